@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all golden lint format unit reproduce results fidelity convergence arrivals join-study k-study one-shot benchmark bench bench-quick bench-peers \
+.PHONY: demo test test-all golden lint format unit reproduce bench bench-quick bench-peers \
 	test-browser test-federation test-federation-scale test-machines test-wheel soak fuzz coverage mutation verify wheel clean help
 
 help:
@@ -13,15 +13,9 @@ help:
 	@echo "make verify     every slow suite, one after the other: a line for each (about an hour)"
 	@echo "make golden     all golden runs against tests/golden/golden.json (two minutes)"
 	@echo "make unit       only the quick tests: unit and property tests (a good minute)"
-	@echo "make reproduce  the paper's tables into docs/, on a data folder (MPFEDCL_DATA; two to three hours)"
-	@echo "make results    the tables of docs/results.md, on a data folder (MPFEDCL_DATA)"
-	@echo "make fidelity   the measurements of docs/fidelity.md (MPFEDCL_DATA, with mnist)"
-	@echo "make convergence  the tables of docs/convergence.md (Office-10 needs MPFEDCL_DATA)"
-	@echo "make arrivals   the picture of docs/asynchronous.md (five minutes)"
-	@echo "make join-study  the tables of docs/join.md, on a data folder (MPFEDCL_DATA; half an hour)"
-	@echo "make k-study    whether clients should choose K themselves (MPFEDCL_DATA, with office10)"
-	@echo "make one-shot  the tables of docs/one-shot.md, on a data folder (MPFEDCL_DATA; an hour or two)"
-	@echo "make benchmark  all methods side by side, docs/benchmark.md (MPFEDCL_DATA; two to three hours)"
+	@echo "make reproduce  the paper's tables and our studies into docs/ (MPFEDCL_DATA; many hours, resumable)"
+	@echo "make reproduce STUDY=label  one of them; STUDY='paper' all of the paper (two to three hours)"
+	@echo "make reproduce STUDY=--help  their names; ARGS=--quick runs a few rounds to see that all works"
 	@echo "make bench      where the time goes, growth, memory (an idle machine, an hour or two)"
 	@echo "make bench-peers  the same work with Flower, pfl and a loop written by hand"
 	@echo "make test-browser  the report and the live page in a real browser (installs Chromium on Debian)"
@@ -81,54 +75,10 @@ lint: $(READY)
 unit: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not browser and not whole and not scale and not soak and not thorough'
 
-# All tables and figures of the paper, three seeds, into docs/ (needs MPFEDCL_DATA; the same command resumes it).
+# The paper's tables and figures and our own studies; the same command continues (reproduction/).
+STUDY ?= all
 reproduce: $(READY)
-	@test -n "$$MPFEDCL_DATA" || { echo "make reproduce needs MPFEDCL_DATA, a data folder"; exit 2; }
-	$(BIN)/mpfedcl paper run all
-	$(BIN)/python scripts/write_reproduction.py runs/paper
-
-# The tables of docs/results.md; complete comparisons are not run again.
-METHODS := mp-fedcl sp-fedcl dp-fedcl fedavg fedprox fedproto local
-results: $(READY)
-	for lr in 0.01 0.1; do for set in digit5 office10 sixdomain; do for kind in feature label; do \
-		$(BIN)/mpfedcl compare --dataset.name $$set --partition.kind $$kind --train.lr $$lr \
-			--methods $(METHODS) --seeds 0 1 2 --evaluate-every 60 --predictors all --engine loop \
-			--out runs/$$set-$$kind-lr-$$lr || exit 1; done; done; done
-
-fidelity: $(READY)
-	$(BIN)/python scripts/measure_fidelity.py runs/fidelity
-
-# The picture of docs/asynchronous.md; the same command resumes it.
-arrivals: $(READY)
-	$(BIN)/python scripts/draw_arrivals.py runs/arrivals
-
-convergence: $(READY)
-	$(BIN)/python scripts/measure_convergence.py runs/convergence
-
-# Domains that join late, into docs/join.md (needs MPFEDCL_DATA; the same command resumes it).
-join-study: $(READY)
-	@test -n "$$MPFEDCL_DATA" || { echo "make join-study needs MPFEDCL_DATA, a data folder"; exit 2; }
-	$(BIN)/python scripts/measure_join.py runs/join
-
-# K = 1, 2, 4 and auto on mnist-sample and office10; the same command resumes it.
-k-study: $(READY)
-	@test -n "$$MPFEDCL_DATA" || { echo "make k-study needs MPFEDCL_DATA, a data folder"; exit 2; }
-	$(BIN)/python scripts/measure_k.py runs/k
-
-# One exchange against tuned rounds, ten seeds, into runs/one-shot* (needs MPFEDCL_DATA; the same command resumes it).
-ONNX ?= $(MPFEDCL_DATA)/../weights/mobilenet_v2_imagenet.onnx
-one-shot: $(READY)
-	@test -n "$$MPFEDCL_DATA" || { echo "make one-shot needs MPFEDCL_DATA, a data folder"; exit 2; }
-	$(BIN)/python scripts/measure_one_shot.py runs/one-shot
-	$(BIN)/python scripts/measure_one_shot.py runs/one-shot-mnist random-filters --sets mnist
-	$(BIN)/python scripts/measure_one_shot.py runs/one-shot-mobilenet onnx:$(ONNX)
-
-# All methods side by side into docs/benchmark.md (needs MPFEDCL_DATA; the same command resumes it); seconds: idle machine.
-benchmark: $(READY)
-	@test -n "$$MPFEDCL_DATA" || { echo "make benchmark needs MPFEDCL_DATA, a data folder"; exit 2; }
-	OMP_NUM_THREADS=1 $(BIN)/python scripts/measure_benchmark.py runs/benchmark
-	$(BIN)/python scripts/measure_benchmark.py runs/benchmark --time --write
-	$(BIN)/python scripts/write_methods.py
+	$(BIN)/python -m reproduction $(STUDY) $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

@@ -4,7 +4,7 @@ Attackers know all that a client may know, and the honest clients' updates too. 
 right form, so that no check of shapes stops them. What they draw comes from keys: an attacked run
 is the same in every repetition.
 
-Used by `scripts/measure_robustness.py`.
+Used by `attacks/measure_robustness.py`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -32,7 +32,7 @@ SOURCE = ROOT / "src" / "mpfedcl"
 RESULTS = ROOT / "build" / "mutation.json"
 LOADED = (
     *("hypothesis", "matplotlib.figure", "scipy.stats", "dp_accounting", "opendp.prelude"),
-    *("mpfedcl.api", "mpfedcl.cli.main", "mpfedcl.convergence"),
+    *("mpfedcl.api", "mpfedcl.cli.main"),
 )
 """Loaded once, with all that they need and the modules themselves."""
 LONGEST_SECONDS = 30

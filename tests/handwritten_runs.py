@@ -145,35 +145,3 @@ def write_tuning(path: Path, method: str, **changes: Any) -> Json:
     replace(search, **changes).write(path)
     content: Json = json.loads((path / "tuning.json").read_text())
     return content
-
-
-def paper_result(**changes: Any) -> Json:
-    """A table of the paper, as the paper's runner writes it."""
-    cell = {"track": "paper", "test": "local_test", "predictor": "global_classifier", "unit": "%"}
-    return {
-        "format": 2,
-        "id": "label",
-        "title": "Label skew",
-        "about": "Accuracy under label skew.",
-        "command": "mpfedcl paper run label",
-        "seeds": [0, 1, 2],
-        "columns": [{"key": "mnist", "title": "MNIST"}, {"key": "digit5", "title": "Digit-5"}],
-        "rows": [{"key": "fedavg", "title": "FedAvg"}, {"key": "mp", "title": "MP-FedCL"}],
-        "cells": [
-            {**cell, "row": "fedavg", "column": "mnist", "values": [77.0, 78.0, 76.0],
-             "published": {"mean": 66.4, "std": 2.89}, "mark": "within", "rounds": 110},
-            {**cell, "row": "mp", "column": "mnist", "values": [79.0, 80.0, 78.0],
-             "published": {"mean": 79.9, "std": 3.76}, "mark": "best", "rounds": 60},
-            {**cell, "row": "mp", "column": "digit5", "values": [50.0, None, 52.0],
-             "published": None, "mark": None, "rounds": 60},
-            {**cell, "track": "tuned", "test": "global_test", "row": "mp", "column": "mnist",
-             "values": [90.0], "published": None, "mark": None, "rounds": 60},
-        ],
-        "figures": [
-            {"title": "Accuracy by alpha", "x": "alpha", "y": "accuracy %",
-             "lines": [{"name": "MP-FedCL", "x": [0.05, 0.5, 5.0], "mean": [70.0, 80.0, None],
-                        "std": [1.0, 0.5, None]}]}
-        ],
-        "notes": ["The paper's FedAvg is weak."],
-        "seconds": 123.4,
-    } | changes  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load
 
-from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.engines import DispatchingEngine, Engine, InProcessEngine
@@ -218,7 +217,7 @@ def assemble_federation(
     )
     is_asynchronous = assembly.method.timing != "rounds"
     local = (DispatchingEngine if is_asynchronous else InProcessEngine)(assembly, data)
-    engine = wrap(inspect_where_asked(assembly, local, local, None))
+    engine = wrap(local)
     counts = dict(zip(data.names, data.label_counts().tolist(), strict=True))
     return make_loop(assembly, engine, SystemModel.of(assembly, counts))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpfedcl.core.errors import InvalidInput
     from mpfedcl.experiment import Experiment
     from mpfedcl.inference.predictor import Prediction, Predictor
-    from mpfedcl.methods import Batch, Context, Method
+    from mpfedcl.methods import Batch, Context, Method, find_method
     from mpfedcl.prototypes import (
         PrototypePool,
         Prototypes,
@@ -44,6 +44,7 @@ _HOMES = {
     "Tracker": "report.tracking",
     "cluster_prototypes": "prototypes",
     "compare": "api",
+    "find_method": "methods",
     "load": "report.results",
     "prototype_contrastive_loss": "prototypes",
     "resume": "api",
@@ -68,6 +69,7 @@ __all__ = [
     "__version__",
     "cluster_prototypes",
     "compare",
+    "find_method",
     "load",
     "prototype_contrastive_loss",
     "resume",

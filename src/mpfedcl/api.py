@@ -1,7 +1,7 @@
 """`run`, `resume`, `compare` and `tune`: simulations with all that accompanies them.
 
 Runs know nothing of what is made of them. Here they are put together with it: trackers are told of
-each round, and a finished run gets its calibration, its model card and its convergence summary.
+each round, and a finished run gets its calibration and its model card.
 """
 
 import warnings
@@ -11,8 +11,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from mpfedcl.convergence import FILE as CONVERGENCE_FILE
-from mpfedcl.convergence import inspect_where_asked, summarize_convergence
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
@@ -20,7 +18,7 @@ from mpfedcl.inference.calibration import calibrate
 from mpfedcl.inference.exchange_changes import refuse_changed
 from mpfedcl.inference.exchange_over_network import change_exchange
 from mpfedcl.inference.join import warn_of_joined_clients
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import Method, PredictorName, find_method
 from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.report.model_card import write_card
 from mpfedcl.report.results import LoadedComparison, load
@@ -118,9 +116,6 @@ def attach(experiment: Experiment) -> Attach:
 
         def on_finish(result: RunResult) -> None:
             if result.summary is not None:
-                if experiment.diagnostics:
-                    found = summarize_convergence(result.experiment, result.history)
-                    RunDirectory(path).write_json(CONVERGENCE_FILE, found)
                 write_card(RunDirectory(path), method, result.pool, observer.on_warning)
             observer.on_finish(result)
 
@@ -158,12 +153,12 @@ def _refuse_unread_options(
             )
 
 
-COMPANIONS = Callbacks(attach, inspect_where_asked, change_exchange)
+COMPANIONS = Callbacks(attach, change_exchange)
 """What accompanies every run, from Python and from the command line."""
 
 
 RUNNER = Runner(run, resume)
-"""What comparisons, searches and the paper's tables make their runs with."""
+"""What comparisons and searches make their runs with."""
 
 
 def compare(
@@ -228,6 +223,7 @@ def tune(
     seeds: Sequence[int] = (0,),
     validation: float = VALIDATION,
     tolerance: float = TOLERANCE,
+    predictor: PredictorName | None = None,
     jobs: Jobs = 1,
     should_stop: Callable[[], bool] = lambda: False,
     on_wait: Callable[[], None] = lambda: None,
@@ -242,6 +238,7 @@ def tune(
         seeds: The seeds that each of them is tried with.
         validation: Share of each client's training images that is held out to judge settings.
         tolerance: Settings within this many standard errors of the best count as equal.
+        predictor: What settings are judged by; by default the method's own on local test sets.
         jobs: Runs at the same time, or "auto".
         should_stop, on_wait: Asked, and called, while runs are under way.
 
@@ -249,7 +246,14 @@ def tune(
         All settings tried and the chosen ones (`.best` is an experiment); None if stopped.
     """
     search = Search.prepare(
-        base, method, Path(out), budget, seeds, validation=validation, tolerance=tolerance
+        base,
+        method,
+        Path(out),
+        budget,
+        seeds,
+        validation=validation,
+        tolerance=tolerance,
+        predictor=predictor,
     )
     options = JobOptions(RUNNER, jobs, should_stop, on_wait)
     return search.write_result() if run_searches([search], options) else None

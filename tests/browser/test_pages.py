@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from browser_pages import MARKS, SCREENSHOTS, Page, block, shoot
-from handwritten_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
+from handwritten_runs import HOSTILE, write_run, write_tuning
 from mpfedcl import Experiment, run
 from mpfedcl.api import RUNNER
 from mpfedcl.report.document import build_document
@@ -34,11 +34,6 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg", "local"), (0, 1), root / "both")
     assert comparison.run(JobOptions(RUNNER))
     comparison.write(comparison.collect())
-    (root / "paper").mkdir()
-    write_json(root / "paper" / "result.json", paper_result())
-    for name in ("label", "feature"):
-        (root / "quick" / "tables" / name).mkdir(parents=True)
-        write_json(root / "quick" / "tables" / name / "result.json", paper_result(quick=True))
     for method in ("mp-fedcl", "fedavg"):
         write_tuning(root / "tuning" / method, method)
     write_run(root / "hostile", clients=HOSTILE, classes=HOSTILE, rejected={HOSTILE[0]: HOSTILE[1]})
@@ -47,12 +42,10 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     folders = {
         "run": ["run"],
         "comparison": ["both"],
-        "paper": ["paper"],
-        "quick": ["quick"],
         "tuning": ["tuning"],
         "hostile": ["hostile"],
         "many": ["many"],
-        "together": ["run", "both", "paper"],
+        "together": ["run", "both"],
     }
     found = {}
     for name, given in folders.items():
@@ -90,7 +83,7 @@ def _note_request(troubles: list[str], address: str) -> None:
         troubles.append(address)
 
 
-KINDS = ["run", "comparison", "paper", "quick", "tuning", "hostile", "many", "together"]
+KINDS = ["run", "comparison", "tuning", "hostile", "many", "together"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +114,7 @@ def test_a_phone_does_not_scroll_sideways(opened: Any, kind: str) -> None:
     shoot(page, f"{kind}-phone")
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison", "paper", "many"])
+@pytest.mark.parametrize("kind", ["run", "comparison", "many"])
 def test_print_has_charts_and_no_controls(opened: Any, kind: str) -> None:
     page = opened(kind, width=800, color_scheme="dark")
     page.emulate_media(media="print")
@@ -280,15 +273,6 @@ def test_commands_can_be_copied(opened: Any) -> None:
     # A locator waits; a function as text would be evaluated, which the page forbids.
     page.locator(".said", has_text=re.compile(".")).first.wait_for(state="attached")
     assert found.locator("code").first.inner_text().startswith("mpfedcl run")
-
-
-def test_a_quick_table_warns_before_anything_else(opened: Any) -> None:
-    page = opened("quick")
-    sections = page.locator("section.report")
-    assert sections.count() == 2
-    for section in sections.all():
-        warning = section.locator("h2 + p.warning")
-        assert "the numbers mean nothing" in warning.inner_text()
 
 
 def test_a_search_is_shown_whole(opened: Any) -> None:

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import resume, run
-from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
@@ -83,13 +82,6 @@ def test_a_model_made_of_sums_is_shared_and_read(images: Path, tmp_path: Path) -
     assert record["accuracy"]["local_test"]["global_classifier"] is not None
     assert record["accuracy"]["local_test"]["personal_classifier"] is None
     assert server_of(tmp_path / "run")[0]["classifier.bias"].tolist() == [20.0, 20.0, 20.0]
-
-
-def test_who_does_not_train_has_no_gradients_to_inspect(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, SUMS, diagnostics=("convergence",))
-    with pytest.raises(InvalidInput, match="its clients do not train"):
-        run(experiment, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_private_state_is_resumed(images: Path, tmp_path: Path) -> None:

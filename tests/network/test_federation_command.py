@@ -137,7 +137,6 @@ def test_without_tls_a_server_stays_on_its_machine(said: Say, lab: Path, bind: s
         (["--rounds", "0"], "rounds is 0; it must be"),
         (["--method", "fedx"], "method is 'fedx'"),
         (["--workers", "2"], "workers is 2; over a network it must be 1"),
-        (["--diagnostics", "convergence"], "over a network it must be left out"),
         (["missing.toml"], "missing.toml does not exist"),
         (["--out", "."], "it must be a new or an empty folder"),
     ],

@@ -204,7 +204,6 @@ def test_a_share_that_there_is_not(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"diagnostics": ("convergence",)}, "diagnostics is convergence; over a network it must"),
         ({"workers": 2}, "workers is 2; over a network it must be 1"),
     ],
 )

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from report_documents import document_of
 
-from handwritten_runs import paper_result, write_json, write_run
+from handwritten_runs import write_json, write_run
 from mpfedcl.core.errors import InvalidInput
-from small_experiments import Json
 
 
 def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
@@ -51,12 +50,3 @@ def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> 
     write_json(path / "comparison.json", content)
     with pytest.raises(InvalidInput, match="names the run"):
         document_of(path)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"cells": [{}]}, {"format": 9}, {"rows": "x"}, {"figures": [{"title": 1}]}]
-)
-def test_a_damaged_paper_result_is_refused(tmp_path: Path, changes: Json) -> None:
-    write_json(tmp_path / "result.json", paper_result(**changes))
-    with pytest.raises(InvalidInput, match=r"result\.json"):
-        document_of(tmp_path)

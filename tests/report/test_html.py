@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handwritten_runs import HOSTILE, paper_result, write_json, write_run
+from handwritten_runs import HOSTILE, write_run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.html import escape_json, render_page
 from mpfedcl.report.result_folders import find_result_folders
@@ -23,8 +23,7 @@ def page_of(*folders: Path) -> str:
 
 
 def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
-    write_json(tmp_path / "result.json", paper_result())
-    page = Page(page_of(write_run(tmp_path / "run"), tmp_path))
+    page = Page(page_of(write_run(tmp_path / "run")))
     assert [tag for tag, _ in page.tags if tag in ("link", "img", "iframe", "base")] == []
     links = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]
     assert [link for link in links if link and not link.startswith("#")] == []
@@ -65,8 +64,9 @@ def test_escaped_json_is_the_same_json(value: Any) -> None:
 
 
 def test_a_title_cannot_end_its_element(tmp_path: Path) -> None:
-    write_json(tmp_path / "result.json", paper_result(title="</title><script>1</script>@@STYLE@@"))
-    page = Page(page_of(tmp_path))
+    document = build_document(find_result_folders([write_run(tmp_path / "run")]))
+    hostile = document | {"title": "</title><script>1</script>@@STYLE@@"}
+    page = Page(render_page(hostile))
     assert [tag for tag, _ in page.tags].count("script") == 2
 
 

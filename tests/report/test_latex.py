@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_documents import cell_texts, document_of
 
-from handwritten_runs import HOSTILE, paper_result, write_json, write_run, write_tuning
+from handwritten_runs import HOSTILE, write_run, write_tuning
 from mpfedcl.report.results.latex import escape_latex, latex_table, name_for_file
 from small_experiments import Json, Say
 
@@ -148,9 +148,7 @@ def write_results(folder: Path, clients: Sequence[str] = HOSTILE) -> list[Path]:
             )
     write_run(folder / "one", classes=HOSTILE)
     write_tuning(folder / "tuning", "fedavg")
-    (folder / "paper").mkdir()
-    write_json(folder / "paper" / "result.json", paper_result())
-    return [folder / name for name in ("all", "one", "tuning", "paper")]
+    return [folder / name for name in ("all", "one", "tuning")]
 
 
 def test_the_command_writes_every_table(tmp_path: Path, said: Say) -> None:
@@ -200,7 +198,7 @@ def test_caption_names_the_methods_of_each_learning_rate(tmp_path: Path, said: S
 def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
     # No font has all letters.
     folders = write_results(tmp_path, clients=("north_1", "50 % $5", "été"))
-    code, out, _ = said("report", folders[0], folders[2], folders[3], "--csv", "--pdf")
+    code, out, _ = said("report", folders[0], folders[2], "--csv", "--pdf")
     assert code == 0
     names = {
         folder.name: {path.name for path in folder.iterdir() if path.is_file()}
@@ -209,10 +207,7 @@ def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
     of_runs = {f"{name}.csv" for name in ("accuracy", "clients", "rounds", "runs", "differences")}
     assert names["all"] == of_runs | {"accuracy.pdf", "partition.pdf", "report.html"}
     assert names["tuning"] >= {"scores.csv", "settings.csv", "scores.pdf"}
-    assert "cells.csv" in names["paper"]
     assert f"in {folders[0]}: accuracy.csv" in out
-    lines = (folders[3] / "cells.csv").read_text().splitlines()
-    assert lines[1] == "paper,,fedavg,mnist,local_test,global_classifier,%,0,77.0,66.4,2.89"
     for path in (folders[0] / "accuracy.pdf", folders[2] / "scores.pdf"):
         pdf = path.read_bytes()
         assert pdf.startswith(b"%PDF")

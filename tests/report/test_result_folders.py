@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from handwritten_runs import paper_result, write_json, write_run, write_tuning
+from handwritten_runs import write_json, write_run, write_tuning
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
@@ -14,28 +14,12 @@ def kinds(*folders: Path) -> list[tuple[str, str]]:
     return [(source.kind, source.path.name) for source in find_result_folders(folders)]
 
 
-@pytest.fixture
-def paper(tmp_path: Path) -> Path:
-    """A folder as `mpfedcl paper run` leaves it: two tables, the searches of their tuned track."""
-    for name in ("label", "feature"):
-        (tmp_path / "paper" / "tables" / name).mkdir(parents=True)
-        write_json(tmp_path / "paper" / "tables" / name / "result.json", paper_result(id=name))
-    write_run(tmp_path / "paper" / "runs" / "fedavg-mnist-label-seed0-0123456789ab")
+def test_a_result_given_twice_is_shown_once(tmp_path: Path) -> None:
     for method in ("fedavg", "local"):
-        write_tuning(tmp_path / "paper" / "tuning" / f"{method}-mnist", method)
-    return tmp_path / "paper"
-
-
-def test_a_folder_of_the_paper_holds_all_its_tables(paper: Path) -> None:
-    tables = [("paper", "feature"), ("paper", "label")]
-    assert kinds(paper) == [*tables, ("tuning", "tuning")]
-    assert kinds(paper / "tables") == tables
-    assert kinds(paper / "tuning") == [("tuning", "tuning")]
-    # Whatever is given twice is shown once.
-    assert kinds(paper / "tables", paper, paper / "tables" / "label") == kinds(paper)
-    document = build_document(find_result_folders([paper]))
-    assert [section["kind"] for section in document["sections"]] == ["paper", "paper", "tuning"]
-    assert len(document["sections"][2]["searches"]) == 2
+        write_tuning(tmp_path / "tuning" / method, method)
+    assert kinds(tmp_path / "tuning", tmp_path / "tuning") == [("tuning", "tuning")]
+    document = build_document(find_result_folders([tmp_path / "tuning"]))
+    assert len(document["sections"][0]["searches"]) == 2
 
 
 def test_runs_without_a_round_are_left_out_and_named(tmp_path: Path) -> None:

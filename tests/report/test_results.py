@@ -11,7 +11,7 @@ import polars
 import pytest
 
 import mpfedcl
-from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run, write_tuning
+from handwritten_runs import HOSTILE, accuracy_of, write_run, write_tuning
 from mpfedcl import InvalidInput, LoadedComparison, LoadedRun, LoadedSearch, load
 from mpfedcl.methods import PREDICTORS
 from mpfedcl.report.results.long_table import LongTable
@@ -257,7 +257,7 @@ def test_what_is_no_result(tmp_path: Path) -> None:
     for name, wanted in (
         ("nowhere", "there is none there"),
         ("file", "there is none there"),
-        ("empty", "it must be a folder that holds a run, a comparison, a search"),
+        ("empty", "it must be a folder that holds a run, a comparison or a search"),
     ):
         with pytest.raises(InvalidInput, match=f"^path is '.*{name}'.*{wanted}"):
             load(tmp_path / name)
@@ -281,15 +281,11 @@ def test_a_run_that_has_not_ended(tmp_path: Path) -> None:
         load(tmp_path / "all")
 
 
-def test_several_results_in_a_folder_and_tables_of_the_paper(tmp_path: Path) -> None:
+def test_several_results_in_a_folder_are_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "one")
     write_tuning(tmp_path / "runs" / "search", "fedavg")
     with pytest.raises(InvalidInput, match=r"holds several results .*load them one by one"):
         load(tmp_path / "runs")
-    (tmp_path / "table").mkdir()
-    write_json(tmp_path / "table" / "result.json", {})
-    with pytest.raises(InvalidInput, match="a table of the paper"):
-        load(tmp_path / "table")
 
 
 def test_methods_of_different_settings_are_told_apart(tmp_path: Path) -> None:

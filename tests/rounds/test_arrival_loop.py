@@ -282,7 +282,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "privacy.epsilon": {"privacy__epsilon": 3.0},
     "aggregation.rule": {"aggregation__rule": "median"},
     "validation.bounds": {"validation__bounds": "on"},
-    "diagnostics": {"diagnostics": ("convergence",)},
     "systems.kind": {"systems__kind": "none"},
     "systems.tick": {"systems__tick": 1e-6},
 }

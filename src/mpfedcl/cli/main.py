@@ -35,7 +35,6 @@ mpfedcl: federated learning on non-IID client data
   mpfedcl advise   RUN --data FOLDER                           should this client join?
   mpfedcl contribution    RUN                                         what each client is worth to others
   mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
-  mpfedcl paper    list | show ID | run ID... | run all        the paper's tables, ours beside them
   mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      predict images with a trained run
   mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
   mpfedcl methods                                              the methods, one line each
@@ -63,9 +62,6 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "advise": (deployment.Advise, "advise"),
     "contribution": (deployment.Contributions, "contribution"),
     "tune": (experiments.Tune, "tune"),
-    "paper list": (experiments.PaperList, "paper"),
-    "paper show": (experiments.PaperShow, "paper"),
-    "paper run": (experiments.PaperRun, "paper"),
     "predict": (deployment.Predict, "predict"),
     "export": (deployment.Export, "export"),
     "methods": (experiments.Methods, "listings"),

@@ -206,15 +206,6 @@ class InProcessEngine(Engine):
             num_prototypes=self._method.num_prototypes,
         )
 
-    def trained_task(self, name: str, broadcast: Broadcast) -> tuple[ClientTask, Tensors, Tensors]:
-        """Return what a client began this round with, its model now, and what it will keep.
-
-        Before `keep_accepted`, and only of clients that `train` was told to keep.
-        """
-        task = self._make_task(self._data.client(name), broadcast)
-        trained, index = self._trained[name]
-        return task, trained.params(index), trained.states[index] or task.state
-
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained."""
         return {"training": told} if (told := self._trainers.describe_round()) else {}

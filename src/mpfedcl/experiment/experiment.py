@@ -135,8 +135,6 @@ class Experiment(Settings):
     """Write at most so many of them, those of the first clients by name."""
     trail: bool = True
     """Keep the prototypes of up to 33 rounds, for the moving map of `mpfedcl watch`."""
-    diagnostics: tuple[Literal["convergence"], ...] = ()
-    """Measure more: convergence checks the paper's bounds, at several times the cost."""
     track: tuple[str, ...] = ()
     """Report each round to trackers: tensorboard, mlflow, or package.module:Class for your own."""
     track_to: Path | None = None

@@ -156,6 +156,15 @@ class Predictor:
         """
         return [said for part in self.measure(samples) for said in self.say(part)]
 
+    def embed(self, samples: Samples | Sequence[Any]) -> Tensor:
+        """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
+        found = []
+        for first in range(0, len(samples), _SAMPLES_AT_ONCE):
+            batch = [self.convert(each) for each in samples[first : first + _SAMPLES_AT_ONCE]]
+            embeddings, _ = self.trained.apply(self.params, numpy.stack(batch))
+            found.append(self.trained.method.project(embeddings))
+        return torch.cat(found)
+
     def estimate_prior(self, samples: Samples | Sequence[Any]) -> dict[str, float]:
         """Find how common the classes are among samples without labels; use it from now on.
 

@@ -213,10 +213,6 @@ class Method(SumHooks):
         """Return what the loss is given in a step, counted from 0: the same for every client."""
         return received
 
-    def in_full(self, received: Any) -> Any:
-        """Return what the loss is given where the whole objective is asked for, not a step's."""
-        return self.at_step(received, 0)
-
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
         """Return the parameters and the memory that a client begins a round's steps with."""
         return context.start, {}
@@ -297,13 +293,6 @@ class Method(SumHooks):
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
         """Return what the round's record should say beside what every method's does."""
         return {}
-
-    def pool_factor(self, broadcast: Broadcast) -> float | None:
-        """Return A_p * weight / τ of the paper's Lemma 2; A_p are the classes but a sample's own.
-
-        0 where the loss sees no prototypes, None where the lemma says nothing of the loss.
-        """
-        return None if self.shares_prototypes else 0.0
 
     # When prototypes predict
 

@@ -76,10 +76,6 @@ class MpFedCL(Method):
         """Where the pool is sampled, draw anew."""
         return received.at_step(step) if isinstance(received, SampledContrast) else received
 
-    def in_full(self, received: "ContrastTargets | SampledContrast") -> ContrastTargets:
-        """Contrast with the whole pool."""
-        return received.in_full() if isinstance(received, SampledContrast) else received
-
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + weight * L_R."""
         embeddings, logits = context.apply(params, batch.inputs)
@@ -105,13 +101,6 @@ class MpFedCL(Method):
         if self.num_prototypes is None and len(broadcast.pool):
             remarks["prototypes_per_class"] = _count_prototypes(broadcast.pool)
         return remarks
-
-    def pool_factor(self, broadcast: Broadcast) -> float | None:
-        """(C - 1) weight / τ; the lemma speaks of slots, and of a pool that there was before."""
-        settings = self.experiment.contrast
-        if settings.form == "pooled" or not len(broadcast.pool):
-            return None
-        return (self.num_classes - 1) * settings.weight / settings.temperature
 
     def _draws(self, broadcast: Broadcast) -> bool:
         sample = self.experiment.contrast.sample
@@ -141,10 +130,6 @@ class SampledContrast:
         self._experiment = experiment
         self._round = round_number
         self._steps: dict[int, ContrastTargets] = {}
-
-    def in_full(self) -> ContrastTargets:
-        """Return all that steps draw from."""
-        return self._grid.targets()
 
     def at_step(self, step: int) -> ContrastTargets:
         """Return what a step contrasts with."""

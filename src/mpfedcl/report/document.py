@@ -11,7 +11,6 @@ from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experim
 from mpfedcl.experiment.wording import describe_budget, describe_by_method, describe_data
 from mpfedcl.report.comparison_section import describe_comparison
 from mpfedcl.report.method_styles import style_of
-from mpfedcl.report.paper_section import describe_paper
 from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
 from mpfedcl.report.run_description import (
@@ -123,8 +122,6 @@ class _DocumentBuilder:
             self.groups.append(describe_seed_group(name, runs, places, most, style))
 
     def _section(self, folder: ResultFolder) -> Json:
-        if folder.kind == "paper":
-            return describe_paper(folder.path) | {"folder": str(folder.path)}
         if folder.kind == "tuning":
             return describe_tuning(find_tuning_files(folder.path)) | {"folder": str(folder.path)}
         places = [self._places[path.resolve()] for path in folder.runs]
@@ -192,7 +189,7 @@ class _DocumentBuilder:
 
     def _add_tables(self, section: Json) -> None:
         """Add the tables, for which the groups must be complete."""
-        if section["kind"] in ("paper", "tuning"):
+        if section["kind"] == "tuning":
             return
         groups = [self.groups[place] for place in section["groups"]]
         if section["kind"] == "run":

@@ -1,6 +1,6 @@
 """The files that a report reads: what must be in them, and one sentence where it is not."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -19,93 +19,6 @@ class ComparisonFile(FileContent):
 
     seeds: list[int]
     methods: dict[str, ComparedMethod]
-
-
-class TableHeading(FileContent):
-    """A row or a column of a paper table."""
-
-    key: str
-    title: str
-
-
-class PublishedValue(FileContent):
-    """What the paper prints in a cell."""
-
-    mean: float
-    std: float | None = None
-
-
-class PaperCell(FileContent):
-    """A number per seed, in one place of a paper table."""
-
-    track: str
-    row: str
-    column: str
-    test: str
-    predictor: str
-    values: list[float | None]
-    unit: str = "%"
-    published: PublishedValue | None = None
-    better: Literal["higher", "lower"] | None = None
-    mark: Literal["best", "within"] | None = None
-    rounds: int | None = None
-    panel: str = ""
-
-
-class FigureLine(FileContent):
-    """A line of a paper figure, with the deviation over seeds."""
-
-    name: str
-    x: list[float]
-    mean: list[float | None]
-    std: list[float | None] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if {len(self.mean), len(self.x if self.std is None else self.std)} != {len(self.x)}:
-            raise ValueError("x, mean and std are not equally long")
-        return self
-
-
-class PaperFigure(FileContent):
-    """A figure of the paper, measured here."""
-
-    title: str
-    x: str
-    y: str
-    lines: list[FigureLine]
-
-
-class ChosenSettings(FileContent):
-    """The settings that a method of the tuned track was given on one data set."""
-
-    row: str
-    set: str
-    changes: dict[str, Any]
-    score: float | None
-    default_score: float | None
-    standard_error: float | None
-
-
-class PaperResultFile(FileContent):
-    """result.json: a table or figure of the paper, measured here."""
-
-    format: int
-    id: str
-    title: str
-    about: str
-    command: str
-    seeds: list[int]
-    columns: list[TableHeading]
-    rows: list[TableHeading]
-    cells: list[PaperCell]
-    chosen: list[ChosenSettings] = Field(default_factory=list)
-    figures: list[PaperFigure] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
-    verdicts: list[str] = Field(default_factory=list)
-    seconds: float | None = None
-    quick: bool = False
-    """Whether it was made by a few rounds, only to see that everything runs."""
 
 
 class SearchRung(FileContent):

@@ -1,4 +1,4 @@
-"""What the folders given to a report hold: runs, comparisons, searches, tables of the paper."""
+"""What the folders given to a report hold: runs, comparisons, searches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from mpfedcl.runs.directory import RunDirectory
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """What becomes a section: the runs of a folder, a search, or a table of the paper."""
+    """What becomes a section: the runs of a folder, or a search."""
 
     path: Path
-    kind: Literal["run", "comparison", "tuning", "paper"]
+    kind: Literal["run", "comparison", "tuning"]
     runs: tuple[Path, ...] = ()
     left_out: tuple[str, ...] = ()
     """Runs that have no round yet."""
 
 
 def find_result_folders(folders: Sequence[Path], named: str = "DIR") -> list[ResultFolder]:
-    """Return what the folders hold, each thing once; a folder of tables holds several.
+    """Return what the folders hold, each thing once; a folder may hold several.
 
     `named` is what the user gave them as.
     """
@@ -39,21 +39,13 @@ def find_tuning_files(folder: Path) -> list[Path]:
 
 
 def _inspect_folder(folder: Path, named: str) -> list[ResultFolder]:
-    if (folder / "result.json").is_file():
-        return [ResultFolder(folder, "paper")]
     if (folder / "tuning.json").is_file():
         return [ResultFolder(folder, "tuning")]
     if (folder / "comparison.json").is_file() and (compared := _read_compared_runs(folder)):
         return [_select_started_runs(folder, compared, named)]
     if (folder / "experiment.toml").is_file():
         return [ResultFolder(folder, "run", (folder,))]
-    # The folder of `mpfedcl paper`, what is below it, or whatever else somebody keeps together.
-    tables = [*folder.glob("tables/*/result.json"), *folder.glob("*/result.json")]
-    found = [ResultFolder(table.parent, "paper") for table in sorted(tables)]
-    of_paper = any(folder.glob("tuning/*/tuning.json")) and any(folder.glob("tables/*/result.json"))
-    searched = folder / "tuning" if of_paper else folder
-    if find_tuning_files(searched):
-        found.append(ResultFolder(searched, "tuning"))
+    found = [ResultFolder(folder, "tuning")] if find_tuning_files(folder) else []
     inside = sorted(each.parent for each in folder.glob("*/experiment.toml"))
     if inside:
         found.append(_select_started_runs(folder, inside, named))
@@ -65,8 +57,8 @@ def _inspect_folder(folder: Path, named: str) -> list[ResultFolder]:
             "resumes it."
         )
     raise InvalidInput(
-        f"{named} is {str(folder)!r}; it must be a folder that holds a run, a comparison, a search "
-        "or a table of the paper."
+        f"{named} is {str(folder)!r}; it must be a folder that holds a run, a comparison or a "
+        "search."
     )
 
 

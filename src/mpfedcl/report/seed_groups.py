@@ -38,7 +38,7 @@ _LEGEND = (
     "best: the highest mean. ≈: not clearly different from the best, because the 95 % interval of "
     "the difference, paired by seed, contains 0. With few seeds such intervals are wide."
 )
-_COSTS = "MB and seconds are of a whole run, without evaluation, checkpoints and diagnostics."
+_COSTS = "MB and seconds are of a whole run, without evaluation and checkpoints."
 _ONE_TEST = "All clients share one test."
 _ONE_SEED = "With one seed, no difference can be told from chance."
 

@@ -14,10 +14,9 @@ PHASES = (
     "evaluate",
     "checkpoint",
 )
-"""exchange: between the processes of one run, and waiting for the slowest of them. What is done
-only where a user asks for it, such as diagnose, comes beside these."""
-NOT_TRAINING = ("evaluate", "checkpoint", "diagnose")
-"""Phases that are no part of an algorithm: reading it, keeping it safe, looking into it."""
+"""exchange: between the processes of one run, and waiting for the slowest of them."""
+NOT_TRAINING = ("evaluate", "checkpoint")
+"""Phases that are no part of the algorithm."""
 
 
 def training_seconds(phases: Mapping[str, float]) -> float:

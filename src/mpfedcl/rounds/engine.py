@@ -128,10 +128,6 @@ class Engine(ABC):
         """Return what the round's record should say of where the clients were run."""
         return {}
 
-    def diagnostics(self) -> dict[str, Any] | None:
-        """Return what was measured of the round beside, for its record; None: nothing was."""
-        return None
-
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield the personal models that clients hold, given the shared parameters of now."""
         return iter(())
@@ -194,9 +190,6 @@ class WrappedEngine(Engine):
 
     def remarks(self) -> dict[str, Any]:  # noqa: D102
         return self._engine.remarks()
-
-    def diagnostics(self) -> dict[str, Any] | None:  # noqa: D102
-        return self._engine.diagnostics()
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:  # noqa: D102
         return self._engine.personal_models(shared)

@@ -76,8 +76,6 @@ class RoundRecord(FileContent):
     """The budget and what is spent of it after this round, where there is one."""
     accuracy_spread: AccuracySpread | None = None
     """Of all clients that were read, where not all are listed."""
-    diagnostics: dict[str, Any] | None = None
-    """What was measured beside, where the experiment asks for it."""
     virtual_seconds: _Seconds | None = None
     """What the virtual clock shows at the end, where there is one."""
     elapsed_seconds: _Seconds | None = None
@@ -97,7 +95,7 @@ class RoundRecord(FileContent):
     def to_json(self) -> Json:
         """Return plain values; without what was measured of other rounds alone, or not at all."""
         clocks = ("virtual_seconds", "elapsed_seconds")
-        told = ("accuracy_spread", "diagnostics", "privacy", "arrivals")
+        told = ("accuracy_spread", "privacy", "arrivals")
         measured = (*LAST_ROUND_ONLY, *told, *clocks)
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}

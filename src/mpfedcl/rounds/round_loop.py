@@ -203,7 +203,6 @@ class RoundLoop:
             calibration_bins=predictors.calibration_bins()
             if predictors and with_confusion
             else None,
-            diagnostics=self.engine.diagnostics(),
             virtual_seconds=None if self._pace is None else self.state.virtual_seconds,
         )
         return record if self.private is None else self.private.tell(record, len(chosen))

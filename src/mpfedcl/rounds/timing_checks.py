@@ -63,11 +63,6 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         raise InvalidInput(
             f"validation.bounds is 'on'; {told} auto or off: bounds compare the clients of a round."
         )
-    if experiment.diagnostics:
-        raise InvalidInput(
-            f"diagnostics is {', '.join(experiment.diagnostics)}; {told} left out: the bounds are "
-            "about rounds."
-        )
 
 
 def check_clock(method: type[Method], experiment: Experiment) -> None:

@@ -246,7 +246,7 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Remove the mark of a finished run, and what else sums it up, before it is resumed."""
-        for name in ("summary.json", "convergence.json", "CARD.md"):
+        for name in ("summary.json", "CARD.md"):
             (self.path / name).unlink(missing_ok=True)
 
     def _refuse_links(self) -> None:

@@ -8,14 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.aggregation import Peers
-from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine
 from mpfedcl.runs.directory import RunDirectory
 
 Record = Mapping[str, Any]
@@ -77,8 +73,6 @@ class Observer:
 
 Attach = Callable[[Path, Observer], Observer]
 """Adds to an observer what a run leaves beside its records, given the run directory."""
-WrapEngine = Callable[[Assembly, Engine, InProcessEngine, Peers | None], Engine]
-"""Returns the engine of a run, given one, its clients in this process, and who shares the rest."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +82,6 @@ class Callbacks:
     attach: Callable[[Experiment], Attach] = lambda _: lambda _path, observer: observer
     """Trackers, a model card. Called before anything is made, so that what is missing is said at
     once."""
-    wrap_engine: WrapEngine = lambda _assembly, engine, _local, _peers: engine
-    """Measurements beside the training; in every process of a simulation."""
     change_exchange: Callable[..., Mapping[str, Any]] = lambda *_, **__: {}
     """Lets one client join or leave a finished run over a network, and tells what came of it:
     `mpfedcl.inference.exchange_over_network` says how."""

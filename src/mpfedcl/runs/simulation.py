@@ -39,7 +39,7 @@ from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.rounds.timing_checks import check_clock, check_timing
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Callbacks, FinalModels, Observer, RunResult, WrapEngine
+from mpfedcl.runs.observer import Callbacks, FinalModels, Observer, RunResult
 from mpfedcl.runs.run_loop import RunLoop
 from mpfedcl.runs.worker_count import choose_workers
 
@@ -70,7 +70,7 @@ def run_simulation(
     notices: list[str] = []
     with _lead_processes(experiment, notices) as (experiment, group):
         # Everything that can be wrong with the input is found before the folder is made.
-        simulation = _Simulation(experiment, group, callbacks.wrap_engine, notices)
+        simulation = _Simulation(experiment, group, notices)
         path = Path(out) if out is not None else _free_folder(experiment)
         with RunDirectory.create(path, simulation.experiment) as directory:
             return simulation.run(directory, attach(path, observer))
@@ -89,18 +89,18 @@ def resume_simulation(
         attach = callbacks.attach(changed)
         notices: list[str] = []
         with _lead_processes(changed, notices) as (experiment, group):
-            simulation = _Simulation(experiment, group, callbacks.wrap_engine, notices)
+            simulation = _Simulation(experiment, group, notices)
             return simulation.run(directory, attach(path, observer))
 
 
-def follow(wrap_engine: WrapEngine) -> None:
+def follow() -> None:
     """Work in the process group that this process was started in, until its leader has finished."""
     with open_process_group(1, _WORKER) as group:
         assert group is not None
         document = group.broadcast().decode()
         experiment = Experiment.parse_toml(document, Path("experiment"))
         group.expect_signs_within(experiment.worker_timeout)
-        _Simulation(experiment, group, wrap_engine).follow()
+        _Simulation(experiment, group).follow()
 
 
 class _Simulation(RunLoop):
@@ -113,7 +113,6 @@ class _Simulation(RunLoop):
         self,
         experiment: Experiment,
         group: ProcessGroup | None,
-        wrap_engine: WrapEngine,
         notices: Sequence[str] = (),
     ) -> None:
         cap_threads()
@@ -133,8 +132,7 @@ class _Simulation(RunLoop):
             device=device,
             public=self._data.public,
         )
-        engine, local = self._make_engine(assembly, group, device)
-        engine = wrap_engine(assembly, engine, local, group)
+        engine = self._make_engine(assembly, group, device)
         if experiment.secure_aggregation:
             engine = _add_securely(assembly, engine)
         pace = SystemModel.of(assembly, self._label_counts)
@@ -142,13 +140,12 @@ class _Simulation(RunLoop):
 
     def _make_engine(
         self, assembly: Assembly, group: ProcessGroup | None, device: torch.device
-    ) -> tuple[Engine, InProcessEngine]:
-        """Return the engine of all clients, and that of this process; keep only their data."""
+    ) -> Engine:
+        """Return the engine of all clients; keep only the data of this process."""
         is_asynchronous = assembly.method.timing != "rounds"
         kind = DispatchingEngine if is_asynchronous else InProcessEngine
         if group is None:
-            local = kind(assembly, self._data)
-            return local, local
+            return kind(assembly, self._data)
         everyone, sizes = self._data, self._data.sizes
         movable = None
         if group.shares_memory and sizes:
@@ -160,7 +157,7 @@ class _Simulation(RunLoop):
         begun = None if share.begun is None else (everyone.client(share.begun), share.part)
         if share.finished is not None and group.finishes is not None:
             local.begin_elsewhere(share.finished, group.finishes)
-        return DistributedEngine(local, sizes, group, device, begun), local
+        return DistributedEngine(local, sizes, group, device, begun)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""

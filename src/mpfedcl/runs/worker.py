@@ -2,7 +2,6 @@
 
 import sys
 
-from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.engines.local_group import LOST_ANOTHER, end_with_parent
 from mpfedcl.runs.simulation import follow
@@ -12,7 +11,7 @@ def main() -> int:
     """Work until the leader has finished; it does the talking."""
     end_with_parent()
     try:
-        follow(inspect_where_asked)
+        follow()
     except InvalidInput as error:
         print(f"mpfedcl: a worker cannot continue: {error}", file=sys.stderr)
         return 2

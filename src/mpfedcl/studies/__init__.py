@@ -1,1 +1,1 @@
-"""Studies of many runs: comparisons, tuning, the tables of the paper, statistics."""
+"""Studies of many runs: comparisons, tuning, statistics."""

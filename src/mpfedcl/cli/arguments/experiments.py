@@ -80,60 +80,6 @@ class Compare:
     settings: ExperimentSettings = field(default_factory=Experiment)
 
 
-_Paper = Annotated[Path, tyro.conf.arg(metavar="DIR")]
-
-
-@dataclass(frozen=True)
-class PaperList:
-    """List the paper's tables and figures, and which have been run."""
-
-    out: _Paper = Path("runs/paper")
-    """Folder of the results."""
-    root: _Root = None
-    json: _Json = False
-
-
-@dataclass(frozen=True)
-class PaperShow:
-    """Show what a table of the paper consists of, the paper's numbers, and ours.
-
-    Example: `mpfedcl paper show label`.
-    """
-
-    id: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ID")]
-    """Table or figure; `mpfedcl paper list` names them."""
-    out: _Paper = Path("runs/paper")
-    """Folder of the results."""
-    root: _Root = None
-    json: Flag = False
-    """Print the result as JSON and nothing else."""
-
-
-@dataclass(frozen=True)
-class PaperRun:
-    """Run tables and figures of the paper: our numbers beside its own.
-
-    Tables share runs, and finished runs are not repeated: the same command continues after an
-    interruption. Examples: `mpfedcl paper run all --quick`, `mpfedcl paper run label feature`.
-    """
-
-    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID|all")]
-    """Tables and figures, or all; `mpfedcl paper list` names them."""
-    quick: Flag = False
-    """A few rounds and one seed: a check that everything runs; the numbers mean nothing."""
-    seeds: tuple[int, ...] = ()
-    """The seeds [default: 0 1 2; with --quick 0]."""
-    tracks: tuple[Literal["paper", "tuned"], ...] = ("paper", "tuned")
-    """paper: its settings; tuned: each method's own search_space chosen on validation data."""
-    out: _Paper = Path("runs/paper")
-    """Folder for runs and results."""
-    root: _Root = None
-    jobs: _Jobs = "auto"
-    """Runs at the same time [default: auto, as many as cores and memory allow]."""
-    json: Flag = False
-    """Print the results as JSON and nothing else."""
-
-
 @dataclass(frozen=True)
 class Tune:
     """Choose each method's settings on validation images, with the same budget for all.
@@ -172,7 +118,7 @@ class Tune:
 class Watch:
     """Show all runs below a folder on a local web page, live; it only reads.
 
-    Examples: `mpfedcl watch`, `mpfedcl watch runs/paper --port 9000`.
+    Examples: `mpfedcl watch`, `mpfedcl watch runs --port 9000`.
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_FOLDER]")] = Path(
@@ -196,7 +142,7 @@ class Report:
     folders: Annotated[
         tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")
     ]
-    """Folders of runs, comparisons, searches or tables of the paper; one section each."""
+    """Folders of runs, comparisons or searches; one section each."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = None
     """Where the page is written [default: report.html in the first folder]."""
     latex: Flag = False

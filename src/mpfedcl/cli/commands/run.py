@@ -10,7 +10,6 @@ from rich.console import Console
 from mpfedcl.api import resume, run
 from mpfedcl.cli.arguments.experiments import Run
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
-from mpfedcl.convergence import inspect_where_asked
 from mpfedcl.engines.process_group import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
@@ -26,7 +25,7 @@ def run_command(arguments: Run) -> int:
     if is_worker():
         # torchrun starts the same command many times; one of them does the talking.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        follow(inspect_where_asked)
+        follow()
         return 0
     console = stderr_console()
     with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
@@ -87,13 +86,7 @@ def draw_figures(result: RunResult) -> list[Path]:
     curves, partition = result.path / "accuracy.png", result.path / "partition.png"
     draw_run_curves(result.history, f"{name}, clients' local test sets", curves)
     draw_partition(content, f"training images, {split}", partition)
-    if not result.experiment.diagnostics:
-        return [curves, partition]
-    from mpfedcl.report.convergence import draw_convergence
-
-    convergence = result.path / "convergence.png"
-    draw_convergence(result.history, f"{name}, local objectives", convergence)
-    return [curves, partition, convergence]
+    return [curves, partition]
 
 
 def describe_round(record: Any) -> str:
@@ -158,11 +151,6 @@ def _show(
     console.print(_describe_sent(experiment, summary))
     if told := describe_calibration(summary):
         console.print(told)
-    if (found := RunDirectory(result.path).read_json("convergence.json")) is not None:
-        from mpfedcl.report.convergence import convergence_table, describe_constants
-
-        convergence_table("does the paper's convergence section hold?", found).show(console)
-        console.print(describe_constants(found))
     if summary["rejected"]:
         first = next(record for record in result.history if record["clients"]["rejected"])
         client, reason = next(iter(first["clients"]["rejected"].items()))
@@ -171,5 +159,5 @@ def _show(
             f"{client}: {reason}"
         )
     console.print(f"run: {result.path}")
-    files = ["CARD.md", "summary.json", *(["convergence.json"] if experiment.diagnostics else [])]
-    console.print(f"in it: {', '.join(files)}, {', '.join(each.name for each in figures)}")
+    names = ", ".join(each.name for each in figures)
+    console.print(f"in it: CARD.md, summary.json, {names}")

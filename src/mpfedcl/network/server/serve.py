@@ -109,11 +109,6 @@ def check_experiment(experiment: Experiment) -> Experiment:
         # Fewer are waited for, as long as patience lasts: no sum of theirs could be opened.
         enough = max(experiment.min_clients, LEAST_CLIENTS)
         experiment = experiment.replace(min_clients=enough)
-    if experiment.diagnostics:
-        raise InvalidInput(
-            f"diagnostics is {', '.join(experiment.diagnostics)}; over a network it must be left "
-            "out: clients' gradients are not sent."
-        )
     if experiment.dataset.name == "table":
         raise InvalidInput(
             "dataset.name is 'table'; over a network it must be left out: columns are standardized "

@@ -14,7 +14,6 @@
     // One section alone has the page's title already.
     return [
       html("h2", { id: `heading-${place}`, class: report.sections.length > 1 ? null : "unseen" }, section.title),
-      section.warning ? html("p", { class: "warning" }, section.warning) : null,
       section.about.filter(Boolean).map((each) => html("p", { class: "about" }, each)),
       section.folder ? html("p", { class: "folder" }, section.folder) : null,
     ];
@@ -25,21 +24,8 @@
     main.append(node);
     const results = section.tables.filter((table) => !table.later).map(Parts.table);
     if (results.length) node.append(Parts.block("Result", null, results));
-    if (section.kind === "paper") paper(node, section);
-    else if (section.kind === "tuning") tuning(node, section);
+    if (section.kind === "tuning") tuning(node, section);
     else runs(node, section);
-  }
-
-  function paper(node, section) {
-    for (const figure of section.figures) {
-      const chart = html("div");
-      node.append(Parts.block(figure.title, null, chart));
-      const spread = figure.lines.some((line) => line.std) ? "The band is one standard deviation over seeds (ddof 0, as in the paper)." : "";
-      Charts.lines(chart, { ...figure, title: `${figure.y} by ${figure.x}`, description: spread });
-    }
-    const notes = section.notes.map((each) => html("li", {}, each));
-    if (notes.length) node.append(Parts.block("Notes", null, html("ul", {}, notes)));
-    node.append(Parts.block("Run it again", null, Parts.copy(section.command, "In one command:")));
   }
 
   function tuning(node, section) {

@@ -108,7 +108,7 @@ const Views = {};
         return;
       }
       Charts.bars(seconds, {
-        title: "Seconds per phase", description: `Wall time of a whole run${mean}; evaluate, checkpoint and diagnose are not part of the method.`,
+        title: "Seconds per phase", description: `Wall time of a whole run${mean}; evaluate and checkpoint are not part of the method.`,
         unit: "s", digits: 2, ...bars(groups, "seconds", 1),
       });
       Charts.bars(bytes, {

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpfedcl.core.files import write_atomically
-from mpfedcl.core.json_files import Json, read_json_file
-from mpfedcl.report.file_schemas import PaperResultFile
+from mpfedcl.core.json_files import Json
 from mpfedcl.report.result_folders import ResultFolder
 from mpfedcl.report.results.latex import latex_table, name_for_file
 from mpfedcl.report.results.loading import read_result
 from mpfedcl.report.results.long_table import LongTable
-from mpfedcl.report.results.other_tables import paper_table
 
 
 def write_latex(section: Json, folder: Path, prefix: str = "") -> list[Path]:
@@ -39,9 +37,7 @@ def write_csv(result: ResultFolder) -> list[Path]:
 
 
 def write_pdf(result: ResultFolder) -> list[Path]:
-    """Write the figures of a result as PDF; those of the paper's tables are drawn by its runs."""
-    if result.kind == "paper":
-        return []
+    """Write the figures of a result as PDF."""
     files = {
         result.path / f"{name}.pdf": draw for name, draw in read_result(result).figures.items()
     }
@@ -71,8 +67,5 @@ def _tables(section: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _long_tables(result: ResultFolder) -> Iterator[tuple[str, LongTable]]:
-    if result.kind == "paper":
-        yield "cells", paper_table(read_json_file(result.path / "result.json", PaperResultFile))
-        return
     for name, make in read_result(result).long_tables.items():
         yield name, make()

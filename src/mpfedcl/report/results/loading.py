@@ -43,11 +43,6 @@ def load(
             "load them one by one."
         )
     (result,) = found
-    if result.kind == "paper":
-        raise InvalidInput(
-            f"path is {str(path)!r}, a table of the paper; it must hold a run, a comparison or a "
-            "search (mpfedcl report --csv writes tables of the paper in long form)."
-        )
     if result.kind == "run" and not RunDirectory(result.path).count_records():
         raise InvalidInput(f"path is {str(path)!r}, a run that has no round yet.")
     loaded = read_result(result)
