@@ -16,6 +16,7 @@ from torch import Tensor
 from mpfedcl.core.rng import generator, numpy_generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.methods import prototype_rule
 from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
@@ -178,11 +179,11 @@ class MaliciousClients(WrappedEngine):
     def _place_trigger(self, update: Update) -> Prototypes:
         """Put the prototypes of the target class where triggered images lie."""
         assert isinstance(update.averaged, dict)
-        method, model = self._assembly.method, self._assembly.model
+        rule, model = prototype_rule(self._assembly.method), self._assembly.model
         embeddings, _ = model.apply(update.averaged, self._triggered[update.client])
         own = update.prototypes
         labels = torch.full((len(embeddings),), TARGET)
-        (rows,) = method.summarize([method.project(embeddings)], [labels], [0])
+        (rows,) = rule.summarize([rule.project(embeddings)], [labels], [0])
         kept = own.labels != TARGET
         # An attacker says how many images stand behind a prototype; one is never too many.
         counts = torch.ones_like(rows.counts)

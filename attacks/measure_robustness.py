@@ -30,7 +30,7 @@ from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import find_method, prototype_rule
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.preprocessing import PixelScaling
 from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
@@ -221,7 +221,7 @@ def measure_backdoor(loop: RoundLoop, assembly: Assembly, cell: Cell) -> float |
     embeddings, scores = assembly.model.apply(loop.global_model, inputs)
     said = scores.argmax(1)
     if assembly.method.predictor_on("global_test").endswith("prototype"):
-        said, _ = loop.pool.nearest(assembly.method.project(embeddings))
+        said, _ = loop.pool.nearest(prototype_rule(assembly.method).project(embeddings))
     return 100 * float((said == TARGET).double().mean())
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 from curious_server import Digits, SeenRound, draw_holdings, observe
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import own_statistics, within_from_moment
-from mpfedcl.methods._one_shot import OneShot
+from mpfedcl.methods import OneShot
 from mpfedcl.methods.messages import Update
 
 Score = Callable[[Digits, list[SeenRound], Tensor], Tensor]

@@ -15,7 +15,7 @@ from mpfedcl.core.rng import generator
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import DispatchingEngine, InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import Asynchronous, find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.loop_choice import make_loop
@@ -49,7 +49,8 @@ class Workload:
             if experiment.public.size
             else None,
         )
-        kind = InProcessEngine if assembly.method.timing == "rounds" else DispatchingEngine
+        is_asynchronous = isinstance(assembly.method, Asynchronous)
+        kind = DispatchingEngine if is_asynchronous else InProcessEngine
         counts = dict(zip(self.data.names, self.data.label_counts().tolist(), strict=True))
         return make_loop(assembly, kind(assembly, self.data), SystemModel.of(assembly, counts))
 

@@ -32,17 +32,16 @@ class Scaffold(Method):
         """Start each client's own control at zero; it stays with the client."""
         return {name: zeros_like(value) for name, value in params.items()}
 
-    def template(self, params: Tensors) -> Tensors:
-        """Clients send their weights and the change of their control."""
-        return {**params, **{f"control.{name}": value for name, value in params.items()}}
-
     def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
         """Return the server's control and this round's learning rate."""
         return broadcast.extra, self.experiment.train.learning_rate(broadcast.round)
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
         """g - c_i + c."""
-        return {n: g - context.state[n] + context.received[0][n] for n, g in gradients.items()}
+        own, control = context.state, context.received[0]
+        return {n: g - own[n] + control[n] for n, g in gradients.items()}, context.memory
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
         """c_i' = c_i - c + (w_start - w_end) / (learning rate * steps, as momentum makes them)."""

@@ -21,8 +21,8 @@ HEADINGS: dict[Family, str] = {
     "shared model": "One model for all",
     "personal models": "A model for each client",
     "prototypes": "Prototypes",
-    "asynchronous": "Without waiting",
-    "one-shot": "One exchange, no training",
+    "asynchronous": "Asynchronous",
+    "one-shot": "One-shot",
     "alone": "Alone",
 }
 
@@ -34,19 +34,18 @@ def describe(method: type[Method], ranks: dict[str, Any]) -> str:
     lines += [inspect.cleandoc(method.__doc__ or ""), ""]
     if method.interpretation:
         lines += [f"*Our interpretation.* {method.interpretation}", ""]
-    lines += [f"Judged by: {_name_predictors(method)}.{_name_settings(method)}", ""]
+    lines += [f"Primary predictor: {_name_predictors(method)}.{_name_settings(method)}", ""]
     if found := _tell_ranks(method.name, ranks):
-        lines += [f"Rank here, own/global test set ([benchmark](benchmark.md)): {found}.", ""]
+        lines += [f"Rank on the local/global test set ([benchmark](benchmark.md)): {found}.", ""]
     return "\n".join(lines)
 
 
 def _name_predictors(method: type[Method]) -> str:
-    own, union = method.predictor, method.global_test_predictor or method.predictor
-    if own == union:
-        return PREDICTOR_TITLES[own]
-    return (
-        f"{PREDICTOR_TITLES[own]} on the local test set, {PREDICTOR_TITLES[union]} on everybody's"
-    )
+    local = method.primary_predictor
+    overall = method.primary_predictor_global or local
+    if local == overall:
+        return PREDICTOR_TITLES[local]
+    return f"{PREDICTOR_TITLES[local]} (local test sets), {PREDICTOR_TITLES[overall]} (global)"
 
 
 def _name_settings(method: type[Method]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import ClosedForm, Method, find_method, prototype_rule
 from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
 from small_experiments import Json, read_records, read_summary
@@ -52,18 +52,22 @@ def predict(
     path: Path, results: dict[str, Tensors], method: Method, data: FederatedData
 ) -> dict[str, Tensor]:
     """Return the labels that each saved model gives the test images, by each rule it has."""
-    pool = load_pool(path, data.num_classes)
+    pool, rule = load_pool(path, data.num_classes), prototype_rule(method)
     labels = {}
     for name, params in results.items():
         if not name.startswith(("model.", "models/")):
             continue
         hidden = [params[each].shape[0] for each in sorted(params) if "hidden" in each]
         sizes = (data.input_size, *hidden[1::2])
-        model = method.own_model(data.input_size) or Mlp(sizes, data.num_classes)
+        model = (
+            method.make_model(data.input_size)
+            if isinstance(method, ClosedForm)
+            else Mlp(sizes, data.num_classes)
+        )
         embeddings, logits = model.apply(params, data.test_inputs)
         labels[f"{name} by classifier"] = logits.argmax(1)
         if pool is not None:
-            nearest, _ = method.reference(pool).nearest(method.project(embeddings))
+            nearest, _ = rule.reference(pool).nearest(rule.project(embeddings))
             labels[f"{name} by prototype"] = nearest
     return labels
 

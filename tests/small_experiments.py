@@ -14,7 +14,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData, load_federated_data
 from mpfedcl.engines import DispatchingEngine, Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import Asynchronous, Method, find_method
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp, Model
 from mpfedcl.rounds.assembly import assemble
@@ -215,7 +215,7 @@ def assemble_federation(
         method_class=method_class,
         public=data.public,
     )
-    is_asynchronous = assembly.method.timing != "rounds"
+    is_asynchronous = isinstance(assembly.method, Asynchronous)
     local = (DispatchingEngine if is_asynchronous else InProcessEngine)(assembly, data)
     engine = wrap(local)
     counts = dict(zip(data.names, data.label_counts().tolist(), strict=True))

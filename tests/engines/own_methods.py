@@ -1,18 +1,17 @@
-"""Methods of one's own that lean on different parts of the seam: `own_methods:Name`."""
+"""Methods of one's own that use different hooks: `own_methods:Name`."""
 
 import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.methods import Batch, Context, Method, PerStep, SharesPrototypes
 from mpfedcl.methods.messages import Broadcast
 
 
-class FirstLayerAtHome(Method):
+class FirstLayerAtHome(SharesPrototypes):
     """The first layer stays at home; prototypes travel."""
 
-    predictor = "personal_prototype"
-    shares_prototypes = True
+    primary_predictor = "personal_prototype"
 
     def shared(self, parameter: str) -> bool:
         return not parameter.startswith("hidden.0")
@@ -47,10 +46,12 @@ class Anchored(Method):
 class Clipped(Method):
     """Changes gradients only; it keeps nothing."""
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
         squares = torch.stack([value.square().sum() for value in gradients.values()])
         scale = (0.05 / squares.sum().sqrt()).clamp(max=1)
-        return {name: value * scale for name, value in gradients.items()}
+        return {name: value * scale for name, value in gradients.items()}, context.memory
 
 
 class Counts(Method):
@@ -66,11 +67,8 @@ class Counts(Method):
 class Warming(Method):
     """Pulls embeddings together, more in each step."""
 
-    def prepare(self, broadcast: Broadcast) -> float:
-        return 0.01 * broadcast.round
-
-    def at_step(self, received: float, step: int) -> float:
-        return received * (step + 1)
+    def prepare(self, broadcast: Broadcast) -> PerStep:
+        return PerStep(lambda step: 0.01 * broadcast.round * (step + 1))
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         embeddings, logits = context.apply(params, batch.inputs)
@@ -85,7 +83,7 @@ class Warming(Method):
 class ProximalLater(Method):
     """A proximal term once there is a mean of several clients: from round 2 on."""
 
-    def prepare(self, broadcast: Broadcast) -> bool:
+    def prepare(self, broadcast: Broadcast) -> bool | PerStep:
         return broadcast.round > 1
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
@@ -99,11 +97,8 @@ class ProximalLater(Method):
 class ProximalAfterTheFirstStep(ProximalLater):
     """A proximal term in all steps but the first, where it is 0 anyway."""
 
-    def prepare(self, broadcast: Broadcast) -> bool:
-        return True
-
-    def at_step(self, received: bool, step: int) -> bool:
-        return step > 0
+    def prepare(self, broadcast: Broadcast) -> PerStep:
+        return PerStep(lambda step: step > 0)
 
 
 class SideBySide(Method):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from mpfedcl.methods import Context, Method, Server, Tally, Tensors, Update
+from mpfedcl.methods import CollectsStatistics, Context, Method, Server, Tally, Tensors, Update
 
 
-class ClassSums(Method):
+class ClassSums(CollectsStatistics):
     """Does not train: clients send the sums of their samples by class, and that is all."""
 
     name = "class-sums"
@@ -42,6 +42,7 @@ class Withholds(Method):
     """Clients with few samples keep their model to themselves; the others count by their square."""
 
     name = "withholds"
+    may_withhold = True
 
     def finish(
         self, params: Tensors, context: Context, num_steps: int

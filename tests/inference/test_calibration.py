@@ -14,6 +14,7 @@ from mpfedcl import resume, run
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.inference.calibration import FALSE_ALARM_RATES, find_sharpness, find_thresholds
 from mpfedcl.inference.trained_run import load_trained_run
+from mpfedcl.methods import prototype_rule
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
 from worker_processes import run_together
@@ -65,7 +66,7 @@ def test_thresholds_are_quantiles_of_the_test_images(
 
     def quantile(client: str | None, rows: torch.Tensor) -> float:
         embeddings, _ = model.apply(trained.parameters(client), data.test_inputs[rows])
-        points = trained.method.project(embeddings).double().numpy()
+        points = prototype_rule(trained.method).project(embeddings).double().numpy()
         gaps = numpy.linalg.norm(points[:, None] - prototypes[None], axis=2).min(axis=1)
         return float(numpy.sort(gaps)[int(numpy.ceil((len(gaps) + 1) * 0.8)) - 1])
 

@@ -20,6 +20,7 @@ from mpfedcl.inference.join import join
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.inference.trained_run import load_trained_run
+from mpfedcl.methods import prototype_rule
 from mpfedcl.prototypes import cluster_prototypes
 from small_experiments import save_images, small
 
@@ -120,7 +121,10 @@ def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epo
     settings = trained.experiment.replace(train__epochs=epochs)
     for batch in draw_batches(new_client.client, settings, round_number=3):
         embeddings, logits = trained.model.apply(params, new_client.client.inputs[batch])
-        z, labels = trained.method.project(embeddings), new_client.client.labels[batch]
+        z, labels = (
+            prototype_rule(trained.method).project(embeddings),
+            new_client.client.labels[batch],
+        )
         contrast = prototype_contrastive_loss(z, labels, trained.pool, temperature=0.07)
         loss = cross_entropy(logits, labels) + contrast
         gradients = torch.autograd.grad(loss, list(params.values()))

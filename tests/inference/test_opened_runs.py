@@ -17,6 +17,7 @@ from mpfedcl.core.rng import generator
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.sample_format import ImageFormat
 from mpfedcl.inference.trained_run import load_trained_run
+from mpfedcl.methods import prototype_rule
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
@@ -36,7 +37,7 @@ def test_the_data_need_not_be_there(images: Path, tmp_path: Path) -> None:
     pixels = numpy.load(images / "stripes.npz")["x_test"]
     embeddings, logits = trained.apply(trained.parameters(), trained.input_format.convert(pixels))
     expected, expected_logits = model.apply(trained.parameters(), data.test_inputs)
-    assert torch.equal(embeddings, trained.method.project(expected))
+    assert torch.equal(embeddings, prototype_rule(trained.method).project(expected))
     assert torch.equal(logits, expected_logits)
 
 
@@ -109,7 +110,7 @@ def test_an_encoder_that_was_trained_too(pictures: Path, tmp_path: Path) -> None
     images = data.test_inputs[:4].view(4, 3, 64, 64).permute(0, 2, 3, 1).numpy()
     embeddings, _ = trained.apply(params, images)
     expected, _ = model.apply(params, data.test_inputs[:4])
-    assert torch.allclose(embeddings, trained.method.project(expected), atol=1e-6)
+    assert torch.allclose(embeddings, prototype_rule(trained.method).project(expected), atol=1e-6)
 
 
 def test_what_cannot_be_opened_is_one_sentence(images: Path, tmp_path: Path) -> None:

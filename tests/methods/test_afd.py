@@ -11,7 +11,8 @@ from tiny_method_inputs import make_method
 from mpfedcl import resume, run
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Server, Tally
-from mpfedcl.methods._parts import draw_weighted
+from mpfedcl.methods._partial_model import draw_weighted
+from mpfedcl.methods.afd import Afd
 from mpfedcl.models import Mlp
 from small_experiments import HIDDEN, assert_same_run, assert_same_tensors, build_federation, small
 
@@ -31,7 +32,7 @@ class Told:
         """Run a round of clients 0, 1, ... with these losses; return their parts."""
         self.round += 1
         names = [f"client-{number}" for number in range(len(losses))]
-        units = {name: self.method.thin(self.server, name, self.round) for name in names}
+        units = {name: self.method.masks(self.server, name, self.round) for name in names}
         weights = [1.0] * len(losses)
         tally = Tally(names, [1] * len(losses), weights, losses, 1.0, {}, {}, units)
         self.server = self.method.reduce(self.server, dict(self.server.params), tally)
@@ -66,7 +67,8 @@ def test_by_default_all_clients_have_the_same_part(images: Path) -> None:
     federation = build_federation(small(images, "afd"))
     for number in (1, 2, 3):
         names, server = list(federation.engine.sizes), federation.state.server
-        first, *others = [federation._method.thin(server, name, number) for name in names]
+        assert isinstance(federation._method, Afd)
+        first, *others = [federation._method.masks(server, name, number) for name in names]
         assert others
         for each in others:
             assert_same_tensors(each, first)
@@ -152,8 +154,9 @@ def test_in_a_federation(images: Path, engine: str) -> None:
     federation = build_federation(experiment)
     losses: dict[str, float] = {}
     for number in range(1, 5):
+        assert isinstance(federation._method, Afd)
         parts = {
-            name: federation._method.thin(federation.state.server, name, number)
+            name: federation._method.masks(federation.state.server, name, number)
             for name in federation.engine.sizes
         }
         record = federation.run_round(evaluate=False)

@@ -53,7 +53,7 @@ def test_aso_fed_recalls_gradients() -> None:
     before, mean = 0.0, 0.0
     for gradient in (2.0, -1.0, 5.0):
         context = Context(apply, one(0), None, state, memory=memory)
-        step, memory = method.adjust_and_remember(one(gradient), one(0), context)
+        step, memory = method.adjust(one(gradient), one(0), context)
         assert float(step["w"]) == pytest.approx(gradient - before + mean)
         before, mean = gradient, beta * mean + (1 - beta) * gradient
         assert float(memory["mean.w"]) == pytest.approx(mean)
@@ -71,7 +71,7 @@ def test_slow_clients_step_farther() -> None:
         context = Context(lambda *_: (), one(0), None, state)  # type: ignore[arg-type]
         _, memory = method.begin(context)
         context = Context(context.apply, one(0), None, state, memory=memory)
-        step, _ = method.adjust_and_remember(one(1), one(0), context)
+        step, _ = method.adjust(one(1), one(0), context)
         return float(step["w"])
 
     assert stretch() == 1

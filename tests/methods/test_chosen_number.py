@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_method_inputs import make_method
 
+from mpfedcl.methods import prototype_rule
 from mpfedcl.prototypes import MOST_PROTOTYPES
 from small_experiments import build_federation, small
 
@@ -21,10 +22,10 @@ from small_experiments import build_federation, small
     ],
 )
 def test_methods_that_cluster_choose(method: str, slots: int | None, most: int | None) -> None:
-    chooses = make_method(method, prototypes__per_class="auto")
-    assert (chooses.num_prototypes, chooses.most_prototypes) == (slots, most)
-    fixed = make_method("mp-fedcl", prototypes__per_class=3)
-    assert (fixed.num_prototypes, fixed.most_prototypes) == (3, 3)
+    chooses = prototype_rule(make_method(method, prototypes__per_class="auto"))
+    assert (chooses.num_prototypes, chooses.max_prototypes) == (slots, most)
+    fixed = prototype_rule(make_method("mp-fedcl", prototypes__per_class=3))
+    assert (fixed.num_prototypes, fixed.max_prototypes) == (3, 3)
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "dp-fedcl"])

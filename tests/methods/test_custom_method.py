@@ -105,7 +105,9 @@ def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
     steps = WatchedFedPer.steps
     steps.clear()
     result = run(small(images, "test_custom_method:WatchedFedPer", rounds=3), tmp_path / "run")
-    assert len(steps) == 9
+    # The first call only finds out which tensors are sent.
+    assert len(steps) == 10
+    del steps[0]
     for number in (1, 2):
         before = steps[3 * number - 3 : 3 * number]
         now = steps[3 * number : 3 * number + 3]

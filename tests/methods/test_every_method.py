@@ -53,7 +53,8 @@ def test_a_method_says_what_it_is(method: type[Method]) -> None:
     assert len(method.summary) <= 80
     assert not method.summary.endswith(".")
     assert not method.interpretation or method.interpretation.endswith(".")
-    assert {method.predictor, method.global_test_predictor or method.predictor} <= set(PREDICTORS)
+    primary = method.primary_predictor
+    assert {primary, method.primary_predictor_global or primary} <= set(PREDICTORS)
     assert (method.family == "one-shot") == (method.name in ONE_EXCHANGE)
 
 

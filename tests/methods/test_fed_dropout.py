@@ -15,7 +15,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.optimizer import MomentumSGD
 from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.methods import Batch, Context
+from mpfedcl.methods import Batch, Context, PartialModel
 from mpfedcl.models import Mlp
 from mpfedcl.models.parts import hidden_units, mask_params
 from mpfedcl.rounds.round_loop import RoundLoop
@@ -25,7 +25,8 @@ HALF: Changes = {"fed_dropout__share": 0.5}
 
 
 def units_of(federation: RoundLoop, client: str, number: int) -> Tensors:
-    return federation._method.thin(federation.state.server, client, number)
+    assert isinstance(federation._method, PartialModel)
+    return federation._method.masks(federation.state.server, client, number)
 
 
 @both_engines
@@ -44,23 +45,23 @@ def test_every_client_and_round_has_a_part_of_its_own() -> None:
     method = make_method("fed-dropout", fed_dropout__share=0.3)
     params = Mlp((5, 40, 20), 3).init(torch.Generator(), torch.float64)
     server = method.init_server(params)
-    parts = [method.thin(server, client, n) for client in ("a", "b") for n in (1, 2)]
+    parts = [method.masks(server, client, n) for client in ("a", "b") for n in (1, 2)]
     for part in parts:
         assert {layer: int(mask.sum()) for layer, mask in part.items()} == {
             "hidden.0": 12,
             "hidden.1": 6,
         }
     assert len({tuple(part["hidden.0"].tolist()) for part in parts}) == 4
-    assert_same_tensors(parts[0], method.thin(server, "a", 1))
+    assert_same_tensors(parts[0], method.masks(server, "a", 1))
     # However small a share is, a unit is left of each layer.
-    least = make_method("fed-dropout", fed_dropout__share=0.001).thin(server, "a", 1)
+    least = make_method("fed-dropout", fed_dropout__share=0.001).masks(server, "a", 1)
     assert [int(mask.sum()) for mask in least.values()] == [1, 1]
 
 
 def test_units_are_drawn_alike() -> None:
     method = make_method("fed-dropout", fed_dropout__share=0.5)
     server = method.init_server(Mlp((2, 6), 2).init(torch.Generator(), torch.float64))
-    masks = [method.thin(server, "a", number)["hidden.0"].double() for number in range(400)]
+    masks = [method.masks(server, "a", number)["hidden.0"].double() for number in range(400)]
     # 200 of 400 each, give or take four deviations.
     assert torch.stack(masks).sum(0).sub(200).abs().max() < 40
 

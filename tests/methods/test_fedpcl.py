@@ -155,4 +155,4 @@ def test_lengths_play_no_part() -> None:
     method = make_method("fedpcl", prototypes__normalize=False)
     (unit,) = method.project(torch.tensor([[3.0, 4.0]])).tolist()
     assert unit == pytest.approx([0.6, 0.8])
-    assert method.longest_prototype() == 1.001
+    assert method.max_norm == 1.001

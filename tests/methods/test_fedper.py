@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from identities import after_rounds, begin, both_engines, models_of, server_of
-from tiny_method_inputs import make_method, make_params
+from tiny_method_inputs import make_method
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
@@ -74,7 +74,7 @@ def test_layers_are_counted_from_the_end_of_the_model() -> None:
     # Ten hidden layers: by name the tenth would come second, and the classifier first.
     params = Mlp((3, *[2] * 11), 2).init(torch.Generator(), torch.float64)
     method = make_method("fedper", fedper__layers=2)
-    method.see_model(params)
+    method.initial = params
     at_home = [name for name in params if not method.shared(name)]
     assert at_home == ["hidden.10.weight", "hidden.10.bias", "classifier.weight", "classifier.bias"]
 
@@ -83,7 +83,7 @@ def test_a_norm_belongs_to_the_layer_before_it() -> None:
     sizes = {"conv.weight": (2, 1, 3, 3), "norm.weight": (2,), "norm.bias": (2,), "w": (2, 2)}
     for layers, wanted in ((1, {"w"}), (2, {*sizes})):
         method = make_method("fedper", fedper__layers=layers)
-        method.see_model({name: torch.zeros(shape) for name, shape in sizes.items()})
+        method.initial = {name: torch.zeros(shape) for name, shape in sizes.items()}
         assert {name for name in sizes if not method.shared(name)} == wanted
 
 
@@ -95,6 +95,5 @@ def test_more_layers_than_there_are(images: Path) -> None:
 
 
 def test_a_privacy_budget_has_nothing_to_read() -> None:
-    method = make_method("fedper", privacy__epsilon=1.0)
     with pytest.raises(InvalidInput, match=r"fedper.layers is 1; with a privacy budget"):
-        method.see_model(make_params())
+        make_method("fedper", privacy__epsilon=1.0)

@@ -30,7 +30,7 @@ from tiny_method_inputs import (
 
 from mpfedcl import resume, run
 from mpfedcl.methods import Method
-from mpfedcl.methods._class_means import NAME, renew_class_means
+from mpfedcl.methods._prototypes import CLASS_MEANS, update_class_means
 from mpfedcl.methods.fedproc import FedProc
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -47,10 +47,10 @@ class ContrastAlone(FedProc):
 
 def broadcast_with(method: Method, round_number: int) -> Broadcast:
     """Return a broadcast in which class 3 has no prototype yet."""
-    kept = renew_class_means(
+    kept = update_class_means(
         {}, {name: make_pool(method).of(name) for name in ("a", "b")}, NUM_CLASSES
     )
-    unit = {NAME: torch.nn.functional.normalize(kept[NAME], dim=1)}
+    unit = {CLASS_MEANS: torch.nn.functional.normalize(kept[CLASS_MEANS], dim=1)}
     empty = PrototypePool.empty(NUM_CLASSES, DIMENSION, 1, dtype=torch.float64)
     return Broadcast(round_number, make_params(5), unit, empty)
 
@@ -60,7 +60,7 @@ def test_the_loss_sample_by_sample(number: int, alpha: float) -> None:
     method = make_method("fedproc", rounds=10, fedproc__temperature=0.4)
     broadcast, params = broadcast_with(method, number), make_params(3)
     batch = make_batch((0, 1, 2, 3, 1))
-    means = {c: broadcast.extra[NAME][c].tolist() for c in range(3)}
+    means = {c: broadcast.extra[CLASS_MEANS][c].tolist() for c in range(3)}
     embeddings, logits = apply(params, batch.inputs)
     contrasts, entropies = [], []
     for z, scores, label in zip(embeddings.tolist(), logits.tolist(), batch.labels, strict=True):
@@ -125,15 +125,15 @@ def test_means_are_by_samples_and_old_ones_stay() -> None:
         "a": prototypes({0: ([1.0, 0.0], 1), 1: ([0.0, 2.0], 5)}),
         "b": prototypes({0: ([0.0, 1.0], 3)}),
     }
-    kept = renew_class_means({}, first, 3)
-    assert kept[NAME].tolist() == [[0.25, 0.75], [0.0, 2.0], [0.0, 0.0]]
+    kept = update_class_means({}, first, 3)
+    assert kept[CLASS_MEANS].tolist() == [[0.25, 0.75], [0.0, 2.0], [0.0, 0.0]]
     # Only b answers: class 0 is made of b alone, class 1 keeps what a sent, class 2 is new.
     second = {"b": prototypes({0: ([0.5, 0.5], 3), 2: ([7.0, 7.0], 1)})}
-    kept = renew_class_means(kept, second, 3)
-    assert kept[NAME].tolist() == [[0.5, 0.5], [0.0, 2.0], [7.0, 7.0]]
+    kept = update_class_means(kept, second, 3)
+    assert kept[CLASS_MEANS].tolist() == [[0.5, 0.5], [0.0, 2.0], [7.0, 7.0]]
     none = {"a": Prototypes.empty(2, torch.float64)}
-    assert renew_class_means(kept, none, 3) is kept
-    assert renew_class_means({}, none, 3) == {}
+    assert update_class_means(kept, none, 3) is kept
+    assert update_class_means({}, none, 3) == {}
 
 
 def test_the_server_keeps_directions(images: Path) -> None:

@@ -22,7 +22,7 @@ from tiny_method_inputs import (
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import PREDICTORS, Batch, built_in_methods
+from mpfedcl.methods import PREDICTORS, Batch, built_in_methods, prototype_rule
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import METHODS, assert_same_tensors, build_federation, small
@@ -158,7 +158,9 @@ def test_sp_fedcl_contrasts_with_one_prototype_a_class() -> None:
 @pytest.mark.parametrize("name", ["fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl"])
 def test_an_empty_pool_leaves_cross_entropy_alone(name: str) -> None:
     method = make_method(name)
-    empty = PrototypePool.empty(NUM_CLASSES, DIMENSION, method.num_prototypes, dtype=torch.float64)
+    empty = PrototypePool.empty(
+        NUM_CLASSES, DIMENSION, prototype_rule(method).num_prototypes, dtype=torch.float64
+    )
     context = make_context(method, make_broadcast(method, empty))
     params, batch = make_params(), make_batch()
     _, logits = embed(params, batch)
@@ -242,10 +244,14 @@ def test_the_built_in_methods() -> None:
     for name, method in methods.items():
         assert method.name == name
         assert method.summary
-        assert {method.predictor, method.global_test_predictor or method.predictor} <= {*PREDICTORS}
+        assert {
+            method.primary_predictor,
+            method.primary_predictor_global or method.primary_predictor,
+        } <= {*PREDICTORS}
     prototype = ("personal_prototype", "global_prototype")
     headlines = {
-        name: (each.predictor, each.global_test_predictor) for name, each in methods.items()
+        name: (each.primary_predictor, each.primary_predictor_global)
+        for name, each in methods.items()
     }
     assert {name: headlines[name] for name in (*METHODS, "fedgauss", "local-gauss")} == {
         "local": ("personal_classifier", None),

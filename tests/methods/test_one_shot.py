@@ -193,7 +193,7 @@ def test_the_own_reading_knows_the_clients_labels() -> None:
     clients = {"a": (inputs[labels < 2], labels[labels < 2]), "b": (inputs, labels)}
     _, engine, _ = federate(clients, "fedgauss")
     own = engine.evaluate(None, None, ["a", "b"], with_confusion=True).columns["local_test"]
-    assert engine._method.predictor == "personal_classifier_prior"
+    assert engine._method.primary_predictor == "personal_classifier_prior"
     # a holds no class 2: with its prior it says it less often, and is wrong on that third.
     assert own["personal_classifier_prior"][0] != own["personal_classifier"][0]
 

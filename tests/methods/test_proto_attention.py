@@ -11,7 +11,7 @@ from identities import after_rounds, assert_same_model, begin, both_engines, dif
 from tiny_method_inputs import draw, make_method
 
 from mpfedcl.methods import Server
-from mpfedcl.methods._class_means import NAME
+from mpfedcl.methods._prototypes import CLASS_MEANS
 from mpfedcl.methods.messages import Update
 from mpfedcl.methods.proto_attention import find_margin
 from mpfedcl.prototypes import Prototypes
@@ -65,7 +65,7 @@ def update_with(prototypes: Prototypes, size: int) -> Update:
 def test_weights_by_hand() -> None:
     # Global means 2 apart; a client's own mean of class 0 lies 0.5 beyond the global one.
     means = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]).double()
-    server = Server({}, private={NAME: means})
+    server = Server({}, private={CLASS_MEANS: means})
     own = Prototypes(
         torch.tensor([[-0.5, 1.0], [9.0, 9.0]]).double(), torch.tensor([0, 2]), torch.ones(2).long()
     )
@@ -81,14 +81,14 @@ def test_weights_by_hand() -> None:
 
 def test_clients_alike_count_by_their_samples() -> None:
     method = make_method("proto-attention")
-    server = Server({}, private={NAME: draw(1, 4, 3)})
+    server = Server({}, private={CLASS_MEANS: draw(1, 4, 3)})
     weights = [method.weigh(update_with(prototypes_of([0, 2], 5), n), server) for n in (3, 30)]
     assert weights[1] / weights[0] == pytest.approx(10, rel=1e-15)
 
 
 def test_no_weight_overflows() -> None:
     method = make_method("proto-attention", proto_attention__temperature=1e-9)
-    server = Server({}, private={NAME: draw(1, 4, 3)})
+    server = Server({}, private={CLASS_MEANS: draw(1, 4, 3)})
     weights = [method.weigh(update_with(prototypes_of([0, 2], n), 60), server) for n in range(5)]
     assert all(0 < weight < math.inf for weight in weights)
 
@@ -119,7 +119,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: 
 def test_the_mean_is_by_these_weights(images: Path, engine: str) -> None:
     federation = begin(images, "proto-attention", engine=engine)
     federation.run_round(evaluate=False)
-    means = federation.state.server.private[NAME]
+    means = federation.state.server.private[CLASS_MEANS]
     federation.run_round(evaluate=False, keep_models=True)
     models = dict(federation.engine.personal_models({}))
     weights = {

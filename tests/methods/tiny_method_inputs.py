@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Batch, Context, Method, find_method
+from mpfedcl.methods import Batch, Context, Method, find_method, prototype_rule, received_at
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from small_experiments import METHODS
@@ -20,7 +20,8 @@ NUM_CLASSES, DIMENSION = 4, 3
 """Class 3 is one that nobody holds."""
 
 
-def make_method(name: str, **changes: Any) -> Method:
+def make_method(name: str, **changes: Any) -> Any:
+    """Return a method, of whichever class it is."""
     found = find_method(name)
     settings: dict[str, Any] = {"prototypes__per_class": 2, **changes}
     return found(Experiment(method=name).replace(**settings).resolved(found.defaults), NUM_CLASSES)
@@ -53,14 +54,15 @@ def make_prototypes(labels: Sequence[int], seed: int) -> Prototypes:
 
 def make_pool(method: Method) -> PrototypePool:
     """Return a pool in which class 2 is held by one client alone and class 3 by nobody."""
-    single = method.num_prototypes == 1
+    number = prototype_rule(method).num_prototypes
+    single = number == 1
     return PrototypePool.gather(
         {
             "a": make_prototypes([0, 1] if single else [0, 0, 1], 11),
             "b": make_prototypes([0, 1, 2] if single else [0, 0, 1, 1, 2], 12),
         },
         num_classes=NUM_CLASSES,
-        num_prototypes=method.num_prototypes,
+        num_prototypes=number,
     )
 
 
@@ -73,5 +75,5 @@ def make_broadcast(method: Method, pool: PrototypePool | None = None) -> Broadca
 def make_context(method: Method, broadcast: Broadcast | None = None, seed: int = 5) -> Context:
     start = make_params(seed)
     state = {name: 0.1 * draw(seed + 7, *v.shape) for name, v in method.init_client(start).items()}
-    received = method.prepare(broadcast or make_broadcast(method))
+    received = received_at(method.prepare(broadcast or make_broadcast(method)), 0)
     return Context(apply, start, received, state)

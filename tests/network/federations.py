@@ -16,7 +16,7 @@ from equivalent_runs import assert_close_tensors, assert_same_predictions, load_
 from mpfedcl.api import COMPANIONS
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import METRIC_FILE
-from mpfedcl.methods import PredictorName, find_method
+from mpfedcl.methods import PredictorName, SharesPrototypes, find_method
 from mpfedcl.network.flower.records import PACKED, from_records, to_records
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.message import Arrays, Message
@@ -125,13 +125,13 @@ def assert_same_predictors(found: Json, wanted: Json, method: str) -> None:
     assert set(found["accuracy"]["global_test"].values()) == {None}
     kind = find_method(method)
     is_sent = not kind.trains or found["sent"]["prototype_floats"] > 0
-    travels = kind.shares_prototypes and kind.sends_pool and is_sent
+    travels = issubclass(kind, SharesPrototypes) and kind.sends_pool and is_sent
     for predictor, value in readings_of(wanted).items():
         # Prototypes that do not travel are made in simulations for the reading alone.
         expected = None if "prototype" in predictor and not travels else value
         assert readings_of(found)[predictor] == expected, predictor
     per_client = wanted["accuracy_per_client"]
-    if "prototype" in kind.predictor and not travels:
+    if "prototype" in kind.primary_predictor and not travels:
         per_client = dict.fromkeys(per_client)
     assert found["accuracy_per_client"] == per_client
 

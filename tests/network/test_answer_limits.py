@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import SharesPrototypes, find_method, prototype_rule
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import make_mlp
 from mpfedcl.network.packing import pack_update
@@ -23,9 +23,9 @@ def assembled(name: str) -> Assembly:
 @pytest.mark.parametrize("method", ["fedavg", "mp-fedcl", "dp-fedcl", "fedproto", "fedgauss"])
 def test_the_largest_honest_answer_fits_and_little_more(method: str) -> None:
     assembly = assembled(method)
-    rows = 50 if assembly.method.shares_prototypes else 0
+    rows = 50 if isinstance(assembly.method, SharesPrototypes) else 0
     size = assembly.model.embedding_size
-    most = assembly.method.most_prototypes
+    most = prototype_rule(assembly.method).max_prototypes
     rows = rows if most is None else min(rows, 5 * most)
     vectors = torch.zeros(rows, size)
     labels = torch.zeros(rows, dtype=torch.int64)
@@ -33,7 +33,7 @@ def test_the_largest_honest_answer_fits_and_little_more(method: str) -> None:
         Update(
             "x",
             50,
-            assembly.method.template(assembly.initial),
+            assembly.template,
             Prototypes(vectors, labels, labels + 1),
             0.0,
             assembly.sums,

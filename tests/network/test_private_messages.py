@@ -14,7 +14,7 @@ from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import collect_statistics, find_method
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.message import Message
 from mpfedcl.privacy.ledger import read_ledger
@@ -90,7 +90,7 @@ def test_where_nobody_is_trusted_every_number_that_leaves_is_noisy(
     maker = find_method(method)(experiment, data.num_classes)
     for name, (message,) in answers(found, "train").items():
         client = data.client(name)
-        exact = maker.collect(client.inputs, client.labels)
+        exact = collect_statistics(maker, client.inputs, client.labels)
         assert {f"summed/{each}" for each in exact} | {
             f"prototypes/{each}" for each in ("vectors", "labels", "counts")
         } == set(message.arrays)

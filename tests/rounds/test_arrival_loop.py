@@ -11,7 +11,7 @@ import torch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import Arrival, Asynchronous, Server
+from mpfedcl.methods import Arrival, Asynchronous, Server, SharesPrototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.rounds.virtual_arrivals import VirtualArrivals
@@ -293,9 +293,8 @@ def test_what_does_not_go_together_is_refused_by_name(images: Path, setting: str
         build_federation(small(images, "fedasync", **REFUSED[setting]))
 
 
-class HalfDone(Asynchronous):
+class HalfDone(SharesPrototypes, Asynchronous):
     name = "half"
-    shares_prototypes = True
 
 
 def test_a_method_of_ones_own_must_be_of_the_right_kind(images: Path) -> None:

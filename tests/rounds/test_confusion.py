@@ -19,7 +19,7 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.trained_run import read_pool
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import Method, find_method, prototype_rule
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import RoundEvaluation, count_confusions
 from small_experiments import METHODS, MeddledEngine, build_federation, read_records, small
@@ -57,11 +57,11 @@ def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: s
     rule = find_method(method)(resolved, data.num_classes)
     expected = {}
     for client in data.clients:
-        personal = rule.predictor.startswith("personal")
+        personal = rule.primary_predictor.startswith("personal")
         file = f"models/{client.name}.safetensors" if personal else "model.safetensors"
         embeddings, logits = model.apply(load_file(tmp_path / "run" / file), data.test_inputs)
         said = logits.argmax(1)
-        if rule.predictor.endswith("prototype"):
+        if rule.primary_predictor.endswith("prototype"):
             said = nearest_slowly(tmp_path / "run", rule, data, embeddings)
         counts = numpy.zeros((data.num_classes, data.num_classes), dtype=int)
         for place in client.test.tolist():
@@ -69,7 +69,7 @@ def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: s
         expected[client.name] = counts.tolist()
     assert found["clients"] == expected
     assert found["classes"] == list(data.class_names)
-    assert found["predictor"] == rule.predictor
+    assert found["predictor"] == rule.primary_predictor
     assert found["round"] == 2
     assert found["unanswered"] == {}
 
@@ -77,9 +77,9 @@ def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: s
 def nearest_slowly(
     path: Path, method: Method, data: FederatedData, embeddings: torch.Tensor
 ) -> torch.Tensor:
-    pool = method.reference(read_pool(path / "pool.safetensors", data.num_classes))
+    pool = prototype_rule(method).reference(read_pool(path / "pool.safetensors", data.num_classes))
     said = []
-    for vector in method.project(embeddings):
+    for vector in prototype_rule(method).project(embeddings):
         distances = [float((vector - prototype).norm()) for prototype in pool.vectors]
         said.append(int(pool.labels[numpy.argmin(distances)]))
     return torch.tensor(said)

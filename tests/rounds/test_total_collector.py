@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mpfedcl.methods import CollectsStatistics
 from mpfedcl.methods.messages import Failure, Total, Update
 from mpfedcl.rounds.total_collector import TotalCollector
 from mpfedcl.rounds.update_collector import UpdateCollector
@@ -62,6 +63,7 @@ def test_total_that_cannot_be(images: Path, changes: dict[str, Any], words: str)
 
 def test_sums_are_judged_too(images: Path) -> None:
     loop = build_federation(small(images, "fedncm", secure_aggregation=True))
+    assert isinstance(loop._method, CollectsStatistics)
     zeros = loop._method.totals_of(loop._validator.sums)
     bad = {**zeros, "sums": zeros["sums"] + 5.0}
     collector = collect(images, replace(SOUND, weight=0.0, summed=bad), "fedncm")

@@ -13,14 +13,14 @@ from validation_cases import Usual, make_guard, prepare
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import StackedSums
-from mpfedcl.methods import Context, Method
+from mpfedcl.methods import CollectsStatistics, Context, Method, collect_statistics
 from mpfedcl.methods.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
 
 WEIGHT = "classifier.weight"
 
 
-class AddsUp(Method):
+class AddsUp(CollectsStatistics):
     """Sends sums beside its model, of which nothing is known."""
 
     name = "adds-up"
@@ -33,6 +33,7 @@ class Withholds(Method):
     """May have nothing to send."""
 
     name = "withholds"
+    may_withhold = True
 
     def finish(
         self, params: Tensors, context: Context, num_steps: int
@@ -185,7 +186,7 @@ def test_announced_counts_are_held_against_the_sums() -> None:
     validator, broadcast, update = make_guard(assembly, label_counts={"a": [10, 0, 0]})
     features = torch.nn.functional.normalize(torch.ones(10, 4), dim=1)
     labels = torch.zeros(10, dtype=torch.int64)
-    honest = replace(update, summed=assembly.method.collect(features, labels))
+    honest = replace(update, summed=collect_statistics(assembly.method, features, labels))
     assert validator.judge(honest, broadcast) is None
     other, _, _ = make_guard(assembly, label_counts={"a": [9, 1, 0]})
     assert other.judge(honest, broadcast) is not None

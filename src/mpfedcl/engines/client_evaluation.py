@@ -9,7 +9,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
-from mpfedcl.methods import TESTS, Method, PredictorName, Test
+from mpfedcl.methods import TESTS, Method, PredictorName, Test, prototype_rule
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.calibration_error import BinSums, add_bins
@@ -123,11 +123,12 @@ class ClientEvaluation:
         return RoundEvaluation(list(numbers), columns, list(trained), in_order, counted.bins)
 
     def _evaluator(self, pool: PrototypePool | None) -> Evaluator:
-        reference = None if pool is None else self.method.reference(pool)
+        rule = prototype_rule(self.method)
+        reference = None if pool is None else rule.reference(pool)
         return Evaluator(
             self.data.test_inputs,
             self.data.test_labels,
-            self.method.project,
+            rule.project,
             reference,
             self.method.experiment.contrast.temperature,
         )
@@ -150,7 +151,8 @@ class ClientEvaluation:
             evaluator = replace(evaluator, read_at_once=_SCORES_AT_ONCE // self.data.num_classes)
         alone: dict[str, Evaluator] = {}
         if (reference := evaluator.reference) is not None:
-            own = {name: self.method.own_reference(reference, name) for name in trained}
+            rule = prototype_rule(self.method)
+            own = {name: rule.reference_of(name, reference) for name in trained}
             alone = {
                 n: replace(evaluator, reference=e) for n, e in own.items() if e is not reference
             }

@@ -8,6 +8,7 @@ from torch import Tensor
 from mpfedcl.core.rng import seed_for
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups
+from mpfedcl.methods import prototype_rule
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
 
@@ -17,7 +18,7 @@ class ClientPrototypes:
 
     def __init__(self, assembly: Assembly) -> None:
         self._seed = assembly.experiment.seed
-        self._method = assembly.method
+        self._rule = prototype_rule(assembly.method)
         like = next(iter(assembly.initial.values()))
         self._none = Prototypes.empty(assembly.model.embedding_size, like.dtype, like.device)
 
@@ -31,7 +32,7 @@ class ClientPrototypes:
     ) -> list[Tensor]:
         """Return the clients' embeddings of their own samples, where prototypes are made."""
         found = {
-            name: self._method.project(embeddings)
+            name: self._rule.project(embeddings)
             for group in distinct_groups(groups)
             for name, embeddings in zip(group.names, group.embed(), strict=True)
         }
@@ -43,7 +44,7 @@ class ClientPrototypes:
         """Return each client's prototypes."""
         # A client whose training has blown up sends no prototypes; the guard deals with its model.
         sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
-        rows = self._method.summarize(
+        rows = self._rule.summarize(
             [embeddings[number] for number in sound],
             [clients[number].labels for number in sound],
             [seed_for(self._seed, round_number, clients[n].name, "clusters") for n in sound],

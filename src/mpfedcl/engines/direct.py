@@ -22,7 +22,7 @@ from mpfedcl.engines.linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
-from mpfedcl.methods import Batch, Context, FullBatch
+from mpfedcl.methods import Batch, Context, FullBatch, received_at
 
 _SMALLEST_SCALE = 2.0**-20
 """Where the velocity's scale would fall below it, the velocity is written anew."""
@@ -107,7 +107,7 @@ class DirectTrainer(Trainer):
         velocity: Tensors,
         scale: float | None = None,
     ) -> "DirectDescent":
-        lr, momentum = self._method.descent(round_number)
+        lr, momentum, *_ = self._method.local_training(round_number)
         if num_steps == 1:
             # What the only step leaves behind moves nothing any more.
             momentum = 0.0
@@ -128,7 +128,7 @@ class DirectTrainer(Trainer):
             batch = FullBatch.of(
                 client.inputs.index_select(0, chosen), client.labels.index_select(0, chosen)
             )
-            given = self._method.at_step(received, step)
+            given = received_at(received, step)
             context = Context(self._model.apply, task.start, given, task.state, task.own)
             loss, entered, slopes = self._differentiate(descent.params, batch, context)
             descent.step(entered, slopes)

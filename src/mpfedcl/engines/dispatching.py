@@ -9,7 +9,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
-from mpfedcl.methods import Asynchronous, Method
+from mpfedcl.methods import Asynchronous, collect_statistics
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.assembly import Assembly
 
@@ -26,6 +26,7 @@ class DispatchingEngine(InProcessEngine):
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         super().__init__(assembly, data)
+        self._template = assembly.template
         self._sent: dict[str, Broadcast] = {}
         """What those were sent who are under way."""
         self._answers: dict[str, TrainedClient] = {}
@@ -53,7 +54,7 @@ class DispatchingEngine(InProcessEngine):
             trained.averaged(0),
             self._prototypes.none(),
             trained.losses[0],
-            summed=self._method.collect(data.inputs, data.labels),
+            summed=collect_statistics(self._method, data.inputs, data.labels),
         )
         sent = self._processors.outgoing(update, self._sent[client])
         self._processors.end_round()
@@ -101,7 +102,7 @@ class DispatchingEngine(InProcessEngine):
         for client, parts in answers.items():
             loss, is_withheld = parts["told"]["loss"].tolist()
             averaged = parts.get("averaged") or {
-                name: parts["params"][name] for name in self._method.template(self._initial)
+                name: parts["params"][name] for name in self._template
             }
             self._answers[client] = TrainedClient(
                 self._data.client(client),
@@ -114,11 +115,10 @@ class DispatchingEngine(InProcessEngine):
 
     def _train_all_under_way(self) -> None:
         groups: dict[tuple[int, int | None], list[str]] = {}
-        # A stack has one learning rate, and one of what the method makes of a broadcast.
-        is_common = type(self._method).prepare is Method.prepare
+        # A stack has one learning rate and one value of `prepare`.
         for name in sorted(self._sent.keys() - self._answers.keys()):
             sent = self._sent[name]
-            key = (sent.round, None if is_common else sent.version)
+            key = (sent.round, None if self._method.prepare(sent) is None else sent.version)
             groups.setdefault(key, []).append(name)
         for (round_number, _), group in groups.items():
             received = self._method.prepare(self._sent[group[0]])

@@ -31,7 +31,7 @@ from mpfedcl.engines.schedule import make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
 from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
 from mpfedcl.engines.trainer_costs import describe_training
-from mpfedcl.methods import Batch, Context
+from mpfedcl.methods import Batch, Context, received_at
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 
@@ -51,11 +51,11 @@ class FactoredTrainer(Trainer):
         by_name = {task.client.name: task for task in tasks}
         start = StartingParameters(self._method, [by_name[c.name].start for c in schedule.clients])
         own = stack_tensors([by_name[c.name].own for c in schedule.clients])
-        lr, momentum = self._method.descent(round_number)
+        lr, momentum, *_ = self._method.local_training(round_number)
         factors = Factors(schedule, start, self.layers, lr, momentum)
         losses = torch.zeros(len(schedule.clients), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):
-            given = self._method.at_step(received, step)
+            given = received_at(received, step)
             losses[: schedule.active(step)] += self._step(factors, own, step, given).cpu()
         factors.close()
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])

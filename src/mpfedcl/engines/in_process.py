@@ -21,7 +21,13 @@ from mpfedcl.engines.trained_clients import (
 )
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_choice import TrainerChoice
-from mpfedcl.methods import Method
+from mpfedcl.methods import (
+    ClosedForm,
+    CollectsStatistics,
+    collect_statistics,
+    prototype_rule,
+    shares_prototypes_in,
+)
 from mpfedcl.methods.messages import Broadcast, Update, fill_part
 from mpfedcl.models.parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -102,9 +108,11 @@ class InProcessEngine(Engine):
         """Let clients send what a method that does not train makes of their samples."""
         for clients in group_clients(map(self._data.client, ordered), CLIENTS_AT_ONCE):
             with self._clock.phase("train"):
-                parts = self._method.collect_many(
-                    [each.inputs for each in clients], [each.labels for each in clients]
-                )
+                parts: Sequence[Mapping[str, Tensor]] = [{} for _ in clients]
+                if isinstance(self._method, CollectsStatistics):
+                    parts = self._method.collect_many(
+                        [each.inputs for each in clients], [each.labels for each in clients]
+                    )
             for each, summed in zip(clients, parts, strict=True):
                 nothing, count = self._prototypes.none(), len(each.labels)
                 yield Update(each.name, count, {}, nothing, None, summed=summed)
@@ -126,7 +134,7 @@ class InProcessEngine(Engine):
                     trained.averaged(index),
                     prototypes,
                     trained.losses[index],
-                    summed=self._method.collect(client.inputs, client.labels),
+                    summed=collect_statistics(self._method, client.inputs, client.labels),
                 )
                 yield fill_part(update, broadcast) if client.name in broadcast.units else update
             if not self._has_client_state:
@@ -203,7 +211,7 @@ class InProcessEngine(Engine):
         return PrototypePool.gather(
             rows,
             num_classes=self._data.num_classes,
-            num_prototypes=self._method.num_prototypes,
+            num_prototypes=prototype_rule(self._method).num_prototypes,
         )
 
     def remarks(self) -> dict[str, Any]:
@@ -224,6 +232,8 @@ class InProcessEngine(Engine):
 
     def _personalize(self, names: Sequence[str], broadcast: Broadcast) -> None:
         """Let clients that do not train make their own models of what the round has brought."""
+        if not isinstance(self._method, ClosedForm):
+            return
         received = self._method.prepare(broadcast)
         clients, models = [], []
         for client in (self._data.client(name) for name in names):
@@ -298,7 +308,7 @@ class InProcessEngine(Engine):
     def _has_client_state(self) -> bool:
         """Whether clients take something along to the next round."""
         # Only a `finish` of the method's own returns a state; whether it does shows when it runs.
-        return self._has_local_parameters or type(self._method).finish is not Method.finish
+        return self._has_local_parameters or not self._method.plain_steps
 
     def _requested(self) -> dict[str, tuple[TrainedClients, int]]:
         return {
@@ -325,7 +335,7 @@ class InProcessEngine(Engine):
 
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
         """Return the clients' prototypes, or none of them where the method shares none."""
-        if not self._method.shares_prototypes_in(round_number):
+        if not shares_prototypes_in(self._method, round_number):
             return [self._prototypes.none()] * len(clients)
         with self._clock.phase("embed"):
             embeddings = self._embed(clients)

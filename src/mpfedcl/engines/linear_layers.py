@@ -9,17 +9,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mpfedcl.engines.trainer import ClientTask
-from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.methods import Batch, Context, Method, received_at
 from mpfedcl.models import Model
-
-_HOOKS_BEYOND_THE_LOSS = (
-    "adjust",
-    "adjust_and_remember",
-    "after_step",
-    "begin",
-    "finish",
-    "init_client",
-)
 
 
 @dataclass(frozen=True)
@@ -56,12 +47,9 @@ def find_layers(
     method: Method, model: Model, task: ClientTask, received: object
 ) -> tuple[Layer, ...] | None:
     """Return the linear layers that the loss consists of; None if it uses parameters otherwise."""
-    if any(
-        getattr(type(method), hook) is not getattr(Method, hook) for hook in _HOOKS_BEYOND_THE_LOSS
-    ):
-        return None
-    train = method.experiment.train
-    if method.repeats != 1 or method.epochs != train.epochs or train.optimizer != "sgd":
+    train, training = method.experiment.train, method.local_training(1)
+    is_usual = training.epochs == train.epochs and training.repeats == 1
+    if not method.plain_steps or not is_usual or train.optimizer != "sgd":
         return None
     layers: list[Layer] = []
     # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
@@ -78,7 +66,7 @@ def find_layers(
 
     params: Any = {name: LinearParameter(name, run) for name in task.start}
     batch = Batch(inputs, labels, torch.ones_like(labels).bool())
-    context = Context(model.apply, task.start, method.at_step(received, 0), task.state, task.own)
+    context = Context(model.apply, task.start, received_at(received, 0), task.state, task.own)
     try:
         method.loss(params, batch, context)
     except Exception:

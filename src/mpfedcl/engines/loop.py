@@ -12,7 +12,7 @@ from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
-from mpfedcl.methods import Context, FullBatch
+from mpfedcl.methods import Context, FullBatch, received_at
 
 
 class LoopTrainer(Trainer):
@@ -29,12 +29,13 @@ class LoopTrainer(Trainer):
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
         context = Context(self._model.apply, task.start, received, task.state, task.own)
         begun, memory = self._method.begin(context)
+        training = self._method.local_training(round_number)
         batches = draw_batches(
             task.client,
             self._experiment,
             task.draw_number(round_number),
-            epochs=self._method.epochs,
-            repeats=self._method.repeats,
+            epochs=training.epochs,
+            repeats=training.repeats,
         )
         context = replace(context, memory=memory)
         params, memory, loss = self._run_steps(task.client, batches, begun, context, round_number)
@@ -54,16 +55,18 @@ class LoopTrainer(Trainer):
         """Take a step on each batch; return the parameters, the memory and the mean loss."""
         method, received = self._method, context.received
         params = {n: v.detach().clone().requires_grad_() for n, v in begun.items()}
-        optimizer = make_optimizer(params, self._experiment.train, method.descent(round_number))
+        optimizer = make_optimizer(
+            params, self._experiment.train, method.local_training(round_number)[:2]
+        )
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         for step, chosen in enumerate(batches):
             batch = FullBatch.of(client.inputs[chosen], client.labels[chosen])
-            context = replace(context, received=method.at_step(received, step))
+            context = replace(context, received=received_at(received, step))
             loss = method.loss(params, batch, context)
             slopes = torch.autograd.grad(loss, list(params.values()))
             gradients = dict(zip(params, slopes, strict=True))
             with torch.no_grad():
-                gradients, memory = method.adjust_and_remember(gradients, params, context)
+                gradients, memory = method.adjust(gradients, params, context)
             optimizer.step([gradients[name] for name in params])
             context = self._end_step(params, replace(context, memory=memory))
             losses += loss.detach() * len(chosen)
@@ -74,7 +77,7 @@ class LoopTrainer(Trainer):
     @torch.no_grad()
     def _end_step(self, params: Tensors, context: Context) -> Context:
         """Let the method change parameters and memory after a step."""
-        if not self._overrides("after_step"):
+        if self._method.plain_steps:
             return context
         changed, memory = self._method.after_step(params, context)
         # A method may swap the two: what was the one must not follow what becomes of the other.

@@ -15,6 +15,7 @@ from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.linear_layers import find_layers
 from mpfedcl.engines.trainer import ClientTask
 from mpfedcl.engines.trainer_costs import describe_training
+from mpfedcl.methods import Asynchronous, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
@@ -68,7 +69,7 @@ def movable_work(
     stays = (
         client.inputs.device.type != "cpu"
         or not method.trains
-        or method.timing != "rounds"
+        or isinstance(method, Asynchronous)
         or experiment.engine != "auto"
         # Who trains differs from round to round: whole clients are as good a guess as any.
         or experiment.fraction < 1
@@ -81,7 +82,7 @@ def movable_work(
         return None
     # An epoch goes over the model three times, embedding once.
     passes = 3 * experiment.train.epochs
-    part = passes / (passes + method.shares_prototypes)
+    part = passes / (passes + isinstance(method, SharesPrototypes))
 
     @cache
     def movable(num_samples: int) -> float:
@@ -100,7 +101,7 @@ def _has_only_layers(assembly: Assembly, client: ClientData) -> bool:
     pool = PrototypePool.empty(
         method.num_classes,
         model.embedding_size,
-        method.num_prototypes,
+        prototype_rule(method).num_prototypes,
         dtype=like.dtype,
         device=like.device,
     )

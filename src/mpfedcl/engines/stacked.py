@@ -18,7 +18,7 @@ from mpfedcl.engines.optimizer import make_optimizer
 from mpfedcl.engines.schedule import Schedule, make_schedule
 from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
 from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
-from mpfedcl.methods import Batch, Context
+from mpfedcl.methods import Batch, Context, received_at
 
 
 class StackedTrainer(Trainer):
@@ -38,12 +38,13 @@ class StackedTrainer(Trainer):
     def _train_alike(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> TrainedClients:
+        training = self._method.local_training(round_number)
         schedule = make_schedule(
             [task.client for task in tasks],
             self._experiment,
             [task.draw_number(round_number) for task in tasks],
-            epochs=self._method.epochs,
-            repeats=self._method.repeats,
+            epochs=training.epochs,
+            repeats=training.repeats,
         )
         by_name = {task.client.name: task for task in tasks}
         tasks = [by_name[client.name] for client in schedule.clients]
@@ -72,13 +73,13 @@ class StackedTrainer(Trainer):
         received: object,
     ) -> Tensor:
         """Run all steps of all clients, in place; return their mean losses."""
-        descent = self._method.descent(round_number)
+        descent = self._method.local_training(round_number)[:2]
         optimizer = make_optimizer(params, self._experiment.train, descent)
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
         sums = torch.zeros(len(schedule.clients), dtype=torch.float64, device=labels.device)
-        adjusts = self._overrides("adjust", "adjust_and_remember")
+        has_own_steps = not self._method.plain_steps
         for step in range(schedule.num_steps[0]):
-            given = self._method.at_step(received, step)
+            given = received_at(received, step)
             active = schedule.active(step)
             rows = slice(step * num_rows, (step + 1) * num_rows)
             mask = schedule.mask[:active, step]
@@ -88,11 +89,11 @@ class StackedTrainer(Trainer):
             losses = vmap(partial(self._loss, given))(leaves, batch, kept)
             slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
             gradients = dict(zip(leaves, slopes, strict=True))
-            if adjusts:
+            if has_own_steps:
                 gradients, memory = vmap(partial(self._adjust, given))(gradients, now, kept)
                 stack.remember(memory)
             optimizer.step([gradients[name] for name in params], active)
-            if self._overrides("after_step"):
+            if has_own_steps:
                 changed, memory = vmap(partial(self._after_step, given))(now, stack.first(active))
                 # A method may swap the two: what was the one must not follow the other.
                 memory = {name: value.clone() for name, value in memory.items()}
@@ -110,7 +111,7 @@ class StackedTrainer(Trainer):
     def _adjust(
         self, given: object, gradients: Tensors, params: Tensors, kept: "_StackedContext"
     ) -> tuple[Tensors, Tensors]:
-        return self._method.adjust_and_remember(gradients, params, self._context(given, kept))
+        return self._method.adjust(gradients, params, self._context(given, kept))
 
     def _after_step(
         self, given: object, params: Tensors, kept: "_StackedContext"
@@ -130,7 +131,7 @@ class StackedTrainer(Trainer):
     ) -> TrainedStack:
         method = self._method
         finished, states = None, [context.state for context in contexts]
-        if self._overrides("finish"):
+        if not method.plain_steps:
             pairs = [
                 method.finish(
                     {name: value[index] for name, value in params.items()},

@@ -10,7 +10,6 @@ import torch
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trained_clients import TrainedClients
-from mpfedcl.methods import Method
 from mpfedcl.rounds.assembly import Assembly
 
 
@@ -50,11 +49,6 @@ class Trainer(ABC):
         self._experiment = assembly.experiment
         self._method = assembly.method
         self._model = assembly.model
-
-    def _overrides(self, *hooks: str) -> bool:
-        """Tell whether the method does otherwise than the default in one of these hooks."""
-        kind = type(self._method)
-        return any(getattr(kind, hook) is not getattr(Method, hook) for hook in hooks)
 
     @abstractmethod
     def train(

@@ -15,7 +15,7 @@ from mpfedcl.engines.stacked import StackedTrainer
 from mpfedcl.engines.trained_clients import TrainedClients
 from mpfedcl.engines.trainer import ClientTask, Trainer
 from mpfedcl.engines.trainer_costs import describe_training
-from mpfedcl.methods import is_built_in
+from mpfedcl.methods import Asynchronous, is_built_in
 from mpfedcl.rounds.assembly import Assembly
 
 MOST_ROWS = 512
@@ -149,7 +149,7 @@ class TrainerChoice:
         has_rows = (
             layers is not None
             and self._factored.name not in self._given_up
-            and self._method.timing == "rounds"
+            and not isinstance(self._method, Asynchronous)
             and not self._experiment.train.weight_decay
             and not any(task.is_part for task in tasks)
         )

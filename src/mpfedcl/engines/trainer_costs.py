@@ -111,7 +111,9 @@ def describe_training(
     """Return what a client's costs depend on, among so many clients of its process."""
     train = method.experiment.train
     weights = [value for value in start.values() if value.dim() > 1]
-    is_plain = not method.adds_to_loss and type(method).adjust is Method.adjust
+    has_own_loss = any("loss" in vars(each) for each in type(method).__mro__ if each is not Method)
+    has_own_loss = has_own_loss and method.experiment.contrast.weight > 0
+    is_plain = method.plain_steps and not has_own_loss
     return Training(
         num_clients,
         train.epochs * num_samples,

@@ -20,6 +20,7 @@ from mpfedcl.inference.prediction_rule import (
     ReadingRule,
     find_comparison_space,
 )
+from mpfedcl.methods import prototype_rule
 from mpfedcl.rounds.label_prior import log_prior
 from mpfedcl.runs.observer import FinalModels
 
@@ -108,7 +109,7 @@ def _measure(
     for part in torch.split(rows, _IMAGES_AT_ONCE):
         embeddings, logits = models.model.apply(params, models.test_inputs[part])
         if space is not None:
-            points = space.project(models.method.project(embeddings))
+            points = space.project(prototype_rule(models.method).project(embeddings))
             distances.append(space.prototypes.nearest(points)[1])
         if not rule.by_prototype:
             said.append(logits.double() + (0 if prior is None else prior.to(logits.device)))

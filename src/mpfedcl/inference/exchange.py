@@ -24,8 +24,7 @@ from mpfedcl.gaussian import (
 )
 from mpfedcl.inference.prediction_rule import counts_of
 from mpfedcl.inference.trained_run import read_pool
-from mpfedcl.methods import Server, find_method, is_built_in
-from mpfedcl.methods._one_shot import OneShot
+from mpfedcl.methods import OneShot, Server, find_method, is_built_in
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.runs import statistics_files
@@ -157,7 +156,7 @@ class Exchange:
     @torch.no_grad()
     def scores(self, params: Tensors, inputs: Tensor) -> Tensor:
         """Return the classes' scores [n, C] of inputs."""
-        return self.method.own_model(self.pool.dimension).apply(params, inputs)[1]
+        return self.method.make_model(self.pool.dimension).apply(params, inputs)[1]
 
     def _class_means(self, name: str, own: Tensors) -> Prototypes:
         """Return a client's class means as a run makes them of what it sends."""
@@ -182,7 +181,7 @@ def is_exchange(path: Path) -> bool:
         return True
     # Without its file only a method of ours is looked at: that of a stranger need not be here.
     method = directory.read_experiment().method
-    return is_built_in(method) and find_method(method).keeps_sums
+    return is_built_in(method) and issubclass(find_method(method), OneShot)
 
 
 def open_exchange(path: Path) -> Exchange:

@@ -19,6 +19,7 @@ from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.given_samples import load_converted
 from mpfedcl.inference.trained_run import TrainedRun
+from mpfedcl.methods import prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
@@ -102,9 +103,9 @@ class NewClient:
             initial=params,
         )
         method = assembly.method
-        server = method.init_server(params)
+        server, reference = method.init_server(params), prototype_rule(method).reference(pool)
         # The same keys as in the round after the run's last: nothing of the run is drawn again.
-        broadcast = Broadcast(experiment.rounds + 1, params, server.extra, method.reference(pool))
+        broadcast = Broadcast(experiment.rounds + 1, params, server.extra, reference)
         train = self._train if epochs else self._keep_model
         model, update = train(assembly, broadcast)
         sizes = {self.name: len(self.client.labels)}
@@ -142,24 +143,24 @@ class NewClient:
 
         `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
         """
-        method, truth = self._trained.method, self.data.test_labels
+        rule, truth = prototype_rule(self._trained.method), self.data.test_labels
         alone = PrototypePool.gather(
             {self.name: own},
             num_classes=self.data.num_classes,
-            num_prototypes=method.num_prototypes,
+            num_prototypes=rule.num_prototypes,
         )
         pools = {"pool": pool, "own": alone, "both": pool.with_client(self.name, own)}
         found: Accuracies = dict.fromkeys(("classifier", *pools))
         if len(truth):
             for name, each in pools.items():
                 evaluator = Evaluator(
-                    self.data.test_inputs, truth, method.project, method.reference(each)
+                    self.data.test_inputs, truth, rule.project, rule.reference(each)
                 )
                 (predictions,) = evaluator.predict(
                     lambda inputs: as_stack(self._trained.model.apply(params, inputs))
                 )
                 classified, nearest = predictions.classifier, predictions.prototype
-                if "personal_classifier" in method.predictors:
+                if "personal_classifier" in self._trained.method.predictors:
                     found["classifier"] = percent_correct(classified == truth)
                 if len(each) and nearest is not None:
                     found[name] = percent_correct(nearest == truth)
@@ -177,9 +178,10 @@ class NewClient:
         experiment, method = assembly.experiment, assembly.method
         embeddings, _ = self._trained.model.apply(broadcast.params, self.client.inputs)
         seed = seed_for(experiment.seed, broadcast.round, self.name, "clusters")
-        (prototypes,) = method.summarize([method.project(embeddings)], [self.client.labels], [seed])
-        averaged = method.template(broadcast.params)
-        update = Update(self.name, len(self.client.labels), averaged, prototypes, 0.0)
+        rule = prototype_rule(method)
+        (prototypes,) = rule.summarize([rule.project(embeddings)], [self.client.labels], [seed])
+        count = len(self.client.labels)
+        update = Update(self.name, count, assembly.template, prototypes, 0.0)
         return broadcast.params, update
 
     def _make_inputs(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import Method
+from mpfedcl.methods import Method, OneShot, prototype_rule
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.label_prior import log_prior
 
@@ -44,7 +44,9 @@ class ComparisonSpace:
         """Return the space with the prototypes that a client's own model is compared with."""
         if self.has_metric:
             return self
-        return replace(self, prototypes=method.own_reference(self.prototypes, client))
+        return replace(
+            self, prototypes=prototype_rule(method).reference_of(client, self.prototypes)
+        )
 
 
 def find_comparison_space(
@@ -53,9 +55,10 @@ def find_comparison_space(
     """Return where distances are measured; None without prototypes."""
     if pool is None or not len(pool):
         return None
-    if (metric := method.metric(fitted, pool)) is not None:
+    metric = method.metric(fitted, pool) if isinstance(method, OneShot) else None
+    if metric is not None:
         return ComparisonSpace(metric.prototypes, metric.whiten, has_metric=True)
-    reference = method.reference(pool)
+    reference = prototype_rule(method).reference(pool)
     return ComparisonSpace(reference, lambda z: z, has_metric=False) if len(reference) else None
 
 

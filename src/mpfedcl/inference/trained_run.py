@@ -31,7 +31,7 @@ from mpfedcl.data.table_columns import TableColumns
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.joined_clients import find_joined_models
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import ClosedForm, Method, find_method, prototype_rule
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import Encoder
 from mpfedcl.models.encoders.trainable_encoder import make_model
@@ -65,13 +65,13 @@ class TrainedRun:
     @cached_property
     def reference(self) -> PrototypePool | None:
         """The prototypes that embeddings are compared with: the pool as the method reads it."""
-        return None if self.pool is None else self.method.reference(self.pool)
+        return None if self.pool is None else prototype_rule(self.method).reference(self.pool)
 
     def seen_by(self, client: str | None) -> "TrainedRun":
         """Return the run with the prototypes that a client's own model is compared with."""
         if client is None or self.reference is None:
             return self
-        own = self.method.own_reference(self.reference, client)
+        own = prototype_rule(self.method).reference_of(client, self.reference)
         return self if own is self.reference else replace(self, pool=own)
 
     @cached_property
@@ -125,7 +125,7 @@ class TrainedRun:
     def apply(self, params: Tensors, samples: Samples) -> tuple[Tensor, Tensor]:
         """Return projected embeddings [B, d], as prototypes are, and logits [B, C]."""
         embeddings, logits = self.model.apply(params, self.inputs(samples))
-        return self.method.project(embeddings), logits
+        return prototype_rule(self.method).project(embeddings), logits
 
     def _name_clients(self) -> str:
         if not self.clients:
@@ -154,17 +154,21 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     else:
         input_format, input_size = encoder_input_format(encoder), encoder.feature_size
     method = find_method(experiment.method)(experiment, len(classes))
-    model = method.own_model(input_size) or make_model(
-        encoder,
-        input_size,
-        len(classes),
-        experiment.model,
-        trains_encoder=bool(experiment.encoder.train),
-        takes_features=isinstance(input_format, VectorFormat),
-        image_shape=input_format.shape,
-    )
+    if isinstance(method, ClosedForm):
+        model = method.make_model(input_size)
+    else:
+        model = make_model(
+            encoder,
+            input_size,
+            len(classes),
+            experiment.model,
+            trains_encoder=bool(experiment.encoder.train),
+            takes_features=isinstance(input_format, VectorFormat),
+            image_shape=input_format.shape,
+        )
     file = path / "pool.safetensors"
-    pool = read_pool(file, len(classes), method.num_prototypes) if file.is_file() else None
+    number = prototype_rule(method).num_prototypes
+    pool = read_pool(file, len(classes), number) if file.is_file() else None
     if pool is not None and pool.dimension != model.embedding_size:
         raise InvalidInput(
             f"{file} has vectors of {pool.dimension} numbers; the model's have "

@@ -1,6 +1,6 @@
-"""The methods, found by name, and all that is needed to write one.
+"""The methods, found by name, and everything that is needed to write one.
 
-A file in this folder that defines a method is all it takes to add one.
+A file in this folder that defines a method is enough to add one.
 """
 
 import importlib
@@ -19,9 +19,33 @@ from mpfedcl.experiment.method_settings import (
 from mpfedcl.experiment.names import METHODS, check_method_name, is_built_in
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
-from mpfedcl.methods._predictors import PREDICTORS, TESTS, PredictorName, Test
-from mpfedcl.methods._round_values import Batch, Context, FullBatch, Public, Server, Tally
-from mpfedcl.methods.base import Family, Method
+from mpfedcl.methods._one_shot import ClosedForm, CollectsStatistics, OneShot, collect_statistics
+from mpfedcl.methods._partial_model import PartialModel
+from mpfedcl.methods._prototypes import (
+    PrototypeRule,
+    SharesPrototypes,
+    prototype_rule,
+    shares_prototypes_in,
+)
+from mpfedcl.methods._two_models import TwoModels
+from mpfedcl.methods.base import (
+    PREDICTORS,
+    TESTS,
+    Batch,
+    Context,
+    Family,
+    FullBatch,
+    LocalTraining,
+    Method,
+    PerStep,
+    PredictorName,
+    Public,
+    Server,
+    Tally,
+    Test,
+    received_at,
+    update_template,
+)
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
@@ -32,28 +56,43 @@ __all__ = [
     "Asynchronous",
     "Batch",
     "Broadcast",
+    "ClosedForm",
+    "CollectsStatistics",
     "Context",
     "Experiment",
     "Family",
     "Field",
     "FullBatch",
     "InvalidInput",
+    "LocalTraining",
     "Method",
+    "OneShot",
+    "PartialModel",
+    "PerStep",
     "PredictorName",
     "PrototypePool",
+    "PrototypeRule",
     "Prototypes",
     "Public",
     "Server",
     "Settings",
+    "SharesPrototypes",
     "Tally",
     "Tensors",
     "Test",
+    "TwoModels",
     "Update",
     "built_in_methods",
+    "check_method",
+    "collect_statistics",
     "find_method",
     "is_built_in",
     "name_method",
     "name_methods",
+    "prototype_rule",
+    "received_at",
+    "shares_prototypes_in",
+    "update_template",
 ]
 
 
@@ -67,10 +106,25 @@ def built_in_methods() -> dict[str, type[Method]]:
     ours = [
         cls
         for cls in _subclasses(Method)
-        # What several methods have in common inherits a name, and is none of them.
+        # Base classes have no name of their own.
         if cls.__module__.startswith(__name__) and "name" in vars(cls)
     ]
     return {name: cls for name in METHODS for cls in ours if cls.name == name}
+
+
+def check_method(method: type[Method]) -> None:
+    """Check a method class: raise `InvalidInput` that names the first check it fails.
+
+    The checks cover name, summary and predictors; a loss that ignores padding rows and runs under
+    `torch.func.vmap`; the same results from the loop and the batched engines over three rounds in
+    float64; and resuming from a checkpoint. They run on generated data and take a few seconds.
+
+    Example:
+        >>> from mpfedcl.methods import check_method, find_method
+        >>> check_method(find_method("fedprox"))
+    """
+    # The checks run engines, which are built on this package.
+    importlib.import_module("mpfedcl.runs.method_checks").check_method(method)
 
 
 def find_method(name: str) -> type[Method]:
@@ -80,19 +134,19 @@ def find_method(name: str) -> type[Method]:
 
 
 def name_methods(methods: Iterable[str]) -> dict[str, str]:
-    """Return what methods are called in tables and figures: classes from outside by their `name`.
+    """Return the names of methods in tables and figures: of classes from outside their `name`.
 
-    One that has none of its own is called as its class is; where two would be called the same, all
-    keep the names that they were given by.
+    A class without a name of its own has the class's name; if two names are equal, all methods keep
+    the names that they were given by.
     """
     named = {each: name_method(each, find_method(each)) for each in methods}
     return named if len(set(named.values())) == len(named) else {each: each for each in named}
 
 
 def name_method(given: str, method: type[Method]) -> str:
-    """Return what a method that was given by a name is called."""
+    """Return the name in tables and figures of a method that was given by a name."""
     own = vars(method).get("name")
-    # One that is also a built-in method's would claim to be that.
+    # The name of a built-in method would be misleading.
     if is_built_in(given) or not isinstance(own, str) or own in METHODS:
         return given.rpartition(":")[2]
     is_usable = own.isprintable() and 0 < len(own) <= _LONGEST_NAME
@@ -102,10 +156,11 @@ def name_method(given: str, method: type[Method]) -> str:
 def _import_method(name: str) -> type[Method]:
     point = entry_points("mpfedcl.methods").get(name)
     found = import_class("method", point.value if point else name, Method)
-    for predictor in (found.predictor, found.global_test_predictor or found.predictor):
+    primary = found.primary_predictor
+    for predictor in (primary, found.primary_predictor_global or primary):
         if predictor not in PREDICTORS:
             raise InvalidInput(
-                f"method is {name!r}, whose predictor is {predictor!r}; it must be one of "
+                f"method is {name!r}, whose primary predictor is {predictor!r}; it must be one of "
                 f"{', '.join(PREDICTORS)}."
             )
     _declare_settings(name, found)

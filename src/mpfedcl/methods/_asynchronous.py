@@ -1,4 +1,4 @@
-"""Methods without rounds: the server folds what comes when it comes, on a virtual clock."""
+"""Methods without rounds: the server changes its model whenever answers arrive."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,38 +8,37 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods._round_values import Server
-from mpfedcl.methods.base import Method
+from mpfedcl.methods.base import Method, Server
 
 
 class Arrival(NamedTuple):
-    """What came at one moment from clients that had set out with the same version."""
+    """Answers that arrived at one moment from clients that were sent the same model version."""
 
     means: Tensors
-    """Of what they sent, weighed by `weigh`."""
+    """The means of the clients' tensors, weighted by `weigh`."""
     names: Sequence[str]
-    """The clients, in order of name; those of weight 0 are not among them."""
+    """The clients of positive weight, in order of name."""
     weights: Sequence[float]
     """In the mean."""
     num_samples: int
-    """Of these clients."""
+    """Training samples of these clients."""
     staleness: int
-    """How often the server's model was changed since they were sent it; 0: never."""
+    """How often the server's model changed after it was sent to these clients; 0: never."""
     seconds: float
-    """Virtual, from the sending to the arrival of the last of them."""
+    """Time from the dispatch to the last arrival, on the virtual clock."""
     share: float
     """Σ n_i of these clients / Σ n_i of all clients."""
     tier: int = 0
-    """Which tier they are of, the fastest being 0, and how many there are."""
+    """The clients' tier; 0 is the fastest."""
     num_tiers: int = 1
 
 
 class Asynchronous(Method, ABC):
-    """A method whose server waits for nobody.
+    """A method whose server does not wait for a round to end: `arrive` takes the place of `reduce`.
 
-    arrivals: `arrive` is called for each client's answer. tiers: clients are sorted by speed, and
-    it is called when all of a tier are back. ticks: it is called every `systems.tick` seconds with
-    what has come since, an `Arrival` for each version that clients had set out with.
+    `timing` says when `arrive` is called. arrivals: for each client's answer. tiers: clients are
+    sorted by speed, and `arrive` is called when all clients of a tier have answered. ticks: every
+    `systems.tick` seconds, with one `Arrival` for each model version among the answers.
     """
 
     family = "asynchronous"
@@ -49,15 +48,15 @@ class Asynchronous(Method, ABC):
 
     @property
     def num_tiers(self) -> int:
-        """Into how many tiers clients are sorted, if there are so many clients."""
+        """The number of tiers that clients are sorted into, if there are as many clients."""
         return 1
 
     @abstractmethod
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
-        """Fold what has come; the oldest versions first, and nothing at all in an idle tick."""
+        """Return the server's next state; oldest versions come first, an idle tick has none."""
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
-        """Return a client's state once it knows how long its accepted answer was under way."""
+        """Return a client's state after an accepted answer that took so many seconds."""
         return state
 
 
@@ -74,5 +73,5 @@ def mix(old: Tensors, new: Tensors, share: float) -> Tensors:
 
 
 def freshness(staleness: int, power: float) -> float:
-    """Return (staleness + 1)^-power: 1 for what is fresh."""
+    """Return (staleness + 1)^-power: 1 for a fresh answer."""
     return float((staleness + 1) ** -power)

@@ -1,4 +1,5 @@
-"""What one-shot methods share: clients send sums of frozen features, and nobody trains."""
+"""Methods whose clients send statistics of their samples, and one-shot methods, which are fitted
+to them in closed form."""
 
 import math
 from abc import ABC, abstractmethod
@@ -34,25 +35,69 @@ from mpfedcl.gaussian import (
     totals_of_one,
     unit_features,
 )
-from mpfedcl.methods._predictors import PredictorName
-from mpfedcl.methods._round_values import Server, Tally
-from mpfedcl.methods.base import Method
+from mpfedcl.methods._prototypes import PrototypeRule, SharesPrototypes
+from mpfedcl.methods.base import Method, PredictorName, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 _MOST_FEATURES = 8192
-"""Its matrix takes half a gigabyte."""
+"""A matrix of as many rows and columns takes half a gigabyte."""
 
 
-class ClosedForm(Method):
-    """A method that trains nothing: classifiers are linear in frozen features of length 1."""
+class CollectsStatistics(Method, ABC):
+    """A method whose clients send statistics of their samples, which the server adds up.
+
+    `reduce` finds the sums in `tally.sums`. With `trains = False` clients send nothing else.
+    """
+
+    @abstractmethod
+    def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Return statistics of a client's training samples, to be summed over clients.
+
+        Of no samples at all they must be zeros of the same shapes and types.
+        """
+
+    def collect_many(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """Return the statistics of several clients, which may be cheaper together."""
+        return [self.collect(*each) for each in zip(inputs, labels, strict=True)]
+
+    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
+        """Return why a client's statistics cannot be true, or None; their form was checked before.
+
+        `announced`: the samples by class that a client on another machine has announced; its
+        statistics are checked in full. None: this process has computed them itself.
+        """
+        return None
+
+    def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
+        """Return what a client adds to the totals under secure aggregation, given its statistics.
+
+        Whole numbers have the type int64. Of no samples all are zeros of the same shapes.
+        """
+        return dict(summed)
+
+    def judge_totals(self, totals: Tensors) -> str | None:
+        """Return why such totals cannot be true, or None."""
+        return None
+
+
+def collect_statistics(method: Method, inputs: Tensor, labels: Tensor) -> Tensors:
+    """Return the statistics that a method's client sends; none unless it collects any."""
+    return method.collect(inputs, labels) if isinstance(method, CollectsStatistics) else {}
+
+
+class ClosedForm(PrototypeRule, Method):
+    """A method that trains nothing: classifiers are linear in frozen features of norm 1."""
 
     family = "one-shot"
     sends = "counts, sums and second moments"
     trains = False
     clustering = "mean"
+    normalizes = True
     defaults = MappingProxyType(
         {
             "rounds": 1,
@@ -70,8 +115,8 @@ class ClosedForm(Method):
                 f"encoder.train is True; {self.name} trains nothing, so it must be False."
             )
 
-    def own_model(self, input_size: int) -> Model:
-        """Scores that are linear in the features."""
+    def make_model(self, input_size: int) -> Model:
+        """Return a model whose scores are linear in the features."""
         if input_size > _MOST_FEATURES:
             raise InvalidInput(
                 f"samples have {input_size:,} numbers; with method {self.name}, which holds a "
@@ -81,7 +126,7 @@ class ClosedForm(Method):
         return GaussianClassifier(input_size, self.num_classes, self.features)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return what a sample is to this method: length 1, and under a budget few dimensions."""
+        """Return the features of inputs [n, ...]: norm 1, under a privacy budget projected."""
         privacy = self.experiment.privacy
         features = unit_features(inputs)
         if not privacy.has_budget:
@@ -89,40 +134,44 @@ class ClosedForm(Method):
         return project_features(features, privacy.dimensions, self.experiment.seed)
 
     def project(self, embeddings: Tensor) -> Tensor:
-        """Features have length 1 already."""
+        """Return features as they are: their norm is 1 already."""
         return embeddings
 
-    def longest_prototype(self) -> float:
-        """A mean of vectors of length 1 is no longer; the rest is rounding."""
-        return 1.001
+    def personalize(self, received: Any, inputs: Tensor, labels: Tensor) -> Tensors | None:
+        """Return a client's personalized model from its training samples; None: it has none.
+
+        `received` is the value that `prepare` makes of the broadcast after the round.
+        """
+        return None
 
 
-class OneShot(ClosedForm, ABC):
-    """Clients send sums, which are exactly the centralised ones whatever the skew.
+class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
+    """Clients send sufficient statistics once; their sums are exactly the centralized ones.
 
-    A subclass says with `fit` what classifier the sums give.
+    A subclass says with `fit` which classifier the sums give. The statistics outlive the run, so
+    that clients can join and leave it exactly.
     """
 
-    predictor: ClassVar[PredictorName] = "global_classifier"
-    shares_prototypes = True
-    keeps_sums = True
+    primary_predictor: ClassVar[PredictorName] = "global_classifier"
     totals_suffice = True
+    lost_by_totals: ClassVar[str] = ""
+    """What the method does less well under secure aggregation: a sentence."""
     second_moment: ClassVar[SecondMoment | None] = None
-    """What clients send beside counts and sums by class, if anything."""
+    """The second moment that clients send next to counts and sums by class, if any."""
     has_private_sums: ClassVar[bool] = True
-    """Whether the classifier can be made of noisy sums of all clients together, under a budget."""
-    _nothing_sent: bool = False
+    """Whether noisy sums over all clients suffice to fit the classifier (privacy budget)."""
     sends_fit: ClassVar[bool] = False
-    """Whether clients need what `fit` has found beside the classifier; else the server keeps it."""
+    """Whether clients are sent what `fit` found next to the classifier; else the server keeps it."""
     estimates_effects: ClassVar[bool] = False
-    """Whether `fit` finds out how clients differ; where only totals are known that takes more."""
+    """Whether `fit` estimates how clients differ, for which totals need further statistics."""
+    _nothing_sent: bool = False
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
         wants_moments = experiment.privacy.moments or self.second_moment == "moment"
         has_moments = wants_moments and self.second_moment is not None
         self.private_sums = PrivateSums.of(experiment.privacy, has_moments=has_moments)
-        """How sums get noise; None: as they are."""
+        """The mechanism that adds noise to sums; None: there is no privacy budget."""
         self._sent_moment = self.second_moment
         if self.private_sums is not None:
             # The one around each client's own means has no bounded sensitivity.
@@ -130,22 +179,22 @@ class OneShot(ClosedForm, ABC):
 
     @abstractmethod
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
-        """Return the classifier of the pooled sums, and what else was found.
+        """Return the classifier for the pooled statistics, and further estimates.
 
-        `sums` are those of all clients in float64, `groups` the class means of each; where only
-        totals are known `groups` is of one client that stands for all, and `sums` are `totals_of`
-        them. What was found has `covariance`, S packed, and `fit`, which begins with lambda, if
-        there is such a metric.
+        `sums` are the statistics of all clients in float64, `groups` the class means of each
+        client. Under secure aggregation `sums` are totals (`totals_of`), and `groups` has one
+        client that stands for all. If the classifier has a metric, the estimates are `covariance`
+        (S, packed) and `fit`, whose first value is the shrinkage lambda.
         """
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return a client's sums."""
+        """Return a client's counts, sums and second moments."""
         return dict(self.collect_many([inputs], [labels])[0])
 
     def collect_many(
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
     ) -> Sequence[Mapping[str, Tensor]]:
-        """Return the sums of several clients; classes with too few samples stay at home."""
+        """Return the statistics of several clients, without classes of too few samples."""
         sent = [self._is_sent(each) for each in labels]
         chosen = torch.cat([each[kept] for each, kept in zip(inputs, sent, strict=True)])
         stack = StackedSums(
@@ -171,7 +220,7 @@ class OneShot(ClosedForm, ABC):
         return find_impossible_sums(update.summed, update.num_samples, in_full=in_full)
 
     def _judge_private_sums(self, update: Update) -> str | None:
-        """Judge sums under a budget: nobody has announced how many samples there are."""
+        """Check statistics under a privacy budget, where numbers of samples are not announced."""
         assert self.private_sums is not None
         if self.private_sums.is_local:
             return self.private_sums.find_impossible(update.summed)
@@ -182,9 +231,9 @@ class OneShot(ClosedForm, ABC):
         return find_impossible_sums(update.summed, most, in_full=False)
 
     def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
-        """Return the pooled statistics of one client alone, and what tells clients apart.
+        """Return the pooled statistics of one client, and statistics of how clients differ.
 
-        Under a privacy budget the sums as they are: what they add up to gets noise.
+        Under a privacy budget they are the sums as they are, to which noise is added.
         """
         if self.private_sums is not None:
             return {name: value.double() for name, value in summed.items()}
@@ -200,13 +249,13 @@ class OneShot(ClosedForm, ABC):
         return find_impossible_totals(totals)
 
     def statistics_of(self, totals: Tensors) -> Tensors:
-        """Return what is kept of totals."""
+        """Return the pooled statistics in totals."""
         return pooled_of_totals(totals)
 
     def prototypes_of(self, update: Update) -> Prototypes:
-        """Return a client's class means: its sums say them already."""
+        """Return the class means in an update's statistics: they are the client's prototypes."""
         if self.private_sums is not None:
-            # No single client's may be told.
+            # Class means of single clients are not released.
             return update.prototypes
         counts = update.summed["counts"]
         held = counts.nonzero().squeeze(1)
@@ -214,7 +263,7 @@ class OneShot(ClosedForm, ABC):
         return Prototypes(means, held, counts[held].round().long())
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Fit the classifier; where nobody has sent a class there is none."""
+        """Fit the classifier; without any statistics it stays as it is."""
         if self.private_sums is not None:
             return self._serve_noisy(server, tally)
         self._nothing_sent = not any(len(each) for each in tally.prototypes.values())
@@ -237,7 +286,7 @@ class OneShot(ClosedForm, ABC):
         return self.refit(server, self.pool_of_one(own), pool)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Warn where all have kept everything at home."""
+        """Warn if no client has sent statistics of any class."""
         if not self._nothing_sent:
             return {}
         if self.private_sums is not None:
@@ -252,19 +301,19 @@ class OneShot(ClosedForm, ABC):
         }
 
     def own_statistics(self, summed: Mapping[str, Tensor]) -> Tensors:
-        """Return counts, sums and second moments, which add up over samples."""
+        """Return a client's statistics as they are kept, in float64; they add up over samples."""
         return own_statistics(summed)
 
     def pool_of_one(self, own: Tensors) -> Tensors:
-        """Return the same, and what adds up over clients."""
+        """Return what a client with these statistics adds to the pooled ones of all clients."""
         return pool_of_one(own, self.second_moment)
 
     def refit(self, server: Server, pooled: Tensors, pool: PrototypePool) -> Server:
-        """Fit the classifier to kept statistics and the class means of the clients behind them."""
+        """Fit the classifier to pooled statistics and the class means of single clients."""
         return self._serve(server, sums_to_fit(pooled, self.second_moment), pool)
 
     def personalize_from(self, received: Any, own: Tensors) -> Tensors | None:
-        """Return what `personalize` does, of a client's statistics in place of its samples."""
+        """Return a personalized model as `personalize`, from statistics instead of samples."""
         return None
 
     def _serve(self, server: Server, sums: Tensors, pool: PrototypePool) -> Server:
@@ -276,18 +325,21 @@ class OneShot(ClosedForm, ABC):
         return replace(server, params=params, private={**server.private, **found})
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """One prototype per class: the mean of all clients' samples."""
+        """Return one prototype per class: the mean of all clients' samples."""
         return pool.class_centres()
 
     def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
-        """The metric that the classifier scores with, around the prototypes of its parts."""
+        """Return the metric of the classifier around its components; None if it has none.
+
+        `fitted` are the tensors that the server keeps next to its parameters.
+        """
         if not {"covariance", "fit"} <= fitted.keys():
             return None
-        prototypes = self.prototypes_of_parts(fitted, pool)
+        prototypes = self.component_prototypes(fitted, pool)
         return Metric(fitted["covariance"], float(fitted["fit"][0]), prototypes)
 
-    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
-        """Return the prototypes that the averaged classifier is made of."""
+    def component_prototypes(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+        """Return the prototypes at the centers of the global classifier's components."""
         return self.reference(pool)
 
 
@@ -299,18 +351,18 @@ def degrees_of(sums: Tensors, groups: ClientMeans) -> float:
 
 
 def is_total(sums: Tensors) -> bool:
-    """Tell whether nothing is known of single clients, so that sums say what tells them apart."""
+    """Return whether sums are totals, which include statistics of how clients differ."""
     return "groups" in sums
 
 
 def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:
-    """Return S [d, d] and how far it is shrunk, as `OneShot.metric` reads them."""
+    """Return S [d, d] and its shrinkage, as `OneShot.metric` reads them."""
     fit = torch.tensor([*shrinkage], dtype=torch.float64, device=covariance.device)
     return {"covariance": pack_symmetric(covariance).float(), "fit": fit}
 
 
 def _judge_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
-    """Hold the counts that were sent to the announced ones; a class may stay at home as a whole."""
+    """Compare counts with the announced ones; a class may be left out as a whole."""
     for label, (sent, held) in enumerate(zip(counts.tolist(), announced, strict=True)):
         if sent not in (0, held):
             return f"class {label} has the count {sent:g}; this client has announced {held}"
@@ -340,7 +392,7 @@ def fit_classes(
 
 
 def class_means(sums: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the classes that somebody holds [K], their means [K, d] and counts [K]."""
+    """Return the classes that any client holds [K], their means [K, d] and counts [K]."""
     present = (sums["counts"] > 0).nonzero().squeeze(1)
     counts = sums["counts"][present].double()
     return present, sums["sums"][present].double() / counts.unsqueeze(1), counts

@@ -1,49 +1,49 @@
-"""Clients that train a model of their own beside the one that they send."""
+"""Methods whose clients train a personal model next to the one that they send."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods._round_values import Context
+from mpfedcl.methods.base import Context, LocalTraining, PerStep
 from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods.messages import Broadcast
 
 _OTHER, _SPEED, _OTHERS_SPEED = "other.", "speed.", "other speed."
 
 
 class Turn(NamedTuple):
-    """What a step is given: whose turn it is, beside what the round has brought."""
+    """The value that a step sees: whether the personal model is trained in it."""
 
-    is_own: bool
-    received: Any
+    is_personal: bool
 
 
 class TwoModels(FedAvg):
-    """FedAvg; each batch serves the client's own model first, then the one that is sent.
+    """FedAvg; each batch trains the personal model first, then the one that is sent.
 
-    The two change places after each step, and each has a velocity of its own.
+    The two models swap places after each step, and each has its own velocity. A subclass changes
+    the gradients in `adjust`, where `context.received.is_personal` says which model is trained.
     """
 
     family = "personal models"
-    predictor = "personal_classifier"
-    global_test_predictor = "global_classifier"
-    repeats = 2
+    primary_predictor = "personal_classifier"
+    primary_predictor_global = "global_classifier"
     needs_sgd = True
 
-    def begin_own(self, context: Context) -> Tensors:
-        """Return the own model that a client begins the round with."""
+    def begin_personal(self, context: Context) -> Tensors:
+        """Return the personal model that a client begins the round with."""
         return context.start
 
-    def descent(self, round_number: int) -> tuple[float, float]:
-        """Momentum is each model's own, and kept in the memory."""
-        return self.experiment.train.learning_rate(round_number), 0.0
+    def local_training(self, round_number: int) -> LocalTraining:
+        """Take two steps on each batch; `adjust` applies the momentum of each model."""
+        return super().local_training(round_number)._replace(momentum=0.0, repeats=2)
 
-    def at_step(self, received: Any, step: int) -> Turn:
-        """Take turns."""
-        return Turn(step % 2 == 0, received)
+    def prepare(self, broadcast: Broadcast) -> PerStep:
+        """Train the personal model in even steps."""
+        return PerStep(lambda step: Turn(step % 2 == 0))
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """Begin with the own model, both at rest."""
+        """Begin with the personal model; both velocities are 0."""
         memory: Tensors = {}
         for name, value in context.start.items():
             memory |= {
@@ -51,19 +51,18 @@ class TwoModels(FedAvg):
                 _SPEED + name: zeros_like(value),
                 _OTHERS_SPEED + name: zeros_like(value),
             }
-        return self.begin_own(context), memory
+        return self.begin_personal(context), memory
 
-    def adjust_and_remember(
+    def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """v <- momentum v + g."""
-        adjusted, memory = super().adjust_and_remember(gradients, params, context)
-        momentum = self.experiment.train.momentum
-        speed = {n: momentum * memory[_SPEED + n] + g for n, g in adjusted.items()}
+        momentum, memory = self.experiment.train.momentum, context.memory
+        speed = {n: momentum * memory[_SPEED + n] + g for n, g in gradients.items()}
         return speed, memory | {_SPEED + name: value for name, value in speed.items()}
 
     def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
-        """Let the other model come in."""
+        """Swap the two models."""
         memory, swapped = context.memory, dict(context.memory)
         for name, value in params.items():
             swapped[_OTHER + name] = value
@@ -72,5 +71,5 @@ class TwoModels(FedAvg):
         return {name: memory[_OTHER + name] for name in params}, swapped
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """Send the other model; the own one predicts."""
+        """Send the other model; the personal one predicts."""
         return {name: context.memory[_OTHER + name] for name in params}, context.state

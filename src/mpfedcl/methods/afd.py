@@ -7,13 +7,13 @@ import torch
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import AfdSettings
-from mpfedcl.methods._parts import PartsOfModel
-from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods._partial_model import PartialModel
+from mpfedcl.methods.base import Server, Tally
 
 _EVERYBODY = "all clients"
 
 
-class Afd(PartsOfModel):
+class Afd(PartialModel):
     """Federated Dropout with a memory: units of parts that lowered the loss are drawn more often.
 
     After a round with the units A and the loss l', where the last one was l > l': the scores of A
@@ -41,7 +41,7 @@ class Afd(PartsOfModel):
         super().__init__(experiment, num_classes)
         self.share = self.settings.share
 
-    def thin(self, server: Server, client: str, round_number: int) -> Tensors:
+    def masks(self, server: Server, client: str, round_number: int) -> Tensors:
         """Return the part that served a client well, or draw one by its scores."""
         who = _EVERYBODY if self.settings.scores == "common" else client
         if kept := _below(server.private, f"{who}/part/"):

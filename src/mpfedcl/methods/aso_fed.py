@@ -9,7 +9,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import AsoFedSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
-from mpfedcl.methods._round_values import Batch, Context, Server
+from mpfedcl.methods.base import Batch, Context, LocalTraining, Server
 
 
 class AsoFed(Asynchronous):
@@ -34,22 +34,18 @@ class AsoFed(Asynchronous):
         {**Asynchronous.search_space, "asofed__pull": (0.001, 0.01, 0.1)}
     )
 
-    def template(self, params: Tensors) -> Tensors:
-        """Differences, by names of their own: they are no parameters."""
-        return {f"change.{name}": value for name, value in super().template(params).items()}
-
     def init_client(self, params: Tensors) -> Tensors:
-        """No gradients yet; seconds in all and how many times."""
+        """Start without gradients; `delays` are the seconds in total and their number."""
         none = {name: value.new_zeros(value.shape) for name, value in params.items()}
         past = {f"{part}.{n}": value for part in ("mean", "last") for n, value in none.items()}
         return {**past, "delays": next(iter(params.values())).new_zeros(2)}
 
-    def descent(self, round_number: int) -> tuple[float, float]:
-        """No momentum: the mean of past gradients is in its place."""
-        return super().descent(round_number)[0], 0.0
+    def local_training(self, round_number: int) -> LocalTraining:
+        """Train without momentum: the mean of past gradients takes its place."""
+        return super().local_training(round_number)._replace(momentum=0.0)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """Go on with the gradients of the last time."""
+        """Continue with the gradients of the last time."""
         past = {name: value for name, value in context.state.items() if name != "delays"}
         return context.start, past
 
@@ -58,7 +54,7 @@ class AsoFed(Asynchronous):
         proximity = self.settings.pull * half_squared_distance(params, context.start)
         return super().loss(params, batch, context) + proximity
 
-    def adjust_and_remember(
+    def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """r (g - g_before + h), r = max(1, log of its mean delay);  h <- β h + (1 - β) g."""
@@ -79,7 +75,7 @@ class AsoFed(Asynchronous):
         return changes, {**context.memory, "delays": context.state["delays"]}
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
-        """Add the seconds, once more."""
+        """Add the seconds, and count them."""
         delays = state["delays"]
         return {**state, "delays": delays + delays.new_tensor([seconds, 1])}
 

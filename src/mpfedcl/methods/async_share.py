@@ -11,7 +11,7 @@ import torch
 
 from mpfedcl.experiment.method_settings import AsyncShareSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness
-from mpfedcl.methods._round_values import Server
+from mpfedcl.methods.base import Server
 from mpfedcl.methods.messages import Update
 
 

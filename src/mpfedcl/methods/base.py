@@ -1,58 +1,217 @@
-"""The one abstraction a federated method is written in.
+"""The interface that a federated method is written in, and the values that its hooks see.
 
-A method is a few functions; engines differ only in where they run them. The hooks in the order in
-which a round calls them: `prepare` and `begin`, then for each step `at_step`, `loss`,
-`adjust` (or `adjust_and_remember`) and `after_step`, then `finish` and `summarize` on the clients;
-`reduce` on the server; `project` and `reference` when prototypes predict. Hooks about sums over
-clients are in `_sum_hooks.py`.
+A method is a subclass of `Method` that overrides the hooks in which it differs from FedAvg. In a
+round they are called in this order:
 
-`loss`, `adjust`, `adjust_and_remember` and `after_step` run under `torch.func.vmap` in batched
-engines: no branching on values, masks instead. The other hooks are ordinary code.
+    server   `init_server` (before round 1); the shared parameters are broadcast
+    client   `init_client` (before its first round), `describe`, `prepare`, `begin`;
+             for each batch `loss`, `adjust`, the optimizer's step, `after_step`;
+             `finish`, whose tensors are sent to the server
+    server   `weigh` for each update, then `reduce` with the weighted means, and `remarks`
+
+`shared` says which parameters travel, `local_training` how many steps a client takes. Engines
+differ only in where and how they run the hooks: `loss`, `adjust` and `after_step` run under
+`torch.func.vmap` for many clients at once, so they must not branch on values of tensors
+(`torch.where` and masks instead). The other hooks are ordinary code.
+
+A method that does more opts into a capability by its base class: `SharesPrototypes`, `OneShot`,
+`CollectsStatistics`, `Asynchronous`, `PartialModel`, `TwoModels` (all in `mpfedcl.methods`).
+`mpfedcl.methods.check_method(MyMethod)` checks a class of your own.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final, get_args, get_type_hints
 
+import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, log_softmax
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.gaussian import Metric
-from mpfedcl.methods._predictors import PREDICTORS, PredictorName, Test
-from mpfedcl.methods._round_values import Batch, Context, Public, Server, Tally
-from mpfedcl.methods._sum_hooks import SumHooks
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.models import Model
-from mpfedcl.prototypes import (
-    MOST_PROTOTYPES,
-    PrototypePool,
-    Prototypes,
-    kmeans_prototypes,
-    mean_prototypes,
-)
+from mpfedcl.prototypes import PrototypePool, Prototypes
 
+PredictorName = Literal[
+    "personal_classifier",
+    "personal_prototype",
+    "global_classifier",
+    "global_prototype",
+    "personal_classifier_prior",
+    "global_classifier_prior",
+    "global_prototype_prior",
+    "global_classifier_estimated",
+]
+PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
+"""The model that predicts, and the rule it predicts by. `prior`: the client's label shares are
+added to the scores; `estimated`: label shares are estimated from unlabeled test samples instead."""
+Test = Literal["local_test", "global_test"]
+TESTS: tuple[Test, ...] = get_args(Test)
+"""local_test: each client on its own test samples; global_test: on the test samples of all."""
 Family = Literal[
     "shared model", "personal models", "prototypes", "asynchronous", "one-shot", "alone"
 ]
 
 
-class Method(SumHooks):
-    """A federated method. The defaults are FedAvg's; a subclass says what it does differently.
+# Values that hooks are given and return
 
-    A subclass has a `name`, a one-line `summary` and the `predictor` it is judged by, and overrides
-    the hooks below in which it differs. Methods in this folder are found automatically; one of your
-    own is named by `--method package.module:Class`.
+
+class Batch(NamedTuple):
+    """Inputs [B, ...], labels [B] and a mask [B] that is false for padding rows.
+
+    Engines that train many clients at once pad batches to equal sizes. A loss averages with `mean`
+    or `cross_entropy`, which leave padding out.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    mask: Tensor
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """Return the mean of one value per sample [B] over the real samples."""
+        # Filled, not multiplied: a padding row counts for nothing even if it gives NaN.
+        return per_sample.masked_fill(~self.mask, 0).sum() / self.mask.sum().clamp(min=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy of logits [B, C] over the real samples."""
+        if not torch._C._functorch.is_functorch_wrapped_tensor(logits):
+            return self.mean(cross_entropy(logits, self.labels, reduction="none"))
+        # The same bits: torch's own is slow under vmap, and loads a compiler at the first step.
+        likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
+        return self.mean(-likelihoods.squeeze(-1))
+
+
+class FullBatch(Batch):
+    """A batch without padding: means need no mask, and fewer operations."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, inputs: Tensor, labels: Tensor) -> Self:
+        """Return these samples, all of them real."""
+        return cls(inputs, labels, torch.ones_like(labels, dtype=torch.bool))
+
+    def mean(self, per_sample: Tensor) -> Tensor:
+        """Return the mean of one value per sample."""
+        return per_sample.mean()
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return the mean cross-entropy."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(logits):
+            return super().cross_entropy(logits)
+        return cross_entropy(logits, self.labels)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a client knows while it trains, next to the parameters and the batch."""
+
+    apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
+    """The model: `embeddings, logits = context.apply(params, inputs)`."""
+    start: Tensors
+    """The parameters that this client began the round with."""
+    received: Any
+    """The value that `prepare` returned: the same for every client."""
+    state: Tensors
+    """This client's own state, kept between rounds."""
+    own: Tensors = field(default_factory=dict)
+    """The constants that `describe` computed from this client's labels."""
+    memory: Tensors = field(default_factory=dict)
+    """Tensors that this client carries from step to step, until the round ends."""
+
+
+class PerStep:
+    """A value of `prepare` that differs from step to step: `context.received` is then `at(step)`.
+
+    Steps are counted from 0, and `at` runs outside `vmap`: all clients see the same value.
+    """
+
+    def __init__(self, at: Callable[[int], Any]) -> None:
+        self.at = at
+
+
+def received_at(received: Any, step: int) -> Any:
+    """Return `context.received` for a step, given the value that `prepare` returned."""
+    return received.at(step) if isinstance(received, PerStep) else received
+
+
+class LocalTraining(NamedTuple):
+    """How a client trains in a round."""
+
+    lr: float
+    momentum: float
+    epochs: int
+    """Passes over the client's samples."""
+    repeats: int = 1
+    """Steps on each batch."""
+
+    @property
+    def passes(self) -> int:
+        """Steps for each batch of the client's samples."""
+        return self.epochs * self.repeats
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server's state between rounds, without the prototype pool."""
+
+    params: Tensors
+    extra: Tensors = field(default_factory=dict)
+    """Sent to the clients with each broadcast, next to the shared parameters."""
+    private: Tensors = field(default_factory=dict)
+    """Kept on the server, never sent."""
+
+
+class Public(NamedTuple):
+    """Samples that the server holds, and the model to evaluate on them."""
+
+    apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
+    """`embeddings, logits = public.apply(params, public.inputs)`."""
+    inputs: Tensor
+    labels: Tensor
+
+
+class Tally(NamedTuple):
+    """The accepted updates of a round, in order of client name."""
+
+    names: Sequence[str]
+    sizes: Sequence[int]
+    """Training samples."""
+    weights: Sequence[float]
+    """In the mean; 0 for a client that withheld its update."""
+    losses: Sequence[float | None]
+    share: float
+    """Σ n_i of these clients / Σ n_i of all clients."""
+    prototypes: Mapping[str, Prototypes]
+    sums: Tensors
+    """Sums over clients of the statistics that `CollectsStatistics.collect` returned."""
+    units: Mapping[str, Tensors] = MappingProxyType({})
+    """`PartialModel`: masks of the hidden units that a client trained, by client and layer."""
+
+
+# The interface
+
+_PROMISES = {
+    "plain_steps": {"init_client", "begin", "adjust", "after_step", "finish"},
+    "plain_average": {"reduce"},
+    "totals_suffice": {"weigh"},
+}
+"""Attributes that become False in a class that defines one of these hooks."""
+
+
+class Method:
+    """A federated method. The defaults are FedAvg's; a subclass overrides what it does differently.
+
+    A subclass has a `name`, a one-line `summary` and a `primary_predictor`. Methods in this folder
+    are found by their file name; a class of your own is named by `--method package.module:Class`.
 
     Args:
         experiment: All settings, resolved: nothing is left open.
-        num_classes: C, the classes of the data set.
+        num_classes: C, the number of classes of the data set.
 
     Example:
         >>> from mpfedcl import Batch, Context, Experiment, Method
@@ -66,54 +225,77 @@ class Method(SumHooks):
         True
     """
 
+    # Description
+
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     family: ClassVar[Family] = "shared model"
-    """Under which heading `mpfedcl methods` and the docs list it."""
+    """The heading under which `mpfedcl methods` and the docs list the method."""
     paper: ClassVar[str] = ""
-    """Who described it, where and when: `McMahan et al., AISTATS 2017`."""
+    """Authors, venue and year: `McMahan et al., AISTATS 2017`."""
     interpretation: ClassVar[str] = ""
-    """What the paper leaves open, or could not be checked, and how it is done here: a sentence."""
+    """How the implementation settles points that the paper leaves open: a sentence."""
     sends: ClassVar[str] = "its model"
     """What a client sends in a round, in a few words."""
     keeps: ClassVar[str] = "nothing"
-    """What a client keeps for its next round, in a few words; `the server: ...` for the server."""
-    predictor: ClassVar[PredictorName] = "global_classifier"
-    """The reading that this method is judged by, on the clients' local test sets."""
-    global_test_predictor: ClassVar[PredictorName | None] = None
-    """The same on a test of all clients' classes; None: as on their local test sets."""
+    """What a client keeps between rounds, in a few words; `the server: ...` for the server."""
+
+    # Evaluation
+
+    primary_predictor: ClassVar[PredictorName] = "global_classifier"
+    """The predictor of the primary metric on the local test sets."""
+    primary_predictor_global: PredictorName | None = None
+    """The same on the global test set; None: `primary_predictor`."""
     predictors: ClassVar[tuple[PredictorName, ...]] = PREDICTORS
-    """What there is to read; the others are null, as a classifier's that is never trained."""
+    """The predictors that are defined; the others are null in records."""
+
+    # Settings
+
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings that differ from the data set's defaults, as `{"prototypes__padding": "fill"}`; a
-    function finds the value from the experiment as it begins, and a resumed run keeps it."""
+    """Settings that differ from the data set's defaults, such as `{"prototypes__padding": "fill"}`;
+    a function computes the value from the experiment at the start of a run."""
     search_space: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         {"train__lr": (0.01, 0.03, 0.1, 0.3)}
     )
-    """What `mpfedcl tune` searches: settings and the values to try. A method adds its own to these:
-    `{**Method.search_space, "mine__beta": (0.1, 0.5)}`; the defaults are always tried."""
+    """Settings that `mpfedcl tune` searches, and the values to try; the defaults are always tried.
+    A method adds its own: `{**Method.search_space, "mine__beta": (0.1, 0.5)}`."""
     options: ClassVar[tuple[str, ...]] = ()
-    """Names that it reads of `experiment.options`, beside such search_space; others are refused."""
+    """Names that the method reads from `experiment.options`; others are rejected."""
     settings: Settings
-    """Settings of its own: a subclass says `settings: MySettings`, a class of settings in its own
-    file with a `section`, and they are flags and keys of that name."""
+    """The method's own settings: a subclass declares `settings: MySettings`, a class of settings
+    with a `section` in the same file, and they become flags and keys of that name."""
 
-    timing: ClassVar[Literal["rounds", "arrivals", "tiers", "ticks"]] = "rounds"
-    """When the server folds what comes; all but rounds are for `Asynchronous` methods."""
-    public: Public | None = None
-    """The model and images that no client has, where `--public.size` holds some out."""
+    # Behavior
+
     trains: ClassVar[bool] = True
-    """False: clients run no steps; what they send is what `collect` makes of their samples."""
-    repeats: int = 1
-    """Steps that are taken on each batch."""
-    needs_sgd: ClassVar[bool] = False
-    """Whether its formulas hold for steps along the gradient alone, with or without momentum."""
+    """False: clients take no steps (`ClosedForm`, or `CollectsStatistics` without a model)."""
     shares_model: bool = True
-    shares_prototypes: bool = False
-    sends_pool: ClassVar[bool] = True
-    """Whether clients are sent prototypes too; False: only the server looks at what they share."""
-    clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
-    """How `summarize` makes a class's prototypes; a method with dbscan does so itself."""
+    """False: `shared` is False for every parameter."""
+    needs_sgd: ClassVar[bool] = False
+    """Whether the formulas hold only for plain gradient steps, with or without momentum."""
+    may_withhold: ClassVar[bool] = False
+    """Whether `finish` may return None; otherwise an update without a model is rejected."""
+    public: Public | None = None
+    """Samples that no client holds, if `--public.size` is set."""
+    initial: Tensors
+    """The initial parameters in the order of the layers; set before the first hook is called."""
+
+    # Promises, withdrawn automatically (see `_PROMISES`)
+
+    plain_steps: ClassVar[bool] = True
+    """Whether a client only descends `loss`, so that engines may skip the hooks around it."""
+    plain_average: ClassVar[bool] = True
+    """Whether the server only averages, so that the mean may be noisy (differential privacy)."""
+    totals_suffice: ClassVar[bool] = False
+    """Whether the server needs only sums over clients (`--secure-aggregation`): weights are numbers
+    of samples, and `reduce` reads no single client from the tally."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for promise, hooks in _PROMISES.items():
+            if promise not in vars(cls):
+                inherited = all(getattr(base, promise, True) for base in cls.__bases__)
+                setattr(cls, promise, inherited and not hooks & vars(cls).keys())
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         self.experiment = experiment
@@ -121,74 +303,35 @@ class Method(SumHooks):
         kind = self.settings_class()
         values = getattr(experiment, kind.section, {}) if kind.section else {}
         self.settings = read_section(kind.section, kind, values)
-        per_class = experiment.prototypes.per_class
-        numbers = {"kmeans": None if per_class == "auto" else per_class, "mean": 1, "dbscan": None}
-        self.num_prototypes = numbers[self.clustering]
-        """At most so many prototypes per class and client; None: any number."""
         if self.needs_sgd and experiment.train.optimizer != "sgd":
             raise InvalidInput(
                 f"train.optimizer is {experiment.train.optimizer!r}; with method {self.name} it "
                 "must be sgd: its formulas are about steps along the gradient."
             )
 
+    @final
     @classmethod
     def settings_class(cls) -> type[Settings]:
-        """Return the class of its own settings, or `Settings` where it has none."""
+        """Return the class of the method's own settings, or `Settings` if it has none."""
         found: type[Settings] = get_type_hints(cls)["settings"]
         return found
 
+    @final
     def predictor_on(self, test: Test) -> PredictorName:
-        """Return the predictor that a test is judged by; one test for all clients is a union."""
+        """Return the primary predictor on a test set; a shared test set is a global one."""
+        overall = self.primary_predictor_global or self.primary_predictor
         if self.experiment.privacy.has_budget:
-            # What else is read looks at training samples, which no noise protects there.
-            main = self.global_test_predictor or self.predictor
-            return main if main == "global_prototype" else "global_classifier"
+            # The other predictors read training samples, which no noise protects there.
+            return overall if overall == "global_prototype" else "global_classifier"
         if test == "global_test" or self.experiment.partition.test == "shared":
-            return self.global_test_predictor or self.predictor
-        return self.predictor
+            return overall
+        return self.primary_predictor
 
-    @property
-    def epochs(self) -> int:
-        """Passes over a client's samples in each round."""
-        return self.experiment.train.epochs
-
-    @property
-    def adds_to_loss(self) -> bool:
-        """Whether the loss is more than the classifier's: engines choose the fastest way by it.
-
-        False where a term has no weight, so that the method then is FedAvg to the bit.
-        """
-        return type(self).loss is not Method.loss
-
-    def own_model(self, input_size: int) -> Model | None:
-        """Return the model of a method that brings its own; None: the one that settings name."""
-        return None
-
-    def shares_prototypes_in(self, round_number: int) -> bool:
-        """Tell whether clients send prototypes in a round."""
-        return self.shares_prototypes
-
-    def see_model(self, params: Tensors) -> None:
-        """Look at the model before anything is asked: its parameters, from first layer to last.
-
-        Here a method refuses settings that do not fit the model.
-        """
-
-    # What travels, what is kept
-
-    def shared(self, parameter: str) -> bool:
-        """Tell whether a parameter is sent; the others stay with each client."""
-        return self.shares_model
+    # State
 
     def init_server(self, params: Tensors) -> Server:
         """Return the server's state before round 1."""
         return Server(params)
-
-    def template(self, params: Tensors) -> Tensors:
-        """Return a tensor of the right shape and type for each name that `finish` sends up."""
-        if not self.trains:
-            return {}
-        return {name: value for name, value in params.items() if self.shared(name)}
 
     def init_client(self, params: Tensors) -> Tensors:
         """Return a client's own state before its first round."""
@@ -196,25 +339,28 @@ class Method(SumHooks):
 
     # On the client
 
+    def shared(self, parameter: str) -> bool:
+        """Return whether a parameter is sent; the others stay with each client."""
+        return self.shares_model
+
     def describe(self, labels: Tensor) -> Tensors:
-        """Return constants of a client's training labels, for the loss; they never leave it."""
+        """Return constants of a client's training labels [n] as `context.own`; they never leave."""
         return {}
 
-    def descent(self, round_number: int) -> tuple[float, float]:
-        """Return the length of a round's steps and their momentum."""
-        train = self.experiment.train
-        return train.learning_rate(round_number), train.momentum
-
     def prepare(self, broadcast: Broadcast) -> Any:
-        """Turn the broadcast into what the loss needs, once per round."""
+        """Turn the broadcast into `context.received`, once per round; a `PerStep` varies by step.
+
+        `broadcast` has the shared `params`, the server's `extra` tensors and the prototype `pool`.
+        """
         return None
 
-    def at_step(self, received: Any, step: int) -> Any:
-        """Return what the loss is given in a step, counted from 0: the same for every client."""
-        return received
+    def local_training(self, round_number: int) -> LocalTraining:
+        """Return the learning rate, momentum, epochs and steps per batch of a round."""
+        train = self.experiment.train
+        return LocalTraining(train.learning_rate(round_number), train.momentum, train.epochs)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """Return the parameters and the memory that a client begins a round's steps with."""
+        """Return the parameters and the memory that a client begins its steps with."""
         return context.start, {}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
@@ -222,112 +368,71 @@ class Method(SumHooks):
         _, logits = context.apply(params, batch.inputs)
         return batch.cross_entropy(logits)
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
-        """Change the gradients before a step; safe under vmap."""
-        return gradients
-
-    def adjust_and_remember(
+    def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """Return the gradients of a step and the memory to go on with; safe under vmap."""
-        return self.adjust(gradients, params, context), context.memory
+        """Return the gradients of a step and the memory to continue with; safe under vmap."""
+        return gradients, context.memory
 
     def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
-        """Return the parameters and the memory to go on with after a step; safe under vmap."""
+        """Return the parameters and the memory to continue with after a step; safe under vmap."""
         return params, context.memory
 
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
-        """Return what is averaged at the server, and the client's new state.
+        """Return the tensors that the server averages, and the client's new state.
 
-        None in place of the first withholds the update: the client has still answered.
-        `num_steps` counts all steps, `context.memory` is what the last one has left.
+        Names, shapes and types of the tensors are the same in all rounds: one call before the first
+        round, without any step, finds them out. None in place of the tensors withholds the update
+        (`may_withhold`): the client has answered, and nothing is averaged.
         """
         return {name: value for name, value in params.items() if self.shared(name)}, context.state
 
-    def summarize(
-        self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]
-    ) -> list[Prototypes]:
-        """Return the prototypes of several clients from their projected embeddings.
-
-        Where `shares_prototypes` is false they are never sent: they only serve the predictor by
-        nearest prototype, beside the classifier's.
-        """
-        settings = self.experiment.prototypes
-        common = {
-            "num_classes": self.num_classes,
-            "min_cluster_size": settings.min_cluster_size,
-        }
-        if self.clustering == "mean":
-            return mean_prototypes(embeddings, labels, **common)
-        number: int | Literal["auto"] = self.num_prototypes or 1
-        if self._chooses_number:
-            number = "auto"
-        return kmeans_prototypes(
-            embeddings, labels, seeds, num_prototypes=number, init=settings.init, **common
-        )
-
     # On the server
-
-    def thin(self, server: Server, client: str, round_number: int) -> Tensors:
-        """Return masks of the units of each hidden layer that a client is sent; empty: all of them.
-
-        Where it was not sent a number, its update has the server's.
-        """
-        return {}
 
     def weigh(self, update: Update, server: Server) -> float:
         """Return an update's weight in the mean, from this update alone; 0 leaves it out."""
         return update.num_samples
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Fold the clients' averages, and what else came with them, into the server's state.
+        """Return the server's next state, given the weighted means of the clients' tensors.
 
-        `means` is empty where clients send sums alone, or all have withheld their updates.
+        `means` is empty if clients send statistics only, or if all have withheld their updates.
         """
         return replace(server, params={**server.params, **means})
 
-    # For the records
-
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Return what the round's record should say beside what every method's does."""
+        """Return JSON entries to add to the record of a round."""
         return {}
 
-    # When prototypes predict
 
-    def project(self, embeddings: Tensor) -> Tensor:
-        """Return the embeddings in the space where prototypes are made and compared."""
-        if self.experiment.prototypes.normalize:
-            return normalize(embeddings, dim=-1, eps=1e-12)
-        return embeddings
+def update_template(method: Method, initial: Tensors, embedding_size: int) -> Tensors:
+    """Return tensors of the names, shapes and types that a client's `finish` sends.
 
-    def reference(self, pool: PrototypePool) -> PrototypePool:
-        """Return the prototypes that clients are sent, and that predictions are compared with."""
-        return pool
+    They are found by running the hooks of the first round without any step.
+    """
+    if not method.trains:
+        return {}
+    shared = {name: value for name, value in initial.items() if method.shared(name)}
+    if method.plain_steps:
+        return shared
+    like = next(iter(initial.values()))
+    pool = PrototypePool.empty(
+        method.num_classes, embedding_size, dtype=like.dtype, device=like.device
+    )
+    broadcast = Broadcast(1, shared, method.init_server(initial).extra, pool)
+    context = Context(
+        _refuse_to_apply,
+        initial,
+        received_at(method.prepare(broadcast), 0),
+        method.init_client(initial),
+        method.describe(torch.zeros(1, dtype=torch.int64, device=like.device)),
+    )
+    params, memory = method.begin(context)
+    sent, _ = method.finish(params, replace(context, memory=memory), 1)
+    return shared if sent is None else sent
 
-    def own_reference(self, reference: PrototypePool, client: str) -> PrototypePool:
-        """Return what a client's own model is compared with, of what `reference` returned."""
-        return reference
 
-    @property
-    def most_prototypes(self) -> int | None:
-        """The most prototypes of a class that an honest client sends, for the guard."""
-        return MOST_PROTOTYPES if self._chooses_number else self.num_prototypes
-
-    @property
-    def _chooses_number(self) -> bool:
-        is_open = self.num_prototypes is None and self.clustering == "kmeans"
-        return is_open and self.experiment.prototypes.per_class == "auto"
-
-    def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
-        """Return the metric in which samples are far from the pool; None: by `reference` alone.
-
-        `fitted` is what the server keeps beside its parameters.
-        """
-        return None
-
-    def longest_prototype(self) -> float:
-        """Return the greatest length an honest prototype can have, for the guard."""
-        # A mean of vectors of length 1 is no longer than 1; the rest is rounding.
-        return 1.001 if self.experiment.prototypes.normalize else math.inf
+def _refuse_to_apply(*_: object) -> tuple[Tensor, Tensor]:
+    raise TypeError("finish has no samples to apply the model to")

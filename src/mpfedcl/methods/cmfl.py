@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import CmflSettings
-from mpfedcl.methods._round_values import Context, Server, Tally
+from mpfedcl.methods.base import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 
@@ -33,6 +33,7 @@ class Cmfl(FedAvg):
     sends = "its model, or nothing"
     keeps = "nothing; the server: the last global update"
     totals_suffice = False
+    may_withhold = True
     settings: CmflSettings
     search_space = MappingProxyType(
         {**FedAvg.search_space, "cmfl__threshold": (0.5, 0.6, 0.7, 0.8)}

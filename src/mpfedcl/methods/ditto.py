@@ -4,12 +4,12 @@ from types import MappingProxyType
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import DittoSettings
-from mpfedcl.methods._round_values import Context
 from mpfedcl.methods._two_models import TwoModels
+from mpfedcl.methods.base import Context
 
 
 class Ditto(TwoModels):
-    """FedAvg, and beside it each client's own model v, which descends f(v) + λ/2 |v - w|^2."""
+    """FedAvg with model w; each client also trains a personal model v on f(v) + λ/2 |v - w|^2."""
 
     name = "ditto"
     summary = "FedAvg, and personal models pulled towards the global one"
@@ -22,21 +22,23 @@ class Ditto(TwoModels):
     )
 
     def init_client(self, params: Tensors) -> Tensors:
-        """The own model is the first global one."""
+        """Start the personal model at the first global one."""
         return params
 
-    def begin_own(self, context: Context) -> Tensors:
-        """Go on with the own model."""
+    def begin_personal(self, context: Context) -> Tensors:
+        """Continue with the personal model of the last round."""
         return context.state
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
-        """g + λ (v - w) for the own model."""
-        pull = self.settings.weight if context.received.is_own else 0.0
-        if not pull:
-            return gradients
-        return {n: g + pull * (params[n] - context.start[n]) for n, g in gradients.items()}
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
+        """g + λ (v - w) for the personal model."""
+        pull = self.settings.weight if context.received.is_personal else 0.0
+        if pull:
+            gradients = {n: g + pull * (params[n] - context.start[n]) for n, g in gradients.items()}
+        return super().adjust(gradients, params, context)
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """Send the model of FedAvg; keep the own one."""
+        """Send the model of FedAvg; keep the personal one."""
         sent, _ = super().finish(params, context, num_steps)
         return sent, params

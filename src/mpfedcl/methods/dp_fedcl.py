@@ -6,7 +6,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from mpfedcl.experiment.method_settings import DbscanSettings
-from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
+from mpfedcl.methods.mp_fedcl import CONTRAST_SEARCH_SPACE, MpFedCL
 from mpfedcl.prototypes import Prototypes, dbscan_prototypes
 
 
@@ -22,7 +22,7 @@ class DpFedCL(MpFedCL):
     clustering = "dbscan"
     settings: DbscanSettings
     defaults = MappingProxyType({"prototypes__padding": "fill"})
-    search_space = MappingProxyType({**CONTRAST_KNOBS, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
+    search_space = MappingProxyType({**CONTRAST_SEARCH_SPACE, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
 
     def summarize(
         self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]

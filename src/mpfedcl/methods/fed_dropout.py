@@ -5,12 +5,12 @@ from types import MappingProxyType
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import FedDropoutSettings
-from mpfedcl.methods._parts import PartsOfModel
-from mpfedcl.methods._round_values import Server
+from mpfedcl.methods._partial_model import PartialModel
+from mpfedcl.methods.base import Server
 from mpfedcl.methods.fedavg import FedAvg
 
 
-class FedDropout(PartsOfModel):
+class FedDropout(PartialModel):
     """Each client trains a smaller network: a random part of every hidden layer's units.
 
     The part is drawn anew for each client and round. Both directions and the work shrink; the whole
@@ -29,6 +29,6 @@ class FedDropout(PartsOfModel):
         self.share, self.fill = self.settings.share, self.settings.fill
         self.scales = self.settings.scale
 
-    def thin(self, server: Server, client: str, round_number: int) -> Tensors:
+    def masks(self, server: Server, client: str, round_number: int) -> Tensors:
         """Draw a client's units of this round."""
         return self.draw_units(server.params, {}, round_number, client)

@@ -15,7 +15,7 @@ from mpfedcl.methods._asynchronous import (
     half_squared_distance,
     mix,
 )
-from mpfedcl.methods._round_values import Batch, Context, Server
+from mpfedcl.methods.base import Batch, Context, Server
 
 
 class FedAsync(Asynchronous):

@@ -10,7 +10,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedATSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
-from mpfedcl.methods._round_values import Batch, Context, Server
+from mpfedcl.methods.base import Batch, Context, Server
 
 
 class FedAT(Asynchronous):

@@ -1,10 +1,10 @@
-"""FedAvg-FT: FedAvg, and a classifier that each client fine-tunes for itself."""
+"""FedAvg-FT (Cheng et al., 2021): FedAvg, and a classifier that each client fine-tunes."""
 
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods._round_values import Context
 from mpfedcl.methods._two_models import TwoModels
+from mpfedcl.methods.base import Context
 
 
 class FedAvgFT(TwoModels):
@@ -18,10 +18,12 @@ class FedAvgFT(TwoModels):
     paper = "Cheng et al., 2021, and others"
     interpretation = "Fine-tuning takes the batches of the round, so every round can be evaluated."
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
-        """Of the own model, only the classifier moves."""
-        if not context.received.is_own:
-            return gradients
-        return {
-            n: g if n.startswith("classifier.") else zeros_like(g) for n, g in gradients.items()
-        }
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
+        """Move only the classifier of the personal model."""
+        if context.received.is_personal:
+            gradients = {
+                n: g if n.startswith("classifier.") else zeros_like(g) for n, g in gradients.items()
+            }
+        return super().adjust(gradients, params, context)

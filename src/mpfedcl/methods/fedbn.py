@@ -20,7 +20,7 @@ class FedBN(FedAvg):
     )
     sends = "its model without normalization layers"
     keeps = "scales and shifts of its normalization layers"
-    predictor = "personal_classifier"
+    primary_predictor = "personal_classifier"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

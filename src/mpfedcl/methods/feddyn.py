@@ -6,7 +6,7 @@ from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedDynSettings
-from mpfedcl.methods._round_values import Context, Server, Tally
+from mpfedcl.methods.base import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 
 
@@ -36,10 +36,13 @@ class FedDyn(FedAvg):
         """Start a client's gradient at zero; it stays with the client."""
         return {name: zeros_like(value) for name, value in params.items()}
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
         """g - g_i + alpha (w - w_global)."""
         alpha, own, start = self.settings.alpha, context.state, context.start
-        return {n: g - own[n] + alpha * (params[n] - start[n]) for n, g in gradients.items()}
+        steps = {n: g - own[n] + alpha * (params[n] - start[n]) for n, g in gradients.items()}
+        return steps, context.memory
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
         """g_i' = g_i - alpha (w_i - w_global)."""

@@ -69,8 +69,8 @@ class FedGauss(OneShot):
     name = "fedgauss"
     summary = "Gaussian prototypes in closed form from one exchange of sums, no training"
     paper = "this package"
-    predictor = "personal_classifier_prior"
-    global_test_predictor = "global_classifier"
+    primary_predictor = "personal_classifier_prior"
+    primary_predictor_global = "global_classifier"
     second_moment = "within"
     sends_fit = True
     estimates_effects = True
@@ -185,7 +185,7 @@ class FedGauss(OneShot):
         )
         return components._asdict()
 
-    def prototypes_of_parts(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
+    def component_prototypes(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
         """Each client's prototypes; one per class where clients do not differ."""
         effects = ClientEffects(*fitted["fit"][2:4].tolist())
         if not any(effects):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedMmdSettings
-from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.base import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 
 _POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e2, 1e3, 1e4, 1e5, 1e6)

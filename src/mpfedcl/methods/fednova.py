@@ -7,7 +7,7 @@ from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedNovaSettings
-from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods.base import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Update
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedOptSettings
-from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods.base import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 
 

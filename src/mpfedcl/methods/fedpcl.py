@@ -4,18 +4,13 @@ from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedPclSettings
-from mpfedcl.methods._predictors import PredictorName
-from mpfedcl.methods._round_values import Batch, Context
-from mpfedcl.methods.base import Method
+from mpfedcl.methods._prototypes import SharesPrototypes
+from mpfedcl.methods.base import Batch, Context, Method, PredictorName
 from mpfedcl.methods.messages import Broadcast
-from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
-
-_LONGEST = 1.001
-"""Of a mean of vectors of length 1; the rest is rounding."""
+from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contrast
 
 
 class PrototypeTargets(NamedTuple):
@@ -25,12 +20,12 @@ class PrototypeTargets(NamedTuple):
     each: ContrastTargets
 
 
-class FedPcl(Method):
+class FedPcl(SharesPrototypes):
     """Only class means are sent; embeddings are contrasted with their mean and with every client's.
 
     L = -log softmax_c(z·U(c) / t)_y, U(c) the mean over the clients that hold class c, plus the
-    mean of the same over every client's own class means; z and all embeddings behind the means have
-    length 1. No classifier is trained: a client predicts with the nearest of its own class means.
+    mean of the same over every client's own class means; z and the embeddings behind the means have
+    norm 1. No classifier is trained: a client predicts with the nearest of its own class means.
     """
 
     name = "fedpcl"
@@ -40,11 +35,12 @@ class FedPcl(Method):
     interpretation = "One view of each image, contrasted with all classes that some client holds."
     sends = "its class means"
     keeps = "its model"
-    predictor = "personal_prototype"
+    primary_predictor = "personal_prototype"
     predictors: ClassVar[tuple[PredictorName, ...]] = ("personal_prototype",)
     shares_model = False
-    shares_prototypes = True
     clustering = "mean"
+    normalizes = True
+    compares_with_own = True
     settings: FedPclSettings
     search_space = MappingProxyType(
         {**Method.search_space, "fedpcl__temperature": (0.07, 0.2, 0.5)}
@@ -68,21 +64,9 @@ class FedPcl(Method):
                 batch.mask,
                 targets,
                 temperature=self.settings.temperature,
-                reach=_LONGEST**2,
+                reach=self.max_norm**2,
             )
             for targets in received
         )
         # Engines ask for the slope of every parameter, the idle classifier's too.
         return averaged + each + 0 * batch.cross_entropy(logits)
-
-    def project(self, embeddings: Tensor) -> Tensor:
-        """Embeddings are of length 1, whatever the settings of other methods' prototypes."""
-        return normalize(embeddings, dim=-1, eps=1e-12)
-
-    def own_reference(self, reference: PrototypePool, client: str) -> PrototypePool:
-        """A client predicts by its own prototypes: it can name no class that it does not hold."""
-        return reference.only(client)
-
-    def longest_prototype(self) -> float:
-        """A mean of vectors of length 1 is no longer."""
-        return _LONGEST

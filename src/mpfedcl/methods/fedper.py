@@ -1,9 +1,11 @@
 """FedPer (Arivazhagan et al., 2019)."""
 
+from functools import cached_property
 from types import MappingProxyType
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
+from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import FedPerSettings
 from mpfedcl.methods.fedavg import FedAvg
 
@@ -21,30 +23,32 @@ class FedPer(FedAvg):
     interpretation = "All clients begin with the same last layers."
     sends = "all layers but the last"
     keeps = "its last layers"
-    predictor = "personal_classifier"
+    primary_predictor = "personal_classifier"
     settings: FedPerSettings
     search_space = MappingProxyType({**FedAvg.search_space, "fedper__layers": (1, 2)})
-    _at_home: frozenset[str]
 
-    def see_model(self, params: Tensors) -> None:
-        """Find the last layers by their position in the model."""
-        layers, asked = _by_layer(params), self.settings.layers
+    def __init__(self, experiment: Experiment, num_classes: int) -> None:
+        super().__init__(experiment, num_classes)
+        if self.settings.layers and experiment.privacy.has_budget:
+            raise InvalidInput(
+                f"fedper.layers is {self.settings.layers}; with a privacy budget it must be 0: "
+                "only a model that clients share may be evaluated there."
+            )
+
+    def shared(self, parameter: str) -> bool:
+        """Send all but the last layers."""
+        return parameter not in self._personal
+
+    @cached_property
+    def _personal(self) -> frozenset[str]:
+        """The parameters of the last layers, found by their position in the model."""
+        layers, asked = _by_layer(self.initial), self.settings.layers
         if asked > len(layers):
             raise InvalidInput(
                 f"fedper.layers is {asked}; the model has {len(layers)} layers, so it must be at "
                 f"most {len(layers)}."
             )
-        last = layers[len(layers) - asked :]
-        self._at_home = frozenset(name for layer in last for name in layer)
-        if last and self.experiment.privacy.has_budget:
-            raise InvalidInput(
-                f"fedper.layers is {asked}; with a privacy budget it must be 0: only a model that "
-                "clients share may be evaluated there."
-            )
-
-    def shared(self, parameter: str) -> bool:
-        """All but the last layers travel."""
-        return parameter not in self._at_home
+        return frozenset(name for layer in layers[len(layers) - asked :] for name in layer)
 
 
 def _by_layer(params: Tensors) -> list[list[str]]:

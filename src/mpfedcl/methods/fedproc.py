@@ -10,8 +10,13 @@ from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedProcSettings
-from mpfedcl.methods._class_means import as_pool, renew_class_means
-from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods._prototypes import (
+    UNIT_NORM,
+    SharesPrototypes,
+    class_means_pool,
+    update_class_means,
+)
+from mpfedcl.methods.base import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
@@ -24,7 +29,7 @@ class WeightedTargets(NamedTuple):
     alpha: float
 
 
-class FedProc(FedAvg):
+class FedProc(SharesPrototypes, FedAvg):
     """FedAvg that first aligns embeddings with global class means, later trains the classifier.
 
     alpha L + (1 - alpha) cross-entropy, with L = -log softmax_c(z·g_c / t)_y and, in round r of T,
@@ -40,7 +45,6 @@ class FedProc(FedAvg):
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
     totals_suffice = False
-    shares_prototypes = True
     sends_pool = False
     clustering = "mean"
     settings: FedProcSettings
@@ -55,7 +59,7 @@ class FedProc(FedAvg):
 
     def prepare(self, broadcast: Broadcast) -> WeightedTargets:
         """Lay the global prototypes out; before there are any, cross-entropy is all."""
-        pool = as_pool(broadcast.extra, broadcast.pool)
+        pool = class_means_pool(broadcast.extra, broadcast.pool)
         return WeightedTargets(
             prepare_contrast(pool), self.alpha(broadcast.round) if len(pool) else 0.0
         )
@@ -70,13 +74,13 @@ class FedProc(FedAvg):
             batch.mask,
             received.targets,
             temperature=self.settings.temperature,
-            reach=1.001,
+            reach=UNIT_NORM,
         )
         return received.alpha * contrast + (1 - received.alpha) * batch.cross_entropy(logits)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Average the models; renew the prototypes of the classes that somebody held."""
-        renewed = renew_class_means(server.extra, tally.prototypes, self.num_classes)
+        renewed = update_class_means(server.extra, tally.prototypes, self.num_classes)
         unit = {name: normalize(value, dim=-1) for name, value in renewed.items()}
         return replace(super().reduce(server, means, tally), extra=unit)
 

@@ -1,6 +1,5 @@
 """FedProto (Tan et al., 2022)."""
 
-import math
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -8,8 +7,8 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedProtoSettings
-from mpfedcl.methods._round_values import Batch, Context
-from mpfedcl.methods.base import Method
+from mpfedcl.methods._prototypes import SharesPrototypes
+from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 
@@ -21,7 +20,7 @@ class GlobalPrototypes(NamedTuple):
     present: Tensor
 
 
-class FedProto(Method):
+class FedProto(SharesPrototypes):
     """Only class means are sent; each client's embeddings are pulled towards the owners' mean."""
 
     name = "fedproto"
@@ -30,10 +29,10 @@ class FedProto(Method):
     paper = "Tan et al., AAAI 2022"
     sends = "its class means"
     keeps = "its model"
-    predictor = "personal_prototype"
+    primary_predictor = "personal_prototype"
     shares_model = False
-    shares_prototypes = True
     clustering = "mean"
+    normalizes = False
     settings: FedProtoSettings
     search_space = MappingProxyType(
         {**Method.search_space, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)}
@@ -54,14 +53,6 @@ class FedProto(Method):
         pulled = Batch(batch.inputs, batch.labels, batch.mask & received.present[batch.labels])
         return batch.cross_entropy(logits) + self.settings.weight * pulled.mean(squares)
 
-    def project(self, embeddings: Tensor) -> Tensor:
-        """FedProto compares raw embeddings."""
-        return embeddings
-
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """One global prototype a class: the average over its owners."""
         return pool.averaged_over_owners()
-
-    def longest_prototype(self) -> float:
-        """Raw embeddings have any length."""
-        return math.inf

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedProxSettings
-from mpfedcl.methods._round_values import Batch, Context
+from mpfedcl.methods.base import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 
 

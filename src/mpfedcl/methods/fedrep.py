@@ -2,15 +2,14 @@
 
 import math
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedRepSettings
-from mpfedcl.methods._round_values import Context
-from mpfedcl.methods.base import Method
+from mpfedcl.methods.base import Context, LocalTraining, Method, PerStep
+from mpfedcl.methods.messages import Broadcast
 
 
 class FedRep(Method):
@@ -26,23 +25,19 @@ class FedRep(Method):
     interpretation = "Momentum is 0, so that the part that is not being trained stays unchanged."
     sends = "all but its classifier"
     keeps = "its classifier"
-    predictor = "personal_classifier"
+    primary_predictor = "personal_classifier"
     needs_sgd = True
     settings: FedRepSettings
     search_space = MappingProxyType({**Method.search_space, "fedrep__head_epochs": (1, 5, 10)})
 
-    @property
-    def epochs(self) -> int:
-        """Those of the classifier, then those of the layers below."""
-        return self.settings.head_epochs + self.experiment.train.epochs
-
     def shared(self, parameter: str) -> bool:
-        """The classifier stays at home."""
+        """Keep the classifier with each client."""
         return not parameter.startswith("classifier.")
 
-    def descent(self, round_number: int) -> tuple[float, float]:
-        """No momentum: it would move a part that is not due."""
-        return self.experiment.train.learning_rate(round_number), 0.0
+    def local_training(self, round_number: int) -> LocalTraining:
+        """Add the classifier's epochs; momentum would move the part that is not being trained."""
+        usual = super().local_training(round_number)
+        return usual._replace(momentum=0.0, epochs=self.settings.head_epochs + usual.epochs)
 
     def describe(self, labels: Tensor) -> Tensors:
         """Return how many steps are the classifier's."""
@@ -50,14 +45,17 @@ class FedRep(Method):
         head_steps = steps * self.settings.head_epochs
         return {"head_steps": torch.tensor(head_steps, device=labels.device)}
 
-    def at_step(self, received: Any, step: int) -> int:
-        """Return the step's number."""
-        return step
+    def prepare(self, broadcast: Broadcast) -> PerStep:
+        """Return each step's number."""
+        return PerStep(lambda step: step)
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
-        """Let only the part that is due move."""
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
+        """Move the classifier in the first steps, and the layers below it in the others."""
         is_head = context.received < context.own["head_steps"]
-        return {
+        chosen = {
             n: torch.where(is_head == (not self.shared(n)), g, torch.zeros_like(g))
             for n, g in gradients.items()
         }
+        return chosen, context.memory

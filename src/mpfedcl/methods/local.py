@@ -12,6 +12,6 @@ class Local(Method):
     paper = "no paper: the baseline that federation has to beat"
     sends = "nothing"
     keeps = "its model"
-    predictor = "personal_classifier"
+    primary_predictor = "personal_classifier"
     shares_model = False
     totals_suffice = True

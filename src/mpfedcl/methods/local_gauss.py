@@ -18,8 +18,8 @@ class LocalGauss(ClosedForm):
     summary = "FedGauss by every client alone; nothing is shared"
     paper = "this package"
     sends = "nothing"
-    predictor = "personal_classifier_prior"
-    global_test_predictor = "personal_classifier"
+    primary_predictor = "personal_classifier_prior"
+    primary_predictor_global = "personal_classifier"
     shares_model = False
     totals_suffice = True
 

@@ -1,4 +1,4 @@
-"""MP-FedCL: multi-prototype federated contrastive learning, the flagship."""
+"""MP-FedCL: multi-prototype federated contrastive learning (Qiao et al., 2023)."""
 
 from types import MappingProxyType
 from typing import Any
@@ -10,26 +10,25 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods._predictors import PredictorName, Test
-from mpfedcl.methods._round_values import Batch, Context
-from mpfedcl.methods.base import Method
+from mpfedcl.methods._prototypes import SharesPrototypes
+from mpfedcl.methods.base import Batch, Context, Method, PerStep, PredictorName
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
 
 _STEPS_KEPT = 64
 """Draws that are kept for the next client; those of later steps are made again, to bound memory."""
 
-CONTRAST_KNOBS = MappingProxyType(
+CONTRAST_SEARCH_SPACE = MappingProxyType(
     {
         **Method.search_space,
         "contrast__weight": (0.1, 0.3, 1.0, 3.0),
         "contrast__temperature": (0.07, 0.2, 0.5),
     }
 )
-"""What every method with the contrastive loss can be tuned by."""
+"""The search space of every method with the contrastive loss."""
 
 
-class MpFedCL(Method):
+class MpFedCL(SharesPrototypes):
     """Up to K k-means centroids per class are sent with the model; clients contrast against all.
 
     Loss = cross-entropy + weight * L_R, where the contrastive loss L_R pulls each embedding towards
@@ -42,28 +41,21 @@ class MpFedCL(Method):
     family = "prototypes"
     paper = "Qiao et al., 2023"
     sends = "its model, up to K prototypes per class"
-    predictor = "personal_prototype"
-    global_test_predictor = "global_prototype"
-    shares_prototypes = True
-    search_space = MappingProxyType({**CONTRAST_KNOBS, "prototypes__per_class": (2, 3, 4)})
+    primary_predictor = "personal_prototype"
+    primary_predictor_global: PredictorName | None = "global_prototype"
+    search_space = MappingProxyType({**CONTRAST_SEARCH_SPACE, "prototypes__per_class": (2, 3, 4)})
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
         self.shares_model = experiment.share_model
+        if not self.shares_model:
+            # Without a global model the personal ones predict on the global test set too.
+            self.primary_predictor_global = self.primary_predictor
         if experiment.contrast.sample is not None and experiment.contrast.form == "pooled":
             raise InvalidInput(
                 f"contrast.sample is {experiment.contrast.sample}; with contrast.form 'pooled' it "
                 "must be left out: that loss is not a mean over clients, so a sample would bias it."
             )
-
-    @property
-    def adds_to_loss(self) -> bool:
-        """Without weight the contrast adds nothing."""
-        return self.experiment.contrast.weight > 0
-
-    def predictor_on(self, test: Test) -> PredictorName:
-        """Asked about everybody's classes, ask the model that has seen them, where there is one."""
-        return super().predictor_on(test) if self.shares_model else self.predictor
 
     def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
         """Pad the pool into the grid of clients, slots and classes."""
@@ -71,10 +63,6 @@ class MpFedCL(Method):
         if self._draws(broadcast):
             return SampledContrast(grid, self.experiment, broadcast.round)
         return grid.targets()
-
-    def at_step(self, received: "ContrastTargets | SampledContrast", step: int) -> ContrastTargets:
-        """Where the pool is sampled, draw anew."""
-        return received.at_step(step) if isinstance(received, SampledContrast) else received
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy + weight * L_R."""
@@ -87,13 +75,13 @@ class MpFedCL(Method):
             context.received,
             temperature=settings.temperature,
             form=settings.form,
-            # Embeddings are of the prototypes' length at most.
-            reach=self.longest_prototype() ** 2,
+            # Embeddings have at most the norm of prototypes.
+            reach=self.max_norm**2,
         )
         return batch.cross_entropy(logits) + settings.weight * contrast
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Say where the loss saw a sample of the pool's clients, or classes of unequal numbers."""
+        """Record the sample of the pool's clients, and the numbers of prototypes if they differ."""
         remarks: dict[str, Any] = {}
         if self._draws(broadcast):
             drawn, everyone = self.experiment.contrast.sample, broadcast.pool.num_clients
@@ -119,26 +107,26 @@ def _count_prototypes(pool: PrototypePool) -> dict[str, Any]:
     }
 
 
-class SampledContrast:
+class SampledContrast(PerStep):
     """A pool of which each step sees a few clients: the mean over all draws is the full loss.
 
-    All clients see the same draw in the same step, so every engine draws alike.
+    All clients see the same draw in the same step, whichever engine trains them.
     """
 
     def __init__(self, grid: PoolGrid, experiment: Experiment, round_number: int) -> None:
-        self._grid = grid
+        super().__init__(self._draw)
+        self.grid = grid
         self._experiment = experiment
         self._round = round_number
         self._steps: dict[int, ContrastTargets] = {}
 
-    def at_step(self, step: int) -> ContrastTargets:
-        """Return what a step contrasts with."""
+    def _draw(self, step: int) -> ContrastTargets:
         if step in self._steps:
             return self._steps[step]
         key = (self._experiment.seed, self._round, "sample of the pool", step)
-        order = torch.randperm(len(self._grid.slots), generator=generator(*key))
+        order = torch.randperm(len(self.grid.slots), generator=generator(*key))
         drawn = order[: self._experiment.contrast.sample].sort().values
-        targets = self._grid.targets(drawn.to(self._grid.slots.device))
+        targets = self.grid.targets(drawn.to(self.grid.slots.device))
         if len(self._steps) < _STEPS_KEPT:
             self._steps[step] = targets
         return targets

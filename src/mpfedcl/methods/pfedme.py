@@ -3,9 +3,8 @@
 from types import MappingProxyType
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import PFedMeSettings
-from mpfedcl.methods._round_values import Context, Server, Tally
+from mpfedcl.methods.base import Context, LocalTraining, PerStep, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 
@@ -22,8 +21,8 @@ class PFedMe(FedAvg):
     family = "personal models"
     paper = "T Dinh et al., NeurIPS 2020"
     interpretation = "Clients are averaged by samples; momentum is 0 and weight decay a setting."
-    predictor = "personal_classifier"
-    global_test_predictor = "global_classifier"
+    primary_predictor = "personal_classifier"
+    primary_predictor_global = "global_classifier"
     needs_sgd = True
     settings: PFedMeSettings
     search_space = MappingProxyType(
@@ -34,34 +33,31 @@ class PFedMe(FedAvg):
         }
     )
 
-    def __init__(self, experiment: Experiment, num_classes: int) -> None:
-        super().__init__(experiment, num_classes)
-        self.repeats = self.settings.steps
+    def local_training(self, round_number: int) -> LocalTraining:
+        """Take K steps of the personal model on each batch; the formula has no momentum."""
+        epochs = self.experiment.train.epochs
+        return LocalTraining(self.settings.lr, 0.0, epochs, self.settings.steps)
 
-    def descent(self, round_number: int) -> tuple[float, float]:
-        """The personal model's steps; the formula has no momentum."""
-        return self.settings.lr, 0.0
-
-    def prepare(self, broadcast: Broadcast) -> float:
-        """Return how far w_i goes towards θ after a batch."""
-        lr = self.experiment.train.learning_rate(broadcast.round)
-        return lr * self.settings.weight
-
-    def at_step(self, received: float, step: int) -> float:
-        """Nowhere, until a batch has had all its steps."""
-        return received if (step + 1) % self.repeats == 0 else 0.0
+    def prepare(self, broadcast: Broadcast) -> PerStep:
+        """Return lr λ, how far w_i moves towards θ, in the last step on a batch, else 0."""
+        steps = self.settings.steps
+        rate = self.experiment.train.learning_rate(broadcast.round) * self.settings.weight
+        return PerStep(lambda step: rate if (step + 1) % steps == 0 else 0.0)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """θ and w_i both begin at the global model."""
+        """Start θ and w_i at the global model."""
         return context.start, context.start
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
         """∇f(θ) + λ (θ - w_i)."""
         pull = self.settings.weight
-        return {n: g + pull * (params[n] - context.memory[n]) for n, g in gradients.items()}
+        near = context.memory
+        return {n: g + pull * (params[n] - near[n]) for n, g in gradients.items()}, near
 
     def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
-        """w_i moves towards θ."""
+        """Move w_i towards θ."""
         moved = {n: w.lerp(params[n], context.received) for n, w in context.memory.items()}
         return params, moved
 

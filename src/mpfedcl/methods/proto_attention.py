@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import ProtoAttentionSettings
-from mpfedcl.methods._class_means import NAME, renew_class_means
-from mpfedcl.methods._round_values import Server, Tally
+from mpfedcl.methods._prototypes import CLASS_MEANS, SharesPrototypes, update_class_means
+from mpfedcl.methods.base import Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 50.0
 """Beyond it one client is all that counts anyway, and a weight stays finite."""
 
 
-class ProtoAttention(FedAvg):
+class ProtoAttention(SharesPrototypes, FedAvg):
     """FedAvg in which a client counts more if its class means are well separated.
 
     Its weight is n_i exp(margin_i / t). A margin is how much nearer its class means lie to the
@@ -37,7 +37,6 @@ class ProtoAttention(FedAvg):
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
     totals_suffice = False
-    shares_prototypes = True
     sends_pool = False
     clustering = "mean"
     settings: ProtoAttentionSettings
@@ -47,16 +46,18 @@ class ProtoAttention(FedAvg):
 
     def weigh(self, update: Update, server: Server) -> float:
         """n exp(margin / temperature); with nothing to compare with, n."""
-        if NAME not in server.private:
+        if CLASS_MEANS not in server.private:
             return update.num_samples
         sign = 1 if self.settings.prefers == "wide" else -1
-        margin = find_margin(update.prototypes, server.private[NAME]) / self.settings.temperature
+        margin = (
+            find_margin(update.prototypes, server.private[CLASS_MEANS]) / self.settings.temperature
+        )
         bounded = max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, margin))
         return update.num_samples * math.exp(sign * bounded)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Average the models; renew the class means that the next round's are compared with."""
-        renewed = renew_class_means(server.private, tally.prototypes, self.num_classes)
+        renewed = update_class_means(server.private, tally.prototypes, self.num_classes)
         return replace(super().reduce(server, means, tally), private=renewed)
 
 

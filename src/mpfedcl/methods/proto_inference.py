@@ -4,11 +4,12 @@ from typing import ClassVar, Literal
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.methods._prototypes import SharesPrototypes
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.prototypes import PrototypePool
 
 
-class ProtoInference(FedAvg):
+class ProtoInference(SharesPrototypes, FedAvg):
     """FedAvg; class means are made and averaged once, in the last round, and they predict.
 
     In all other rounds clients send only models. Accuracies of those rounds are what they would be
@@ -23,10 +24,9 @@ class ProtoInference(FedAvg):
         "The formula is ours, after the paper's abstract: each owner of a class counts once."
     )
     sends = "its model; in the last round also class means"
-    predictor = "personal_prototype"
-    global_test_predictor = "global_prototype"
+    primary_predictor = "personal_prototype"
+    primary_predictor_global = "global_prototype"
     totals_suffice = False
-    shares_prototypes = True
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "mean"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
@@ -37,8 +37,8 @@ class ProtoInference(FedAvg):
                 "must be left out: its model is fedavg's, and its prototypes have no noise."
             )
 
-    def shares_prototypes_in(self, round_number: int) -> bool:
-        """Only the last round's serve anybody."""
+    def shares_in(self, round_number: int) -> bool:
+        """Share prototypes in the last round only."""
         return round_number == self.experiment.rounds
 
     def reference(self, pool: PrototypePool) -> PrototypePool:

@@ -12,7 +12,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import SageflowSettings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness, mix
-from mpfedcl.methods._round_values import Server
+from mpfedcl.methods.base import Server
 from mpfedcl.methods.messages import Update
 
 _SMALLEST_LOSS = 1e-8

@@ -6,13 +6,13 @@ from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import ScaffoldSettings
-from mpfedcl.methods._round_values import Context, Server, Tally
+from mpfedcl.methods.base import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 
 
 class Scaffold(FedAvg):
-    """Clients correct their drift by two estimates of the gradient: their own and everybody's.
+    """Clients correct their drift by two controls, estimates of the local and the global gradient.
 
     Steps go along g - c_i + c. Afterwards c_i is the mean of the raw gradients, each weighted by
     how far momentum has carried it, and c = sum_i |D_i| / |D| * c_i over all clients, also those
@@ -37,17 +37,16 @@ class Scaffold(FedAvg):
         """Start a client's own control at zero; it stays with the client."""
         return {name: zeros_like(value) for name, value in params.items()}
 
-    def template(self, params: Tensors) -> Tensors:
-        """Clients send their weights and the change of their control."""
-        return {**params, **{f"control.{name}": value for name, value in params.items()}}
-
     def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
         """Return the server's control and this round's learning rate."""
         return broadcast.extra, self.experiment.train.learning_rate(broadcast.round)
 
-    def adjust(self, gradients: Tensors, params: Tensors, context: Context) -> Tensors:
+    def adjust(
+        self, gradients: Tensors, params: Tensors, context: Context
+    ) -> tuple[Tensors, Tensors]:
         """g - c_i + c."""
-        return {n: g - context.state[n] + context.received[0][n] for n, g in gradients.items()}
+        own, control = context.state, context.received[0]
+        return {n: g - own[n] + control[n] for n, g in gradients.items()}, context.memory
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
         """c_i' = c_i - c + (w_start - w_end) / length of all steps."""

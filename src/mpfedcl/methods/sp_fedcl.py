@@ -1,6 +1,6 @@
-"""SP-FedCL: the single-prototype sibling."""
+"""SP-FedCL (Qiao et al., 2023): MP-FedCL with a single prototype per class."""
 
-from mpfedcl.methods.mp_fedcl import CONTRAST_KNOBS, MpFedCL
+from mpfedcl.methods.mp_fedcl import CONTRAST_SEARCH_SPACE, MpFedCL
 
 
 class SpFedCL(MpFedCL):
@@ -10,4 +10,4 @@ class SpFedCL(MpFedCL):
     summary = "as MP-FedCL with one prototype per class, its mean"
     sends = "its model, its class means"
     clustering = "mean"
-    search_space = CONTRAST_KNOBS
+    search_space = CONTRAST_SEARCH_SPACE

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, find_method
+from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, find_method, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
@@ -161,13 +161,17 @@ def _first_broadcast(method: Method, initial: dict[str, Tensor], model: Any) -> 
     shared = {name: value for name, value in server.params.items() if method.shared(name)}
     like = next(iter(initial.values()))
     pool = PrototypePool.empty(
-        method.num_classes, model.embedding_size, method.num_prototypes, dtype=like.dtype
+        method.num_classes,
+        model.embedding_size,
+        prototype_rule(method).num_prototypes,
+        dtype=like.dtype,
     )
     # The round in which all travels that ever does.
-    is_all = method.shares_prototypes_in(1) == method.shares_prototypes
+    is_all = not isinstance(method, SharesPrototypes) or method.shares_in(1)
     number = 1 if is_all else method.experiment.rounds
     sent = Broadcast(number, shared, server.extra, pool)
-    return sent if method.timing == "rounds" else replace(sent, version=0, dispatch=number)
+    is_asynchronous = isinstance(method, Asynchronous)
+    return replace(sent, version=0, dispatch=number) if is_asynchronous else sent
 
 
 def _fields(

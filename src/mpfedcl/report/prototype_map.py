@@ -15,7 +15,14 @@ from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.trained_run import read_model, read_pool
-from mpfedcl.methods import Method, find_method, is_built_in
+from mpfedcl.methods import (
+    ClosedForm,
+    Method,
+    SharesPrototypes,
+    find_method,
+    is_built_in,
+    prototype_rule,
+)
 from mpfedcl.models import Model
 from mpfedcl.report.number_formatting import choose_evenly, rounded
 
@@ -113,8 +120,8 @@ def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
     if is_there:
         return None
     try:
-        is_shared = (
-            not is_built_in(experiment.method) or find_method(experiment.method).shares_prototypes
+        is_shared = not is_built_in(experiment.method) or issubclass(
+            find_method(experiment.method), SharesPrototypes
         )
     except InvalidInput:
         is_shared = True
@@ -158,7 +165,8 @@ def embed_test_images(
         if partition is None or not is_same_partition(partition, data.partition):
             return None, "Only the pool is shown: the data here are not those of the run."
         method = method_class(experiment, data.num_classes)
-        model = method.own_model(data.input_size) or model
+        if isinstance(method, ClosedForm):
+            model = method.make_model(data.input_size)
         samples = _embed_with_global_model(
             path, data, model, method
         ) or _embed_with_personal_models(path, data, model, method)
@@ -214,7 +222,7 @@ def _embed_with_personal_models(
 @torch.no_grad()
 def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[numpy.float64]:
     embeddings, _ = model.apply(read_model(file, model), inputs)
-    found: NDArray[numpy.float64] = method.project(embeddings).double().numpy()
+    found: NDArray[numpy.float64] = prototype_rule(method).project(embeddings).double().numpy()
     if not numpy.isfinite(found).all():
         raise InvalidInput(f"{file} gives embeddings that are not finite.")
     return found

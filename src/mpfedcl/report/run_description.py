@@ -151,7 +151,7 @@ class RunRecords:
                 for a, b in zip(shown, means, strict=True)
             ):
                 return predictor
-        return Method.predictor
+        return Method.primary_predictor
 
     def value(self, test: str, predictor: str) -> float | None:
         """Return a predictor of the last evaluated round."""

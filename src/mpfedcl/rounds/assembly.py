@@ -8,7 +8,14 @@ from torch import Tensor
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, Public, find_method
+from mpfedcl.methods import (
+    ClosedForm,
+    Method,
+    Public,
+    collect_statistics,
+    find_method,
+    update_template,
+)
 from mpfedcl.models import Model
 from mpfedcl.rounds.budget_check import check_budget
 from mpfedcl.rounds.clock import Clock
@@ -24,6 +31,8 @@ class Assembly:
     model: Model
     initial: Tensors
     """The parameters before round 1: the same on every machine."""
+    template: Tensors
+    """Tensors of the names, shapes and types that a client's update has to average."""
     sums: Tensors
     """Zeros of the shapes and types of what clients send to be added up."""
     device: torch.device
@@ -57,21 +66,24 @@ def assemble(
     check_timing(kind, experiment)
     method = kind(experiment, num_classes)
     check_budget(method)
-    model = method.own_model(input_size) or model
+    if isinstance(method, ClosedForm):
+        model = method.make_model(input_size)
     if public is not None:
         method.public = Public(model.apply, *public)
     dtype = getattr(torch, experiment.dtype)
     drawn = model.init(generator(experiment.seed, "weights"), dtype)
     # Files have parameters in the order of their names; a model has them in that of its layers.
     initial = drawn if initial is None else {name: initial[name] for name in drawn}
-    method.see_model(initial)
+    initial = {name: value.to(device) for name, value in initial.items()}
+    method.initial = initial
     nothing = torch.zeros(0, input_size, dtype=dtype, device=device)
     return Assembly(
         experiment,
         method,
         model,
-        {name: value.to(device) for name, value in initial.items()},
-        method.collect(nothing, torch.zeros(0, dtype=torch.int64, device=device)),
+        initial,
+        update_template(method, initial, model.embedding_size),
+        collect_statistics(method, nothing, torch.zeros(0, dtype=torch.int64, device=device)),
         device,
         Clock(),
     )

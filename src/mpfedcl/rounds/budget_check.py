@@ -4,8 +4,13 @@ import math
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, PredictorName
-from mpfedcl.methods._one_shot import OneShot
+from mpfedcl.methods import (
+    CollectsStatistics,
+    Method,
+    OneShot,
+    PredictorName,
+    SharesPrototypes,
+)
 from mpfedcl.privacy.extra import require_extra
 
 BOTH = math.sqrt(2)
@@ -23,7 +28,7 @@ def check_budget(method: Method) -> None:
             raise _no_mechanism(method, "it needs each client's own means")
     elif not (method.trains and method.shares_model):
         raise _no_mechanism(method, "its clients share no model")
-    elif type(method).reduce is not Method.reduce or type(method).collect is not Method.collect:
+    elif not method.plain_average or isinstance(method, CollectsStatistics):
         raise _no_mechanism(method, "its server does more than average")
     if method.trains and settings.unit == "record":
         raise InvalidInput(
@@ -85,4 +90,4 @@ def released_predictors(method: Method) -> tuple[PredictorName, ...]:
     if not method.experiment.privacy.has_budget:
         return method.predictors
     plain: tuple[PredictorName, ...] = ("global_classifier", "global_classifier_estimated")
-    return (*plain, "global_prototype") if method.shares_prototypes else plain
+    return (*plain, "global_prototype") if isinstance(method, SharesPrototypes) else plain

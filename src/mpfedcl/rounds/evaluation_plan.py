@@ -10,7 +10,7 @@ from itertools import count
 from torch import Tensor
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import TESTS, Method
+from mpfedcl.methods import TESTS, Method, prototype_rule
 from mpfedcl.rounds.evaluation import WantedPredictors, wanted_predictors
 
 MANY_CLIENTS = 1000
@@ -48,7 +48,7 @@ class Workload:
     ) -> "Workload":
         """Count; `label_counts` are [N, C], `tests` images of the union and of local test sets."""
         settings = method.experiment.prototypes
-        held = int((label_counts > 0).sum()) * (method.num_prototypes or 1)
+        held = int((label_counts > 0).sum()) * (prototype_rule(method).num_prototypes or 1)
         most = held if settings.pool_size is None else settings.pool_size * label_counts.shape[1]
         total = int(label_counts.sum())
         return cls(len(label_counts), total, *tests, parameters, min(held, most) * width)
@@ -61,7 +61,7 @@ class Workload:
     def training(self, method: Method) -> float:
         """Return the work of a round's training: forward, and twice as much backward."""
         share = self.taking_part(method.experiment) / max(1, self.num_clients)
-        passes = 3 * method.epochs * method.repeats if method.trains else 1
+        passes = 3 * method.local_training(1).passes if method.trains else 1
         return _STEP * passes * share * self.train_samples * self.parameters
 
     def predictor(self, method: Method, wanted: WantedPredictors) -> float:

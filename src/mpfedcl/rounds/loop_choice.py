@@ -1,5 +1,6 @@
 """Which loop an experiment's method is run by."""
 
+from mpfedcl.methods import Asynchronous
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.real_arrivals import RealArrivals
@@ -11,7 +12,7 @@ from mpfedcl.rounds.virtual_arrivals import VirtualArrivals
 
 def make_loop(assembly: Assembly, engine: Engine, pace: SystemModel | None = None) -> RoundLoop:
     """Return the loop of rounds, or one of arrivals: by a virtual clock, or as they really come."""
-    if assembly.method.timing == "rounds":
+    if not isinstance(assembly.method, Asynchronous):
         return RoundLoop(assembly, engine, pace)
     if pace is not None:
         return VirtualArrivals(assembly, engine, pace)

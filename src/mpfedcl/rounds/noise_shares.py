@@ -11,8 +11,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, find_method
-from mpfedcl.methods._one_shot import OneShot
+from mpfedcl.methods import Method, OneShot, find_method
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.noise import draw_noise, share_sigma
 from mpfedcl.privacy.secure_aggregation import least_left

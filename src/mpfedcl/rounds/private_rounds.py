@@ -18,8 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.methods import Method
-from mpfedcl.methods._one_shot import OneShot
+from mpfedcl.methods import Method, OneShot, SharesPrototypes, prototype_rule
 from mpfedcl.privacy.accounting import calibrate_multiplier
 from mpfedcl.privacy.ledger import Ledger, ReleaseLog
 from mpfedcl.privacy.noise import add_exact_noise, draw_noise
@@ -88,7 +87,7 @@ class PrivateRounds:
             multiplier = self._method.private_sums.multiplier
         elif multiplier is None:
             planned = planned_releases(
-                self._experiment, shares_prototypes=self._method.shares_prototypes
+                self._experiment, shares_prototypes=isinstance(self._method, SharesPrototypes)
             )
             multiplier = calibrate_multiplier(epsilon, settings.delta, planned, sampling=sampling)
         self.log.begin(
@@ -123,7 +122,9 @@ class PrivateRounds:
                 round_number, ledger.multiplier, lambda: self._noisy_sums(collector)
             )
             return pack_tensors(made)
-        due = self._method.shares_prototypes and releases_prototypes(self._experiment, round_number)
+        due = isinstance(self._method, SharesPrototypes) and releases_prototypes(
+            self._experiment, round_number
+        )
         multiplier = ledger.multiplier / (BOTH if due else 1.0)
         made = self.log.release(
             round_number,
@@ -226,8 +227,7 @@ class PrivateRounds:
         counts = noisy["counts"]
         held = (counts > 2 * noisy["sigma"]).nonzero().squeeze(1)
         means = noisy["sums"][held] / counts[held].unsqueeze(1)
-        longest = self._method.longest_prototype()
-        if longest < math.inf:
+        if prototype_rule(self._method).max_norm < math.inf:
             means = means * (1 / means.norm(dim=1, keepdim=True).clamp(min=1))
         return Prototypes(means.to(like.dtype), held, counts[held].round().clamp(min=1).long())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
-from mpfedcl.methods import Method
+from mpfedcl.methods import Method, SharesPrototypes, prototype_rule
 from mpfedcl.prototypes import PrototypePool, Prototypes, merge_prototypes, spread_kept
 
 
@@ -19,9 +19,10 @@ class PrototypePooling:
         self._rows: Mapping[str, tuple[int, Prototypes]] = {}
         self._pool = empty
         self._told: dict[str, Any] = {}
-        if self._most is None or not method.shares_prototypes:
+        self._rule = prototype_rule(method)
+        if self._most is None or not isinstance(method, SharesPrototypes):
             return
-        if type(method).own_reference is not Method.own_reference:
+        if method.compares_with_own:
             raise InvalidInput(
                 f"prototypes.pool_size is {self._most}; with method {method.name} it must be left "
                 "out: its clients look up their own prototypes in the pool."
@@ -42,12 +43,12 @@ class PrototypePooling:
         return PrototypePool.gather(
             {name: prototypes for name, (_, prototypes) in rows.items()},
             num_classes=self._method.num_classes,
-            num_prototypes=self._method.num_prototypes,
+            num_prototypes=self._rule.num_prototypes,
         )
 
     def _merge(self, full: PrototypePool, number: int) -> PrototypePool:
         # A method that sends something else instead makes it of the single clients' prototypes.
-        if self._most is None or type(self._method).reference is not Method.reference:
+        if self._most is None or self._rule.reference(full) is not full:
             return full
         key = (self._method.experiment.seed, number, "merged pool")
         merged = merge_prototypes(full, self._most, generator(*key))

@@ -6,7 +6,15 @@ from dataclasses import replace
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import PREDICTORS, Method, Tally
+from mpfedcl.methods import (
+    PREDICTORS,
+    OneShot,
+    PartialModel,
+    SharesPrototypes,
+    Tally,
+    prototype_rule,
+    shares_prototypes_in,
+)
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.aggregation import find_aggregator
@@ -62,7 +70,7 @@ class RoundLoop:
         self._empty_pool = PrototypePool.empty(
             self._method.num_classes,
             assembly.model.embedding_size,
-            self._method.num_prototypes,
+            prototype_rule(self._method).num_prototypes,
             dtype=like.dtype,
             device=like.device,
         )
@@ -209,18 +217,19 @@ class RoundLoop:
 
     def broadcast(self) -> Broadcast:
         """Return what the next round will begin with."""
-        sends = self._method.sends_pool
-        pool = self._method.reference(self.pool) if sends else self._empty_pool
+        method, pool = self._method, self._empty_pool
+        if isinstance(method, SharesPrototypes) and method.sends_pool:
+            pool = method.reference(self.pool)
         return Broadcast(
             self.state.round + 1, self.shared_parameters, self.state.server.extra, pool
         )
 
     def _thin(self, number: int, names: Sequence[str]) -> dict[str, Tensors]:
         """Return which part of the model each client is sent, where it is not the whole."""
-        if type(self._method).thin is Method.thin:
+        method, server = self._method, self.state.server
+        if not isinstance(method, PartialModel):
             return {}
-        server = self.state.server
-        found = {name: self._method.thin(server, name, number) for name in names}
+        found = {name: method.masks(server, name, number) for name in names}
         return {name: units for name, units in found.items() if units}
 
     def _make_bounds(self) -> RelativeBounds | None:
@@ -239,7 +248,7 @@ class RoundLoop:
         """Tell whether each client's sums are kept beside the total."""
         keep = self._experiment.statistics.keep
         is_blind = self.private is not None or self._experiment.secure_aggregation
-        if not self._method.keeps_sums or keep == "pooled" or is_blind:
+        if not isinstance(self._method, OneShot) or keep == "pooled" or is_blind:
             return False
         own = self._method.own_statistics(self._validator.sums)
         size = 8 * sum(each.numel() for each in own.values())
@@ -324,7 +333,7 @@ class RoundLoop:
 
     def _evaluate(self, read: list[str], *, with_confusion: bool) -> RoundEvaluation | None:
         with self._clock.phase("evaluate"):
-            has_pool = self._method.shares_prototypes_in(self.state.round)
+            has_pool = shares_prototypes_in(self._method, self.state.round)
             pool = self.pool if has_pool else None
             predictors = self.engine.evaluate(
                 self.global_model, pool, read, with_confusion=with_confusion

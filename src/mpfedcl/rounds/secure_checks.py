@@ -2,7 +2,7 @@
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method, built_in_methods, find_method
+from mpfedcl.methods import OneShot, built_in_methods, find_method
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_installed
 
 _BLINDED = (
@@ -15,7 +15,8 @@ def describe_secure_aggregation(experiment: Experiment) -> list[str]:
     """Return what must be said at the start of a run; nothing without secure aggregation."""
     if not experiment.secure_aggregation:
         return []
-    lost = find_method(experiment.method).lost_by_totals
+    method = find_method(experiment.method)
+    lost = method.lost_by_totals if issubclass(method, OneShot) else ""
     return [_BLINDED, lost] if lost else [_BLINDED]
 
 
@@ -25,7 +26,7 @@ def check_secure_aggregation(experiment: Experiment) -> None:
         return
     check_installed()
     method = find_method(experiment.method)
-    if not method.totals_suffice or method.weigh is not Method.weigh:
+    if not method.totals_suffice:
         able = [name for name, each in built_in_methods().items() if each.totals_suffice]
         raise InvalidInput(
             f"method is {experiment.method!r}; with secure_aggregation it must be one of "

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods import CollectsStatistics
 from mpfedcl.methods.messages import Total, Update
 from mpfedcl.privacy.secure_aggregation.fixed_point import Ring, decode, encode, is_possible
 from mpfedcl.rounds.assembly import Assembly
@@ -26,10 +27,10 @@ class SumLayout:
     def __init__(self, assembly: Assembly) -> None:
         self._method, self._device = assembly.method, assembly.device
         self._noise = NoiseShares(self._method) if assembly.experiment.privacy.has_budget else None
-        averaged = self._method.template(assembly.initial)
+        averaged = assembly.template
         tensors = {
             **{f"averaged/{name}": value.double() for name, value in averaged.items()},
-            **_named("summed", self._method.totals_of(assembly.sums)),
+            **_named("summed", self._totals_of(assembly.sums)),
             **_numbers(0.0, 0, 0.0),
         }
         self._tensors = {name: tensors[name] for name in sorted(tensors)}
@@ -51,6 +52,10 @@ class SumLayout:
         ]
         return numpy.concatenate(parts)
 
+    def _totals_of(self, summed: Mapping[str, torch.Tensor]) -> Tensors:
+        method = self._method
+        return method.totals_of(summed) if isinstance(method, CollectsStatistics) else {}
+
     def _bare_numbers(
         self, update: Update, averaged: Tensors | None, summed: Mapping[str, torch.Tensor]
     ) -> Tensors:
@@ -60,7 +65,7 @@ class SumLayout:
             f"averaged/{name}": weight * value.detach().double()
             for name, value in (averaged or {}).items()
         }
-        sums = _named("summed", self._method.totals_of(summed))
+        sums = _named("summed", self._totals_of(summed))
         return {**models, **sums, **_numbers(weight, update.num_samples, loss)}
 
     def _noisy_numbers(
@@ -75,7 +80,7 @@ class SumLayout:
             f"averaged/{name}": noise.on_model(value.detach(), num_clients)
             for name, value in (averaged or {}).items()
         }
-        sums = self._method.totals_of(summed)
+        sums = self._totals_of(summed)
         noisy = _named("summed", noise.on_sums(sums, num_clients)) if sums else {}
         return {**models, **noisy, **_numbers(0.0 if averaged is None else 1.0, 1, 0.0)}
 

@@ -57,7 +57,7 @@ class SystemModel:
         experiment = assembly.experiment
         if not experiment.systems.has_clock:
             return None
-        passes = assembly.method.epochs * assembly.method.repeats
+        passes = assembly.method.local_training(1).passes
         return cls(experiment.systems, experiment.seed, label_counts, passes)
 
     def seconds(self, client: str, dispatch: int, bytes_down: int, bytes_up: int) -> float:

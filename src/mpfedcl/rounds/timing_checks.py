@@ -4,7 +4,7 @@ from inspect import isabstract
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Asynchronous, Method
+from mpfedcl.methods import Asynchronous, Method, PartialModel, SharesPrototypes
 
 
 def check_timing(method: type[Method], experiment: Experiment) -> None:
@@ -23,12 +23,12 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"network.enough is {experiment.network.enough:g}; with secure_aggregation on a virtual clock "
             "it must be 1: clients that vanish from a sum are not simulated."
         )
-    if method.timing == "rounds":
+    if not issubclass(method, Asynchronous):
         return
     told = f"with {experiment.method}, which is asynchronous, it must be"
-    if not issubclass(method, Asynchronous) or method.shares_prototypes or not method.trains:
+    if issubclass(method, SharesPrototypes) or not method.trains:
         raise InvalidInput(
-            f"method is {experiment.method!r}, whose timing is {method.timing!r}; it must be an "
+            f"method is {experiment.method!r}, which is asynchronous; it must be an "
             "mpfedcl.methods.Asynchronous that trains and shares no prototypes."
         )
     if isabstract(method):
@@ -36,7 +36,7 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"method is {experiment.method!r}, which does not say what the server does with an "
             "answer; it must have the method arrive(server, arrivals)."
         )
-    if method.thin is not Method.thin:
+    if issubclass(method, PartialModel):
         raise InvalidInput(
             f"method is {experiment.method!r}, which sends parts of a model and is asynchronous; "
             "it must be one or the other."
@@ -67,7 +67,7 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
 
 def check_clock(method: type[Method], experiment: Experiment) -> None:
     """Refuse to simulate a method without rounds where there is no clock."""
-    if method.timing != "rounds" and not experiment.systems.has_clock:
+    if issubclass(method, Asynchronous) and not experiment.systems.has_clock:
         raise InvalidInput(
             f"systems.kind is {experiment.systems.kind or 'none'!r}; with {experiment.method}, which is "
             "asynchronous, it must be lognormal or tiers. Clients are equally fast with lognormal "

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import Tally
+from mpfedcl.methods import CollectsStatistics, OneShot, Tally
 from mpfedcl.methods.messages import Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.update_collector import UpdateCollector
@@ -56,7 +56,7 @@ class TotalCollector(UpdateCollector):
 
     def pooled_statistics(self) -> Tensors:
         """Return what a method keeps of the total."""
-        if self._total is None or not self._method.keeps_sums:
+        if self._total is None or not isinstance(self._method, OneShot):
             return {}
         return self._method.statistics_of(self.sums)
 
@@ -72,8 +72,10 @@ class TotalCollector(UpdateCollector):
             self.mean_loss = total.loss / total.num_samples
         like = self._broadcast.pool.vectors
         none = Prototypes.empty(like.shape[1], like.dtype, like.device)
-        found = self._method.prototypes_of(Update(OWNER, 0, {}, none, None, self.sums))
-        self.prototypes = {OWNER: replace(found, vectors=found.vectors.to(like))}
+        if isinstance(self._method, OneShot):
+            found = self._method.prototypes_of(Update(OWNER, 0, {}, none, None, self.sums))
+            none = replace(found, vectors=found.vectors.to(like))
+        self.prototypes = {OWNER: none}
 
     @torch.no_grad()
     def _judge(self, total: Total) -> str | None:
@@ -93,4 +95,6 @@ class TotalCollector(UpdateCollector):
                 return f"the model changed by {math.sqrt(squares):.3g}; at most {most:g}"
         elif any(bool(value.any()) for value in total.averaged.values()):
             return "models have come without any weight"
+        if not isinstance(self._method, CollectsStatistics):
+            return None
         return self._method.judge_totals(total.summed)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
-from mpfedcl.methods import Method, Server, Tally
+from mpfedcl.methods import Method, OneShot, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers, find_aggregator
@@ -51,7 +51,7 @@ class UpdateCollector:
         """Complete after `merge` and `tally`."""
         self.client_sums: dict[str, Tensors] | None = {} if keep_sums else None
         """What each client has sent to be added up, where that is to be kept."""
-        self._totals = PoolTotals() if method.keeps_sums and not keep_sums else None
+        self._totals = PoolTotals() if isinstance(method, OneShot) and not keep_sums else None
         self._parts: Tensors | None = None
         """What the totals of all processes come to."""
         self._stack: StackedSums | None = None
@@ -239,7 +239,11 @@ class UpdateCollector:
             self._waiting.append(update)
         self.weights[update.client] = weight
         self.losses[update.client] = update.loss
-        self.prototypes[update.client] = self._method.prototypes_of(update)
+        self.prototypes[update.client] = (
+            self._method.prototypes_of(update)
+            if isinstance(self._method, OneShot)
+            else update.prototypes
+        )
         for name in update.processed:
             self.processed.setdefault(name, []).append(update.client)
         sizes = {

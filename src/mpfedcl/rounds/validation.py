@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import MemberSums
-from mpfedcl.methods import Method
+from mpfedcl.methods import CollectsStatistics, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
@@ -41,7 +41,7 @@ class UpdateValidator:
     ) -> None:
         method = assembly.method
         self._method = method
-        self.template = method.template(assembly.initial)
+        self.template = assembly.template
         """Tensors of the shapes and types of what is averaged."""
         self.sums = assembly.sums
         """The same of what is added up."""
@@ -50,15 +50,14 @@ class UpdateValidator:
         self._trains = method.trains
         self._is_private = method.experiment.privacy.has_budget
         self._max_images = method.experiment.network.max_images
-        # Only a `finish` of the method's own withholds anything.
-        self._may_withhold = type(method).finish is not Method.finish
+        self._may_withhold = method.may_withhold
         self._num_classes = method.num_classes
         self._dimension = assembly.model.embedding_size
-        self._most_prototypes = method.most_prototypes
-        self._shares_prototypes = method.shares_prototypes
+        self._most_prototypes = prototype_rule(method).max_prototypes
+        self._shares_prototypes = isinstance(method, SharesPrototypes)
         self._max_norm = method.experiment.validation.max_norm
         # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
-        self._max_length = min(1.001 * self._max_norm, method.longest_prototype())
+        self._max_length = min(1.001 * self._max_norm, prototype_rule(method).max_norm)
 
     @property
     def bytes_up(self) -> int:
@@ -137,6 +136,8 @@ class UpdateValidator:
         for name, value in update.summed.items():
             if problem := _judge_size(value):
                 return f"the sums {name} {problem}"
+        if not isinstance(self._method, CollectsStatistics):
+            return None
         announced = None if self._label_counts is None else self._label_counts[update.client]
         return self._method.judge_sums(update, announced=announced)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import SharesPrototypes, find_method
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
 from mpfedcl.rounds.budget_check import planned_releases
@@ -40,7 +40,7 @@ def limit_rounds(
     def costs(rounds: int) -> float:
         planned = planned_releases(
             experiment.replace(rounds=rounds),
-            shares_prototypes=method.shares_prototypes,
+            shares_prototypes=isinstance(method, SharesPrototypes),
             first=done + 1,
         )
         releases = dict(spent)

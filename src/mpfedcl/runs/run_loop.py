@@ -10,7 +10,7 @@ from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.process_group import ProcessGroup
 from mpfedcl.gaussian import add_statistics
-from mpfedcl.methods import is_built_in
+from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in, shares_prototypes_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
@@ -163,7 +163,7 @@ class RunLoop:
         is_beside = self._writes_beside and not is_last and self._round_loop.private is None
         with self._clock.phase("checkpoint"):
             writer.wait()
-            if self._experiment.trail and self._method.shares_prototypes_in(done.round):
+            if self._experiment.trail and shares_prototypes_in(self._method, done.round):
                 save_prototypes(directory.path, done.round, self._round_loop.pool)
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
@@ -223,7 +223,7 @@ class RunLoop:
 
     def _write_statistics(self, directory: RunDirectory) -> None:
         """Write the sums that a one-shot method keeps, if anybody has sent some."""
-        if not self._method.keeps_sums:
+        if not isinstance(self._method, OneShot):
             return
         path, pooled = directory.path, self._round_loop.statistics
         remove_statistics(path)
@@ -249,7 +249,7 @@ class RunLoop:
 
     @property
     def _pool(self) -> PrototypePool | None:
-        return self._round_loop.pool if self._method.shares_prototypes else None
+        return self._round_loop.pool if isinstance(self._method, SharesPrototypes) else None
 
     @property
     def _keeps_personal_models(self) -> bool:

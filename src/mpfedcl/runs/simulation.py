@@ -24,7 +24,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_missing_encoder
-from mpfedcl.methods import find_method
+from mpfedcl.methods import Asynchronous, ClosedForm, find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
@@ -142,7 +142,7 @@ class _Simulation(RunLoop):
         self, assembly: Assembly, group: ProcessGroup | None, device: torch.device
     ) -> Engine:
         """Return the engine of all clients; keep only the data of this process."""
-        is_asynchronous = assembly.method.timing != "rounds"
+        is_asynchronous = isinstance(assembly.method, Asynchronous)
         kind = DispatchingEngine if is_asynchronous else InProcessEngine
         if group is None:
             return kind(assembly, self._data)
@@ -222,7 +222,8 @@ def _refuse_in_worker() -> None:
 def _settle_evaluation(experiment: Experiment, data: FederatedData, model: Model) -> Experiment:
     """Fill in how often a run is evaluated, and of how many clients; alike in all processes."""
     method = find_method(experiment.method)(experiment, data.num_classes)
-    model = method.own_model(data.input_size) or model
+    if isinstance(method, ClosedForm):
+        model = method.make_model(data.input_size)
     like = model.init(torch.Generator(), torch.float32)
     work = Workload.of(
         method,

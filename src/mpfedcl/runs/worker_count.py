@@ -18,7 +18,7 @@ from mpfedcl.data.samples import SampleIndex
 from mpfedcl.engines.hardware import usable_cores
 from mpfedcl.engines.process_group import is_under_torchrun
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Method
+from mpfedcl.methods import Asynchronous, Method
 from mpfedcl.models import mlp
 
 LEAST_SECONDS = 8.0
@@ -123,7 +123,7 @@ def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
         return "others cannot be started here"
     if multiprocessing.parent_process() is not None:
         return "this process works beside others already"
-    if method.timing != "rounds":
+    if isinstance(method, Asynchronous):
         return f"with {experiment.method}, which is asynchronous, clients answer one by one"
     if experiment.secure_aggregation:
         return "with secure aggregation clients mask their updates for each other"

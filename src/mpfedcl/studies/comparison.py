@@ -9,7 +9,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import validate_content
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.experiment import take_choices
-from mpfedcl.methods import PREDICTORS, TESTS, find_method
+from mpfedcl.methods import PREDICTORS, TESTS, OneShot, find_method
 from mpfedcl.rounds.calibration_error import pool_bins
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.rounds.fairness import measure_fairness
@@ -47,7 +47,7 @@ class Comparison:
             found = find_method(method)
             for seed in seeds:
                 experiment = base.replace(method=method, seed=seed).resolved(found.defaults)
-                if found.keeps_sums and experiment.statistics.keep == "auto":
+                if issubclass(found, OneShot) and experiment.statistics.keep == "auto":
                     # Nobody joins or leaves a run that is one of thirty; each would take 60 MB.
                     experiment = experiment.replace(statistics__keep="pooled")
                 # The whole name: two modules may each have a class Mine.

@@ -67,8 +67,8 @@ def _describe(method: type[Method]) -> dict[str, Any]:
         "interpretation": method.interpretation,
         "sends": method.sends,
         "keeps": method.keeps,
-        "predictor": method.predictor,
-        "predictor_global": method.global_test_predictor or method.predictor,
+        "predictor": method.primary_predictor,
+        "predictor_global": method.primary_predictor_global or method.primary_predictor,
         "search_space": {name: list(values) for name, values in method.search_space.items()},
     }
 

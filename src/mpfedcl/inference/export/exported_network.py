@@ -11,6 +11,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.inputs import pixel_constants
 from mpfedcl.data.sample_format import VectorFormat
 from mpfedcl.inference.trained_run import TrainedRun
+from mpfedcl.methods import ClosedForm, prototype_rule
 from mpfedcl.models.encoders.encoder import ResNetEncoder
 from mpfedcl.models.encoders.preprocessing import channels_first
 from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
@@ -42,18 +43,21 @@ class ExportedNetwork(nn.Module):
         super().__init__()
         self._sharpness = sharpness
         weights, self._prepare = _choose_preprocessing(trained, params, from_features)
-        self._head = trained.method.own_model(trained.input_size) or make_model(
-            trained.encoder,
-            trained.input_size,
-            len(trained.class_names),
-            trained.experiment.model,
-            takes_features=isinstance(trained.input_format, VectorFormat),
-            image_shape=trained.input_format.shape,
-        )
+        if isinstance(trained.method, ClosedForm):
+            self._head = trained.method.make_model(trained.input_size)
+        else:
+            self._head = make_model(
+                trained.encoder,
+                trained.input_size,
+                len(trained.class_names),
+                trained.experiment.model,
+                takes_features=isinstance(trained.input_format, VectorFormat),
+                image_shape=trained.input_format.shape,
+            )
         head = {n: v for n, v in params.items() if not n.startswith(_PREFIX)}
         self._weights = _TensorBuffers(weights)
         self._params = _TensorBuffers(head)
-        self._project = trained.method.project
+        self._project = prototype_rule(trained.method).project
         self._prototypes = None
         if rule == "prototype":
             assert trained.reference is not None

@@ -17,7 +17,7 @@ from mpfedcl.data.own_samples import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_vectors
-from mpfedcl.methods import Method, find_method, is_built_in
+from mpfedcl.methods import Asynchronous, Method, find_method, is_built_in, prototype_rule
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Model
 from mpfedcl.network.client.final_models import FinalState, keep_final_state
@@ -156,14 +156,14 @@ class NetworkClient:
             input_size=data.input_size,
             device=device,
         )
-        num_prototypes = assembly.method.num_prototypes
+        num_prototypes = prototype_rule(assembly.method).num_prototypes
         broadcast = unpack_broadcast(message, data.num_classes, num_prototypes).to(device)
         broadcast = unpack_part(broadcast, message, data.names[0], assembly.initial)
         trainer = ClientTrainer(assembly, data)
         store = ClientStateStore(self._settings.state, message.value("run", str))
         after = message.value("settled", int)
         state = store.load(after, device)
-        is_asynchronous = assembly.method.timing != "rounds"
+        is_asynchronous = isinstance(assembly.method, Asynchronous)
         if "delay" in message.values:
             state = trainer.note_delay(state, message.value("delay", float))
         late: dict[str, Any] = {}

@@ -7,7 +7,14 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.methods import PREDICTORS, Asynchronous, PredictorName
+from mpfedcl.methods import (
+    PREDICTORS,
+    Asynchronous,
+    ClosedForm,
+    PredictorName,
+    SharesPrototypes,
+    prototype_rule,
+)
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.client.final_models import FinalState
 from mpfedcl.network.evaluation import ClientEvaluation
@@ -29,6 +36,7 @@ class ClientTrainer:
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self._method, self._model, self._data = assembly.method, assembly.model, data
+        self._rule = prototype_rule(assembly.method)
         self._name = data.names[0]
         self._initial = assembly.initial
         self._engine = InProcessEngine(assembly, data)
@@ -40,15 +48,19 @@ class ClientTrainer:
         """
         if self._method.trains:
             return _group(state, "personal")
+        if not isinstance(self._method, ClosedForm):
+            return {}
         client, received = self._data.clients[0], self._method.prepare(broadcast)
         return self._method.personalize(received, client.inputs, client.labels) or {}
 
     def received_models(self, broadcast: Broadcast) -> tuple[Tensors | None, PrototypePool | None]:
         """Return the global model and what predictions are compared with, as far as sent."""
         shares_all = all(self._method.shared(name) for name in self._initial)
-        is_shared = self._method.shares_prototypes_in(broadcast.round - 1)
-        has_pool = is_shared and self._method.sends_pool
-        return broadcast.params if shares_all else None, broadcast.pool if has_pool else None
+        method, before = self._method, broadcast.round - 1
+        pool = None
+        if isinstance(method, SharesPrototypes) and method.sends_pool and method.shares_in(before):
+            pool = broadcast.pool
+        return broadcast.params if shares_all else None, pool
 
     def evaluate(
         self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
@@ -58,7 +70,7 @@ class ClientTrainer:
         evaluator = Evaluator(
             self._data.test_inputs,
             self._data.test_labels,
-            self._method.project,
+            self._rule.project,
             pool,
             self._method.experiment.contrast.temperature,
         )
@@ -67,7 +79,7 @@ class ClientTrainer:
             # Features are the same for everybody: only scores are personal.
             evaluator = replace(evaluator, reference=None)
         elif evaluator.reference is not None:
-            own_reference = self._method.own_reference(evaluator.reference, self._name)
+            own_reference = self._rule.reference_of(self._name, evaluator.reference)
             evaluator = replace(evaluator, reference=own_reference)
         own = self._predict(evaluator, personal) if personal else None
         read, judged = self._read_own(shared, own), self._method.predictor_on("local_test")

@@ -1,6 +1,7 @@
 """How large an honest answer can be: by what was asked for, with room to spare."""
 
 from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods import SharesPrototypes
 from mpfedcl.network.message import MOST_BYTES
 from mpfedcl.network.transport import AnswerLimit
 from mpfedcl.rounds.assembly import Assembly
@@ -21,12 +22,12 @@ _LABEL_AND_COUNT = 16
 def limit_answer(assembly: Assembly, num_samples: int) -> AnswerLimit:
     """Return what a client with so many samples may send in a round."""
     method = assembly.method
-    template = method.template(assembly.initial)
+    template = assembly.template
     expected = _num_bytes(template) + _num_bytes(assembly.sums)
-    if method.shares_prototypes:
+    if isinstance(method, SharesPrototypes):
         itemsize = max(each.element_size() for each in assembly.initial.values())
         row = assembly.model.embedding_size * itemsize + _LABEL_AND_COUNT
-        most = method.most_prototypes
+        most = method.max_prototypes
         rows = num_samples if most is None else min(num_samples, most * method.num_classes)
         expected += rows * row
     names = len(template) + len(assembly.sums)

@@ -13,7 +13,7 @@ from mpfedcl.core.files import unused_folder
 from mpfedcl.data.loading import find_experiment_encoder, load_data_and_model
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import find_method
+from mpfedcl.methods import Asynchronous, find_method
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.trainable_encoder import make_model
 from mpfedcl.network.packing import Form
@@ -97,7 +97,7 @@ def check_experiment(experiment: Experiment) -> Experiment:
     """
     encoder = experiment.encoder.name
     method = find_method(experiment.method)
-    is_asynchronous = method.timing != "rounds"
+    is_asynchronous = issubclass(method, Asynchronous)
     if is_asynchronous and experiment.systems.kind is None:
         # Its clock is the one on the wall.
         experiment = experiment.replace(systems__kind="none")
@@ -176,7 +176,7 @@ def _run(
         device=device,
         public=_load_public(experiment, registry.form, device),
     )
-    kind = NetworkEngine if assembly.method.timing == "rounds" else ArrivalEngine
+    kind = ArrivalEngine if isinstance(assembly.method, Asynchronous) else NetworkEngine
     engine = kind(assembly, transport, registry, known["run"], status, directory.path)
     run_loop = NetworkRunLoop(assembly, engine, classes)
     monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
@@ -188,7 +188,7 @@ def _run(
 
 def _open_mailbox(transport: Transport, experiment: Experiment) -> Transport:
     """Return a transport by which answers and introductions may be waited for at a time."""
-    in_rounds = find_method(experiment.method).timing == "rounds"
+    in_rounds = not issubclass(find_method(experiment.method), Asynchronous)
     return transport if in_rounds else Mailbox(transport)
 
 

@@ -9,7 +9,7 @@ from mpfedcl.core.json_files import Json, parse_json
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.drift import LOG as DRIFT_LOG
 from mpfedcl.inference.drift import parse_log
-from mpfedcl.methods import find_method, is_built_in
+from mpfedcl.methods import SharesPrototypes, find_method, is_built_in
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,
@@ -236,7 +236,8 @@ def _why_no_map(experiment: Experiment) -> str | None:
     """Return why a run will never have a map, None where it may."""
     try:
         # A method from outside is not asked: whoever only looks at a run runs nothing it names.
-        if is_built_in(experiment.method) and not find_method(experiment.method).shares_prototypes:
+        name = experiment.method
+        if is_built_in(name) and not issubclass(find_method(name), SharesPrototypes):
             return f"{experiment.method} shares no prototypes, so there is no map."
     except InvalidInput:
         return None

@@ -1,5 +1,6 @@
-"""Methods whose clients train a part of the model each: some units of every hidden layer."""
+"""Methods whose clients each train a part of the model: some units of every hidden layer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,27 +11,28 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import Part, generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods._round_values import Batch, Context, Server, Tally
+from mpfedcl.methods.base import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.models.parts import feeding_layers, hidden_units, mask_params
 
 _LEAST_SCORE = 1e-12
-"""Added to scores, so that units without any are drawn alike, and after all that have one."""
+"""Added to scores: units without a score are equally likely, and come after all others."""
 
 
-class PartsOfModel(FedAvg):
-    """FedAvg on parts of the model; a subclass says which part a client has (`thin`)."""
+class PartialModel(FedAvg, ABC):
+    """FedAvg on parts of the model; a subclass says with `masks` which part each client trains."""
 
     name = ""
     sends = "its part of the model"
     totals_suffice = False
     share: float
-    """Of the units of each hidden layer that a client has."""
+    """The share of the units of each hidden layer that a client trains."""
     fill: Literal["holders", "zero"] = "holders"
-    """Whom a number is averaged over: those who had it, or all, the others' not having changed."""
+    """Over which clients a parameter is averaged: those that trained it, or all clients, with the
+    others' values unchanged."""
     scales = False
-    """Whether a part's activations are made as large as the whole model's while it trains."""
+    """Whether activations of a part are scaled up to those of the whole model during training."""
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
@@ -41,14 +43,22 @@ class PartsOfModel(FedAvg):
                 "hold different parts of the model."
             )
 
+    @abstractmethod
+    def masks(self, server: Server, client: str, round_number: int) -> Tensors:
+        """Return boolean masks [units] by hidden layer of the units that a client is sent.
+
+        An empty dictionary means the whole model. Parameters that a client was not sent keep the
+        server's values in its update.
+        """
+
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy of the part; where it scales, with activations as large as the whole's."""
+        """Return the cross-entropy of the part, with scaled activations if `scales`."""
         if self.scales and self.share < 1:
             params = self._scale(params)
         return super().loss(params, batch, context)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average each number over those who had it; one that nobody had stays as it is."""
+        """Average each parameter over the clients that trained it; an untrained one stays."""
         if self.fill == "holders" and tally.units:
             means = mean_of_holders(server.params, means, tally)
         return super().reduce(server, means, tally)
@@ -62,7 +72,7 @@ class PartsOfModel(FedAvg):
         return {"parts": {"units_that_nobody_has": idle / sum(len(each) for each in had)}}
 
     def draw_units(self, params: Tensors, scores: Tensors, *key: Part) -> Tensors:
-        """Draw as many units of each hidden layer as a part has, by their scores; key by key."""
+        """Draw the units of a part from each hidden layer, in proportion to their scores."""
         if self.share == 1:
             return {}
         seed = self.experiment.seed
@@ -79,7 +89,7 @@ class PartsOfModel(FedAvg):
         return max(1, round(self.share * size))
 
     def _scale(self, params: Tensors) -> Tensors:
-        """Return the parameters with weights from hidden units enlarged, as units are missing."""
+        """Return the parameters with larger weights from hidden units, as some are missing."""
         sizes, scaled = hidden_units(params), dict(params)
         for layer, before in feeding_layers(params).items():
             if before in sizes:
@@ -97,7 +107,7 @@ def draw_weighted(scores: Tensor, count: int, key: torch.Generator) -> Tensor:
 
 
 def mean_of_holders(params: Tensors, means: Tensors, tally: Tally) -> Tensors:
-    """Return Σ n_i m_i w_i / Σ n_i m_i, given the means in which the others count as unchanged."""
+    """Return Σ n_i m_i w_i / Σ n_i m_i, given means over all clients with unchanged values."""
     total = sum(tally.weights)
     held = {n: torch.zeros_like(value, dtype=torch.float64) for n, value in means.items()}
     for name, weight in zip(tally.names, tally.weights, strict=True):
@@ -108,7 +118,7 @@ def mean_of_holders(params: Tensors, means: Tensors, tally: Tally) -> Tensors:
     for name, mean in means.items():
         share = held[name] / total
         moved = params[name] + (mean - params[name]) / share.to(mean)
-        # To the bit where all or none had a number.
+        # Bit-identical to the mean if all or no clients trained a parameter.
         found[name] = torch.where(share == 1, mean, torch.where(share == 0, params[name], moved))
     return found
 
