@@ -16,8 +16,7 @@ from torch import Tensor
 from mpfedcl import Experiment
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.data.inputs import pixel_constants
-from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.loading import load_data_and_model, pixel_constants
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.secure_aggregation import SecureAggregationEngine
 from mpfedcl.methods import Method, find_method

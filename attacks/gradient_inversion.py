@@ -19,7 +19,7 @@ from torch import Tensor
 
 from curious_server import Digits, SeenRound, draw_holdings, load_digits, observe
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.inputs import pixel_constants
+from mpfedcl.data.loading import pixel_constants
 from outcome import Outcome
 from ssim import ssim
 

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from malicious_clients import TARGET, MaliciousClients, add_trigger, choose_attackers, poison_data
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.data.inputs import pixel_constants
-from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.loading import load_data_and_model, pixel_constants
 from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method, prototype_rule

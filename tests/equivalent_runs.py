@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import FederatedData, load_federated_data
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import ClosedForm, Method, find_method, prototype_rule
 from mpfedcl.models import Mlp

@@ -11,7 +11,8 @@ from PIL import Image
 from safetensors.torch import load
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import FederatedData, load_federated_data
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines import DispatchingEngine, Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, Method, find_method

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 
 from mpfedcl import Experiment
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parent / ".venvs"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public.fetch.download import RetryPolicy, fetch_file
-from mpfedcl.data.public.fetch.public_sources import PublicFile
+from mpfedcl.data.public.download import RetryPolicy, fetch_file
+from mpfedcl.data.public.sources import PublicFile
 
 BODY = bytes(range(256)) * 400
 OTHER = BODY[::-1]

@@ -11,7 +11,7 @@ import numpy
 from numpy.typing import NDArray
 from PIL import Image
 
-from mpfedcl.data.public.prepare import domainnet, office
+from mpfedcl.data.public import photos
 
 Bytes = NDArray[numpy.uint8]
 
@@ -105,8 +105,8 @@ def write_mnist_m(folder: Path) -> Bytes:
 
 def write_office(folder: Path, *spellings: str) -> None:
     """Write two images of each class below a folder, under the names given for some."""
-    others = {office.name_class(spelling): spelling for spelling in spellings}
-    for label, name in enumerate(office.CLASSES):
+    others = {photos.name_class(spelling): spelling for spelling in spellings}
+    for label, name in enumerate(photos.OFFICE_CLASSES):
         for number in range(2):
             picture = random_pixels(20, 30, 3, seed=label * 2 + number)
             save_picture(folder / others.get(name, name) / f"{name}_{number}.jpg", picture)
@@ -115,7 +115,7 @@ def write_office(folder: Path, *spellings: str) -> None:
 def write_domainnet(folder: Path, domain: str) -> None:
     """Write three images of each class and one of a class beyond the ten, and the split."""
     lists: dict[str, list[str]] = {"train": [], "test": []}
-    for label, name in enumerate((*domainnet.CLASSES, "aircraft_carrier")):
+    for label, name in enumerate((*photos.DOMAINNET_CLASSES, "aircraft_carrier")):
         for number in range(3):
             inner = f"{domain}/{name}/{domain}_{label:03}_{number:06}.png"
             pixels = numpy.full((80, 100, 3), (label, number * 100, 200), dtype=numpy.uint8)

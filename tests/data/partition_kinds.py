@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from mpfedcl.data.partitions import classes, iid, label, quantity
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 Partition = Callable[..., list[Indices]]
 

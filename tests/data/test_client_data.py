@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from image_sets import read_image_set
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.data.reader import read_image_set
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 

@@ -17,8 +17,8 @@ from download_cases import BODY, OTHER, PAGE, Naps, bring, original, refusal, re
 from download_server import BrokenServer, answer_range, send, serve, stall
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
-from mpfedcl.data.public.fetch.download import fetch_file, fetch_source
-from mpfedcl.data.public.fetch.public_sources import PublicFile, PublicSource
+from mpfedcl.data.public.download import fetch_file, fetch_source
+from mpfedcl.data.public.sources import PublicFile, PublicSource
 
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
@@ -174,8 +174,8 @@ def test_a_collection_is_fetched_whole(tmp_path: Path, server: BrokenServer) -> 
 _FETCH = """
 import sys
 from pathlib import Path
-from mpfedcl.data.public.fetch.download import RetryPolicy, fetch_file
-from mpfedcl.data.public.fetch.public_sources import PublicFile
+from mpfedcl.data.public.download import RetryPolicy, fetch_file
+from mpfedcl.data.public.sources import PublicFile
 address, folder, size, sha256 = sys.argv[1:]
 wanted = PublicFile("file.bin", (address,), int(size), sha256)
 fetch_file(wanted, Path(folder), "page", RetryPolicy())

@@ -101,7 +101,7 @@ def test_endless_bytes_are_cut_off(
     sentence = refusal(tmp_path, original(address), attempts=1)
     assert f"sent more than {len(BODY):,} bytes" in sentence
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("mpfedcl.data.public.fetch.download.MOST_BYTES", 5000)
+    monkeypatch.setattr("mpfedcl.data.public.download.MOST_BYTES", 5000)
     assert "more than 5,000 bytes" in refusal(tmp_path, original(address, size=None), attempts=1)
 
 

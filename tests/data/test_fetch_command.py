@@ -21,18 +21,18 @@ from original_files import (
 )
 
 from download_server import BrokenServer, free_port, send, serve
+from image_sets import read_image_set
 from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
 from mpfedcl.cli.commands.data_sets import data_fetch_command, data_prepare_command
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public.fetch.download import RetryPolicy
-from mpfedcl.data.public.fetch.public_sources import (
+from mpfedcl.data.public.download import RetryPolicy
+from mpfedcl.data.public.prepare import preparable_domains
+from mpfedcl.data.public.sources import (
     FETCH_PLANS,
     FetchPlan,
     PublicFile,
     PublicSource,
 )
-from mpfedcl.data.public.prepare import preparable_domains
-from mpfedcl.data.reader import read_image_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 QUICK = RetryPolicy(attempts=2, timeout=5.0, sleep=lambda _seconds: None)

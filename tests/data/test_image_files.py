@@ -10,9 +10,8 @@ import numpy
 import pytest
 from PIL import Image
 
+from image_sets import ImageSet, read_image_set
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import read_image_set
-from mpfedcl.data.samples import ImageSet
 from mpfedcl.experiment.settings import DatasetSettings
 
 

@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.data.by_client import RangesByClient, SubsetsByClient
-from mpfedcl.data.client_data import FederatedData
-from mpfedcl.data.client_table import ClientData, ClientTable
-from mpfedcl.data.partition_table import (
+from mpfedcl.data.client_data import (
+    ClientData,
+    ClientTable,
+    FederatedData,
+    RangesByClient,
+    SubsetsByClient,
+)
+from mpfedcl.data.client_split import (
     MOST_NAMED,
     compact_table,
     describe_clients,
@@ -24,8 +28,7 @@ from mpfedcl.data.partition_table import (
     with_input_means,
 )
 from mpfedcl.data.partitions import classes
-from mpfedcl.data.samples import Subset
-from mpfedcl.data.train_test_split import Indices, count_training, draw_training
+from mpfedcl.data.samples import Indices, Subset, count_training, draw_training
 
 label_lists = st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=6)
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy
 import pytest
 
+from image_sets import read_image_set
 from mpfedcl.core.images import Images
-from mpfedcl.data.reader import read_image_set
-from mpfedcl.data.samples import DomainImages
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import DomainImages, Indices
 from mpfedcl.experiment.settings import DatasetSettings
 
 ROOT = Path(__file__).resolve().parents[2]

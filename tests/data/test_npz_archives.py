@@ -10,9 +10,9 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
+from image_sets import ImageSet, read_image_set
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import open_data_set, read_image_set
-from mpfedcl.data.samples import ImageSet
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput
-from mpfedcl.data.own_samples import open_own_samples
-from mpfedcl.data.sample_format import ImageFormat
-from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.reader import open_own_samples
+from mpfedcl.data.samples import ImageFormat, SampleIndex
 
 CLASSES = ("ant", "bee", "cat")
 

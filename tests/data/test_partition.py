@@ -21,7 +21,7 @@ from partition_kinds import (
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.partitions import _drawing, classes, iid, label, quantity
-from mpfedcl.data.train_test_split import Indices, count_training
+from mpfedcl.data.samples import Indices, count_training
 
 
 @every_kind

@@ -9,7 +9,7 @@ from partition_kinds import every_kind, make_labels, partition_labels
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.partitions import _drawing
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 pytestmark = pytest.mark.whole
 

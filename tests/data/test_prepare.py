@@ -10,7 +10,7 @@ import pytest
 from original_files import idx_bytes, random_pixels, write_file, write_mat, write_mnist, write_svhn
 from prepared_sets import load, name_by_fault, prepare, refusal
 
-from mpfedcl.data.reader import read_image_set
+from image_sets import read_image_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 
@@ -175,4 +175,4 @@ def test_mat_that_is_broken_or_of_another_version(source: Path, data: Path) -> N
 def test_one_file_of_two_is_not_enough(source: Path, data: Path) -> None:
     write_svhn(source)
     (source / "test_32x32.mat").unlink()
-    assert "has train_32x32.mat but lacks test_32x32.mat; both must" in refusal(source, data)
+    assert "has train_32x32.mat but lacks test_32x32.mat" in refusal(source, data)

@@ -10,7 +10,7 @@ from original_files import FEMNIST_COUNTS, leaf_bytes, random_pixels, write_femn
 from prepared_sets import prepare, refusal
 
 from mpfedcl import InvalidInput
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings

@@ -22,9 +22,7 @@ from original_files import (
 from prepared_sets import prepare, refusal
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public.prepare.domainnet import CLASSES
-from mpfedcl.data.public.prepare.office import CLASSES as OFFICE_CLASSES
-from mpfedcl.data.public.prepare.office import name_class
+from mpfedcl.data.public.photos import DOMAINNET_CLASSES, OFFICE_CLASSES, name_class
 
 pytestmark = pytest.mark.whole
 
@@ -225,7 +223,9 @@ def test_domainnet_needs_split_and_pictures(source: Path, data: Path) -> None:
     for name, content in lists.items():
         write_file(source / name, content)
     (source / "real_train.txt").write_text("real/bird/real_000_000000.png 0\n")
-    assert f"lists no images of {', '.join(CLASSES[1:])}" in refusal(source, data, "domainnet")
+    assert f"lists no images of {', '.join(DOMAINNET_CLASSES[1:])}" in refusal(
+        source, data, "domainnet"
+    )
     shutil.rmtree(source / "real")
     assert "lacks real.zip, or a folder real, with" in refusal(source, data, "domainnet")
     with zipfile.ZipFile(source / "real.zip", "w") as archive:
@@ -268,7 +268,8 @@ def test_only_the_domains_asked_for(source: Path, data: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mpfedcl.data.public.prepare import destination, prepare_set
+from mpfedcl.data.public import originals
+from mpfedcl.data.public.prepare import prepare_set
 
 def die(self, target):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy
 import pytest
 
-from mpfedcl.data.client_data import FederatedData, load_federated_data
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_federated_data
 from small_experiments import save_images, small
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import numpy
 import pytest
 from PIL import Image
 
+from image_sets import read_image_set
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import read_image_set
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 

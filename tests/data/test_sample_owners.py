@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.npz_archive import read_owners
 from mpfedcl.data.reader import open_data_set
-from mpfedcl.data.sample_owners import read_owners
 from mpfedcl.data.samples import Subset
 from mpfedcl.experiment.settings import DatasetSettings
 

@@ -11,13 +11,13 @@ from sklearn.datasets import load_breast_cancer, load_wine
 from sklearn.preprocessing import StandardScaler
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.partition_table import is_same_partition
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.client_split import is_same_partition, split_among_clients
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.table_columns import Words, fit_columns
-from mpfedcl.data.tables import open_own_tables
+from mpfedcl.data.table_files import Words
+from mpfedcl.data.tables import fit_columns, open_own_tables
 from mpfedcl.experiment import Experiment
 from table_files import open_table, save_table
 

@@ -10,7 +10,7 @@ import polars
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import open_data_set, read_image_set
+from mpfedcl.data.reader import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 from table_files import open_table, save_table
 
@@ -117,8 +117,6 @@ def test_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
     assert "has no table" in refusal(**{**root, "root": tmp_path / "void"})
     assert "dataset.label is 'y'; it must be left out" in refusal(label="y")
     assert "dataset.client is 'y'; it must be left out" in refusal(client="y")
-    with pytest.raises(InvalidInput, match="must hold images"):
-        read_image_set(DatasetSettings(name="table", root=tmp_path / "typed.csv", label="y"))
 
 
 def test_says_what_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.data.train_test_split import count_training, split_by_class
+from mpfedcl.data.samples import count_training, split_by_class
 
 label_lists = st.lists(st.integers(0, 5), min_size=0, max_size=60)
 fractions = st.floats(0.01, 0.99)

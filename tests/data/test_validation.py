@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import load_federated_data
 from mpfedcl.data.client_split import ClientSplit, split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.experiment import Experiment
 from small_experiments import save_images, small

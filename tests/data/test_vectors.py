@@ -12,12 +12,10 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.own_samples import open_own_samples
-from mpfedcl.data.reader import open_data_set, read_image_set
-from mpfedcl.data.sample_format import VectorFormat
-from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_data_and_model, load_federated_data
+from mpfedcl.data.reader import open_data_set, open_own_samples
+from mpfedcl.data.samples import SampleIndex, VectorFormat
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import save_images, save_vectors
@@ -192,12 +190,6 @@ def test_a_named_set_has_images(tmp_path: Path) -> None:
     save(tmp_path / "mnist" / "mnist.npz")
     with pytest.raises(InvalidInput, match="mnist must have images, uint8"):
         open_data_set(DatasetSettings(name="mnist", root=tmp_path))
-
-
-def test_an_encoder_is_not_pretrained_on_vectors(tmp_path: Path) -> None:
-    save(tmp_path / "a.npz")
-    with pytest.raises(InvalidInput, match="holds vectors of 2 numbers; it must hold images"):
-        read_image_set(DatasetSettings(name="folder", root=tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

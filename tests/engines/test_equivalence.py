@@ -13,7 +13,7 @@ from situations import DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
 
 from equivalent_runs import assert_close_tensors, assert_equivalent
 from mpfedcl import resume
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult

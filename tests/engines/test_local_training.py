@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Mlp

@@ -10,7 +10,7 @@ import torch
 from equivalent_runs import assert_close_tensors
 from mpfedcl import resume
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.secure_aggregation import SecureAggregationEngine, Vanishes
 from mpfedcl.experiment import Experiment

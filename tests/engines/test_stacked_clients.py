@@ -8,7 +8,8 @@ import torch
 from situations import CHOICE, DOUBLE, ENDLESS, RAGGED, build, double
 
 from equivalent_runs import assert_close_tensors
-from mpfedcl.data.client_data import ClientData, FederatedData, load_federated_data
+from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from mpfedcl.models.encoders.preprocessing import Preprocessing

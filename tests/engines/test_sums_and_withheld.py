@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import resume, run
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.checkpoint import load_checkpoint
 from small_experiments import read_records, read_summary, small

@@ -31,7 +31,7 @@ def test_without_weights_pixels_are_used(pictures: Path) -> None:
     assert (found.encoder.name, found.dataset.image_size) == ("none", PIXELS_PER_SIDE)
     assert found.resolved() == found
     (line,) = describe_missing_encoder(experiment)
-    assert "mpfedcl pretrain --dataset.name folder --dataset.root" in line
+    assert "--encoder.weights FILE" in line
     # Once it is written down, nothing is missed any more, whatever is found later.
     assert describe_missing_encoder(found) == []
 

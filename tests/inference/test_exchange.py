@@ -20,7 +20,7 @@ from exchange_runs import (
     tensors_of,
 )
 from mpfedcl import InvalidInput, resume, run
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.gaussian import ABSENT, unit_features
 from mpfedcl.inference.exchange import open_exchange
 from mpfedcl.inference.exchange_join import join_exchange

@@ -11,7 +11,7 @@ import torch
 from command_results import Cli, Refused, assert_fits
 from exchange_runs import choose, federation, save_client
 from mpfedcl import run
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.inference.advice import advise, samples_needed
 from mpfedcl.inference.contribution import find_contributions
 from mpfedcl.inference.exchange import open_exchange

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 
 from command_processes import environment
 from encoder_experiments import pictured
+from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, run
-from mpfedcl.data.reader import read_image_set
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
 from small_experiments import EXAMPLES, Say, small

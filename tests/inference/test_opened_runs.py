@@ -15,7 +15,7 @@ from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
 from mpfedcl.core.rng import generator
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.data.samples import ImageFormat
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods import prototype_rule
 from mpfedcl.models.resnet import ResNet18

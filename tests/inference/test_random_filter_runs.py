@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
-from mpfedcl.data.reader import read_image_set
-from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.trained_run import load_trained_run

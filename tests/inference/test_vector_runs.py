@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 from mpfedcl import Experiment, InvalidInput, Predictor, run
-from mpfedcl.data.sample_format import VectorFormat
+from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.inference.join import join, list_joined
 from mpfedcl.inference.trained_run import load_trained_run

@@ -8,7 +8,8 @@ import torch
 from identities import server_of
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import FederatedData, load_federated_data
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.methods import Context, Method, find_method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.rounds.round_loop import RoundLoop

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines.schedule import draw_batches
 from mpfedcl.models import Mlp
 from small_experiments import assert_same_tensors, build_federation, small

@@ -1,7 +1,5 @@
 """ResNet-18 as a pure function, against a network of ordinary modules."""
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,23 +115,3 @@ def test_gradients_are_those_of_the_modules_in_evaluation_mode() -> None:
     ResNet18().apply(params, images).square().sum().backward()  # type: ignore[no-untyped-call]
     for name, value in modules.named_parameters():
         torch.testing.assert_close(params[name].grad, value.grad, rtol=1e-6, atol=1e-8)
-
-
-def test_batch_statistics_and_their_updates_are_those_of_batch_norm_modules() -> None:
-    modules = make_modules().train()
-    params = params_of(modules)
-    before = {name: value.clone() for name, value in params.items()}
-    network = ResNet18()
-    for _ in range(2):
-        images = torch.randn(5, 3, 32, 32)
-        with torch.no_grad():
-            expected = modules(images)
-            features, statistics = network.apply_with_batch_statistics(params, images)
-        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
-        assert set(statistics) == {name for name in params if is_statistic(name)}
-        # Pure: what was passed in is as it was.
-        assert all(torch.equal(params[name], before[name]) for name in params)
-        for name, value in statistics.items():
-            torch.testing.assert_close(value, modules.state_dict()[name], rtol=1e-5, atol=1e-6)
-        params = {**params, **statistics}
-        before = copy.deepcopy(params)

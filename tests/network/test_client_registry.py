@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpfedcl import Predictor
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.message import Kind, Message
 from mpfedcl.network.packing import Introduction

@@ -13,7 +13,7 @@ from federations import (
 )
 
 from mpfedcl import Predictor, run
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.methods import Asynchronous, built_in_methods
 from small_experiments import read_records
 

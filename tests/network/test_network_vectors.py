@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Predictor, run
 from mpfedcl.core.errors import RunCutShort
-from mpfedcl.data.sample_format import VectorFormat
+from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.join import join
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import Introduction

@@ -12,7 +12,7 @@ from flwr.app import Message as FlowerMessage
 
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import load_tensors
-from mpfedcl.data.client_data import load_federated_data
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import collect_statistics, find_method
 from mpfedcl.network.flower.records import from_records

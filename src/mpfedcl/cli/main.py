@@ -46,7 +46,6 @@ mpfedcl: federated learning on non-IID client data
   mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
   mpfedcl federation update DIR --run RUN --client NAME        one client joins or leaves it later
   mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what is sent
-  mpfedcl pretrain --dataset.name ... --out FILE               an encoder of your own
 
 Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
 """
@@ -71,7 +70,6 @@ _COMMANDS: dict[str, tuple[type[Any], str]] = {
     "data prepare": (experiments.DataPrepare, "data_sets"),
     "data encode": (experiments.DataEncode, "data_sets"),
     "data cache": (experiments.DataCache, "listings"),
-    "pretrain": (experiments.Pretrain, "pretrain"),
     "privacy plan": (privacy.PrivacyPlan, "privacy"),
     "privacy receipt": (privacy.PrivacyReceipt, "privacy"),
     "federation init": (federation.FederationInit, "federation"),

@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from mpfedcl.cli.arguments.experiments import Compare, DataFetch, DataShow, Run, Tune
-from mpfedcl.data.public.fetch.public_sources import fetch_plan
-from mpfedcl.data.set_folder import find_set_folder
+from mpfedcl.data.folders import find_set_folder
+from mpfedcl.data.public.sources import fetch_plan
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.names import check_encoder_name, check_method_name

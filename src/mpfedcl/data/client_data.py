@@ -1,31 +1,271 @@
-"""The clients' data: samples of a set, split among them and turned into tensors."""
+"""The data of all clients in a few arrays: one client's samples are a view, made on demand.
+
+A hundred thousand clients are a hundred thousand names and a few arrays, not as many objects.
+"""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, Self, TypeVar, overload
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.by_client import ByClient
-from mpfedcl.data.client_split import (
-    ClientSplit,
-    describe_public,
-    split_among_clients,
-    split_own_samples,
-)
-from mpfedcl.data.client_table import ClientData, ClientTable
-from mpfedcl.data.inputs import InputMaker, make_plain_inputs
-from mpfedcl.data.partition_table import with_input_means
-from mpfedcl.data.reader import open_data_set
-from mpfedcl.data.samples import SampleIndex, Subset
-from mpfedcl.data.tables import find_columns, fit_tables
-from mpfedcl.data.train_test_split import Indices
-from mpfedcl.experiment import Experiment
+from mpfedcl.data.samples import Indices, Subset
 
-__all__ = ["ClientData", "FederatedData", "load_federated_data", "load_own_samples"]
+Value = TypeVar("Value")
+
+
+class ByClient(Mapping[str, Value]):
+    """A value for each client, found by the client's place among the names."""
+
+    def __init__(self, names: Sequence[str], find: Callable[[int], Value]) -> None:
+        self.names = tuple(names)
+        self._find = find
+
+    def __getitem__(self, name: str) -> Value:
+        return self._find(self._places[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+
+class SubsetsByClient(ByClient[Subset]):
+    """The samples of each client, those of all one after the other.
+
+    Args:
+        names: The clients'.
+        everything: The samples of all.
+        sizes: How many of them each client has.
+    """
+
+    def __init__(self, names: Sequence[str], everything: Subset, sizes: Indices) -> None:
+        super().__init__(names, self._cut_out)
+        self.everything = everything
+        self.sizes = sizes
+
+    @classmethod
+    def join(cls, subsets: Mapping[str, Subset]) -> "SubsetsByClient":
+        """Put the samples of several clients one after the other, in order of name."""
+        names = sorted(subsets)
+        ordered = [subsets[name] for name in names]
+        sizes = numpy.array([len(subset.labels) for subset in ordered], dtype=numpy.int64)
+        return cls(names, Subset.join(ordered), sizes)
+
+    def keep(self, chosen: NDArray[numpy.bool_]) -> "SubsetsByClient":
+        """Return some of the samples [of all]; each client keeps those of its own."""
+        kept = numpy.bincount(self.owners[chosen], minlength=len(self.names))
+        return SubsetsByClient(self.names, self.everything.select(chosen), kept)
+
+    @property
+    def owners(self) -> Indices:
+        """The place of each sample's client among the names."""
+        return numpy.repeat(numpy.arange(len(self.names)), self.sizes)
+
+    def count_labels(self, num_classes: int) -> Indices:
+        """Count the samples [clients, classes]."""
+        cells = self.owners * num_classes + self.everything.labels
+        counts: Indices = numpy.bincount(cells, minlength=len(self.names) * num_classes)
+        return counts.reshape(-1, num_classes)
+
+    def _cut_out(self, place: int) -> Subset:
+        return self.everything.select(slice(self._ends[place], self._ends[place + 1]))
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        ends: list[int] = numpy.concatenate([[0], numpy.cumsum(self.sizes)]).tolist()
+        return ends
+
+
+class RangesByClient(ByClient[Indices]):
+    """Consecutive numbers for each client."""
+
+    def __init__(self, names: Sequence[str], begins: Indices, sizes: Indices) -> None:
+        super().__init__(names, self._count_up)
+        self.begins = begins
+        self.sizes = sizes
+
+    @classmethod
+    def same_for_all(cls, names: Sequence[str], size: int) -> "RangesByClient":
+        """Give everybody the numbers from 0 on."""
+        return cls(names, *(numpy.full(len(names), each) for each in (0, size)))
+
+    def _count_up(self, place: int) -> Indices:
+        begin = int(self.begins[place])
+        return numpy.arange(begin, begin + int(self.sizes[place]))
+
+
+_NUMBERS_AT_ONCE = 2**22
+"""Of inputs that are added up together in double precision."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client: its training images, and which images of the global test set set are its own."""
+
+    name: str
+    inputs: Tensor
+    """[samples, numbers]: pixels standardized by the set's constants or in 0 to 1, or features."""
+    labels: Tensor
+    """[images], int64."""
+    test: Tensor
+    """[test images], int64: indices into the global test set set; may be empty."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTable(Sequence[ClientData]):
+    """The clients in order of name, each made when it is asked for."""
+
+    names: tuple[str, ...]
+    inputs: Tensor
+    """[samples of all, numbers]: each client's, one client after the other."""
+    labels: Tensor
+    """[samples of all], int64."""
+    sizes: Indices
+    """[clients]: how many of the samples are each client's."""
+    tests: Tensor
+    """int64: indices into the global test set set, of which each client has a range."""
+    test_begins: Indices
+    test_sizes: Indices
+    """[clients]: the range of `tests` that is each client's local test set; ranges may overlap."""
+
+    @classmethod
+    def join(cls, clients: Sequence[ClientData]) -> "ClientTable":
+        """Put the data of several clients together."""
+        if isinstance(clients, ClientTable):
+            return clients
+        ends = numpy.cumsum([len(each.test) for each in clients])
+        sizes = numpy.array([len(each.test) for each in clients], dtype=numpy.int64)
+        return cls(
+            tuple(each.name for each in clients),
+            _cat([each.inputs for each in clients]),
+            _cat([each.labels for each in clients]),
+            numpy.array([len(each.labels) for each in clients], dtype=numpy.int64),
+            _cat([each.test for each in clients]),
+            ends - sizes,
+            sizes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, place: int) -> ClientData: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[ClientData, ...]: ...
+    def __getitem__(self, place: int | slice) -> ClientData | tuple[ClientData, ...]:
+        """Return a client by its place, or several."""
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(*place.indices(len(self))))
+        place = range(len(self))[place]
+        begin, end = self._ends[place], self._ends[place + 1]
+        return ClientData(
+            self.names[place], self.inputs[begin:end], self.labels[begin:end], self._test(place)
+        )
+
+    def __iter__(self) -> Iterator[ClientData]:
+        return (self[place] for place in range(len(self)))
+
+    def find(self, name: str) -> ClientData:
+        """Return a client by name."""
+        return self[self._places[name]]
+
+    def select(self, names: Collection[str]) -> Self:
+        """Return some clients, in memory of their own: the samples of the others can go."""
+        wanted = set(names)
+        chosen = numpy.array([name in wanted for name in self.names], dtype=bool)
+        if chosen.all():
+            return self
+        rows = torch.from_numpy(numpy.flatnonzero(numpy.repeat(chosen, self.sizes)))
+        rows = rows.to(self.inputs.device)
+        return replace(
+            self,
+            names=tuple(name for name in self.names if name in wanted),
+            inputs=self.inputs[rows],
+            labels=self.labels[rows],
+            sizes=self.sizes[chosen],
+            test_begins=self.test_begins[chosen],
+            test_sizes=self.test_sizes[chosen],
+        )
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the data on a device."""
+        return replace(
+            self,
+            inputs=self.inputs.to(device),
+            labels=self.labels.to(device),
+            tests=self.tests.to(device),
+        )
+
+    def count_labels(self, num_classes: int) -> Indices:
+        """Count the training samples [clients, classes]."""
+        cells = self._owners * num_classes + self.labels.cpu().numpy()
+        counts: Indices = numpy.bincount(cells, minlength=len(self) * num_classes)
+        return counts.reshape(-1, num_classes)
+
+    def input_means(self) -> list[float]:
+        """Return the mean of each client's inputs; NaN where it has none."""
+        width = max(1, self.inputs[:1].numel())
+        pieces = torch.split(self.inputs.flatten(1), max(1, _NUMBERS_AT_ONCE // width))
+        sums = torch.cat([piece.sum(dim=1, dtype=torch.float64) for piece in pieces])
+        totals = numpy.bincount(self._owners, sums.cpu().numpy(), len(self))
+        with numpy.errstate(invalid="ignore"):
+            means: list[float] = (totals / (self.sizes * width)).tolist()
+        return means
+
+    def local_tests(self) -> ByClient[Tensor]:
+        """Return each client's test, without holding on to the samples."""
+        tests, begins, sizes = self.tests, self.test_begins, self.test_sizes
+        return ByClient(self.names, lambda place: _cut(tests, begins, sizes, place))
+
+    def sole_testers(self, num_tests: int) -> Indices:
+        """Return of each test sample the place of the one client that has it; -1: not one."""
+        size, ends = len(self.tests) + 1, self.test_begins + self.test_sizes
+        rows = self.tests.cpu().numpy()
+
+        def add_up(weights: Indices) -> Indices:
+            # A client's weight comes in where its range begins, and goes out where it ends.
+            comes = numpy.bincount(self.test_begins, weights, size)
+            goes = numpy.bincount(ends, weights, size)
+            return numpy.bincount(rows, numpy.cumsum(comes - goes)[:-1], num_tests).astype(int)
+
+        places = numpy.arange(len(self))
+        return numpy.where(add_up(numpy.ones_like(places)) == 1, add_up(places), -1)
+
+    def _test(self, place: int) -> Tensor:
+        return _cut(self.tests, self.test_begins, self.test_sizes, place)
+
+    @property
+    def _owners(self) -> Indices:
+        return numpy.repeat(numpy.arange(len(self)), self.sizes)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        ends: list[int] = numpy.concatenate([[0], numpy.cumsum(self.sizes)]).tolist()
+        return ends
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+
+def _cut(tests: Tensor, begins: Indices, sizes: Indices, place: int) -> Tensor:
+    begin = int(begins[place])
+    return tests[begin : begin + int(sizes[place])]
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 @dataclass(frozen=True)
@@ -121,87 +361,3 @@ class FederatedData:
             test_labels=self.test_labels.to(device),
             public=public and (public[0].to(device), public[1].to(device)),
         )
-
-
-def load_own_samples(
-    experiment: Experiment,
-    make_inputs: InputMaker | None = None,
-    *,
-    sample_index: SampleIndex,
-    name: str,
-) -> FederatedData:
-    """Open the samples of one client that has them to itself, and hold some of them out."""
-    train, test = split_own_samples(sample_index, name, experiment)
-    if not len(train.labels):
-        raise InvalidInput(
-            f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to "
-            "train on; there must be more of a class, or the test fraction must be smaller."
-        )
-    everything = Subset.join([train, test])
-    inputs = (make_inputs or make_plain_inputs)(sample_index, everything.rows, experiment)
-    inputs = inputs.flatten(start_dim=1)
-    labels, count = torch.from_numpy(everything.labels), len(train.labels)
-    own = torch.arange(len(test.labels))
-    client = ClientData(name, inputs[:count], labels[:count], own)
-    return FederatedData(
-        sample_index.name,
-        sample_index.class_names,
-        (client,),
-        inputs[count:],
-        labels[count:],
-        {},
-        sample_index.vector_width is not None,
-        sample_index.notices,
-    )
-
-
-def load_federated_data(
-    experiment: Experiment, make_inputs: InputMaker | None = None
-) -> FederatedData:
-    """Split an experiment's data set among the clients, then open the samples they need."""
-    experiment = experiment.resolved()
-    sample_index = open_data_set(experiment.dataset)
-    split = split_among_clients(sample_index, experiment)
-    sample_index = fit_tables(sample_index, split.training.values())
-    make_inputs = make_inputs or make_plain_inputs
-    # In the clients' order at once: then all that is anybody's is a view of this one tensor.
-    inputs = make_inputs(sample_index, split.all_rows, experiment)
-    # On record, because flat pixels no longer tell what images they were.
-    shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
-    partition = {**split.describe(sample_index.class_names), "input_shape": shape}
-    if columns := find_columns(sample_index):
-        partition["columns"] = columns.to_json()
-    num_public = 0 if split.public is None else len(split.public.labels)
-    num_test = len(split.test.labels)
-    trained, held_out, tested = torch.split(
-        inputs, [len(inputs) - num_public - num_test, num_public, num_test]
-    )
-    table = _make_table(split, trained)
-    public, notices = None, sample_index.notices
-    if split.public is not None:
-        public = held_out, torch.from_numpy(split.public.labels)
-        notices = (*notices, *describe_public(num_public, experiment))
-    return FederatedData(
-        sample_index.name,
-        sample_index.class_names,
-        table,
-        tested,
-        torch.from_numpy(split.test.labels),
-        with_input_means(partition, table.input_means()),
-        sample_index.vector_width is not None,
-        notices,
-        public,
-    )
-
-
-def _make_table(split: ClientSplit, inputs: Tensor) -> ClientTable:
-    training, local_test = split.training, split.local_test
-    return ClientTable(
-        training.names,
-        inputs,
-        torch.from_numpy(training.everything.labels),
-        training.sizes,
-        torch.arange(len(split.test.labels)),
-        local_test.begins,
-        local_test.sizes,
-    )

@@ -14,10 +14,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.images import Images, Size, resize_image
 from mpfedcl.core.progress import WaitingBar
-from mpfedcl.data.kept_inputs import reuse
-from mpfedcl.data.sample_format import ImageFormat, SampleFormat, choose_format
-from mpfedcl.data.samples import digest_rows
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import ImageFormat, Indices, SampleFormat, choose_format, digest_rows
+from mpfedcl.models.feature_cache import reuse
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG")
@@ -44,16 +42,12 @@ class ImageFileStore:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def identify(self, rows: Indices) -> list[str]:
-        """Return path, size and times of change of each file."""
-        paths = [self.paths[row] for row in rows]
-        # To resolve a path takes longer than all the rest, and folders are few.
-        folders = {folder: folder.resolve() for folder in {path.parent for path in paths}}
-        return [identify_file(path, folders[path.parent]) for path in paths]
-
     def sign(self, rows: Indices) -> str:
-        """Sign path, size and times of change of each file, in order."""
-        return digest_rows(rows, *self.identify(rows))
+        """Return a digest of the path, size and modification times of each file, in order."""
+        paths = [self.paths[row] for row in rows]
+        # Resolving a path takes longer than all the rest, and folders are few.
+        folders = {folder: folder.resolve() for folder in {path.parent for path in paths}}
+        return digest_rows(rows, *(identify_file(path, folders[path.parent]) for path in paths))
 
     def inspect(self) -> set[SampleFormat]:
         """Read the headers of all files."""

@@ -1,29 +1,234 @@
-"""From an experiment's settings to the clients' data and the model that fits them."""
+"""From settings to inputs: loads the clients' data, as pixels, vectors or features, and the model."""
 
+import io
+import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import FederatedData, load_federated_data
-from mpfedcl.data.inputs import (
-    InputMaker,
-    byte_input_maker,
-    choose_own_format,
-    feature_input_maker,
-    make_plain_inputs,
-    pixel_constants,
+from mpfedcl.core.files import write_atomically
+from mpfedcl.data.client_data import ClientData, ClientTable, FederatedData
+from mpfedcl.data.client_split import (
+    ClientSplit,
+    describe_public,
+    split_among_clients,
+    split_own_samples,
+    with_input_means,
 )
-from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.samples import (
+    DomainIndex,
+    ImageFormat,
+    Indices,
+    SampleFormat,
+    SampleIndex,
+    Samples,
+    Subset,
+    choose_format,
+)
+from mpfedcl.data.tables import find_columns, fit_tables
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
+from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.models import Model
-from mpfedcl.models.encoders.encoder import Encoder, find_encoder
+from mpfedcl.models.encoders.encoder import Encoder, Features, find_encoder
 from mpfedcl.models.encoders.preprocessing import PixelScaling
 from mpfedcl.models.encoders.random_filters import RandomFilters
 from mpfedcl.models.encoders.trainable_encoder import make_model
+from mpfedcl.models.feature_cache import FeatureCache, keep_inputs
+
+InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
+"""Turns samples of a set, by number, into inputs [samples, ...] in the experiment's precision."""
+
+
+def make_plain_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
+    """Return pixels [images, height, width] or [images, height, width, 3], or vectors."""
+    wanted = choose_own_format(sample_index, experiment)
+    constants = pixel_constants(experiment) if wanted.vector_width is None else None
+    return _keep_inputs(
+        f"{wanted!r} {constants}",
+        sample_index,
+        rows,
+        experiment.dtype,
+        wanted.shape,
+        lambda: to_inputs(sample_index.store.load(rows, wanted), experiment),
+    )
+
+
+def _keep_inputs(
+    kind: str,
+    sample_index: SampleIndex,
+    rows: Indices,
+    dtype: str,
+    shape: tuple[int, ...] | None,
+    make: Callable[[], Tensor],
+) -> Tensor:
+    """Make inputs of a kind from some samples, unless they have been made before."""
+    num_bytes = None
+    if shape is not None:
+        num_bytes = len(rows) * math.prod(shape) * numpy.dtype(dtype).itemsize
+    return keep_inputs(lambda: f"{kind} {dtype} {sample_index.store.sign(rows)}", num_bytes, make)
+
+
+def choose_own_format(sample_index: SampleIndex, experiment: Experiment) -> SampleFormat:
+    """Return the format of samples that meet no encoder with a size of its own."""
+    # The size comes from all images of the set, so that it does not depend on the draw.
+    formats = sample_index.store.inspect()
+    return choose_format(formats, experiment.dataset.image_size, experiment.dtype)
+
+
+def to_inputs(samples: Samples, experiment: Experiment) -> Tensor:
+    """Return vectors as they are; bytes standardized by the set's constants or in 0 to 1."""
+    numbers = torch.from_numpy(numpy.ascontiguousarray(samples))
+    inputs = numbers.to(getattr(torch, experiment.dtype))
+    if numbers.is_floating_point():
+        return inputs
+    mean, deviation = pixel_constants(experiment)
+    return inputs.div_(255).sub_(mean).div_(deviation)
+
+
+def pixel_constants(experiment: Experiment) -> tuple[float, float]:
+    """Return mean and deviation by which pixels in 0 to 1 are standardized; 0 and 1 if not."""
+    if not experiment.dataset.standardize:
+        return 0.0, 1.0
+    spec = find_specification(experiment.dataset.name)
+    return spec.pixel_mean, spec.pixel_deviation
+
+
+def encoder_input_format(encoder: Encoder) -> ImageFormat:
+    """Return the format in which an encoder takes images."""
+    found = ImageFormat.from_shape(encoder.preprocessing.image_shape)
+    assert found is not None
+    return found
+
+
+def feature_input_maker(encoder: Encoder) -> InputMaker:
+    """Return a maker of features [images, feature_size]; images are opened only if it must be."""
+
+    def make(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
+        # Cached in ascending order, so that another split of the same images finds them.
+        ordered, places = numpy.unique(rows, return_inverse=True)
+
+        def encode() -> Features:
+            # Images are loaded in the encoder's size: less memory, and each is resized once.
+            return encoder.encode(sample_index.store.load(ordered, encoder_input_format(encoder)))
+
+        def find_or_encode() -> Tensor:
+            signature = f"{encoder.fingerprint} {sample_index.store.sign(ordered)}"
+            features = FeatureCache().find_or_make(encoder.name, signature, encode)
+            found = torch.from_numpy(features).to(getattr(torch, experiment.dtype))
+            return found if numpy.array_equal(ordered, rows) else found[torch.from_numpy(places)]
+
+        kind = f"features {encoder.fingerprint}"
+        return _keep_inputs(kind, sample_index, rows, experiment.dtype, None, find_or_encode)
+
+    return make
+
+
+def byte_input_maker(encoder: Encoder) -> InputMaker:
+    """Return a maker of images as bytes [images, 3, size, size], for an encoder that is trained."""
+
+    def make(sample_index: SampleIndex, rows: Indices, _experiment: Experiment) -> Tensor:
+        wanted = encoder_input_format(encoder)
+
+        def load() -> Tensor:
+            images = sample_index.store.load(rows, wanted)
+            return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
+
+        kind = f"bytes {encoder.preprocessing.to_json()}"
+        return _keep_inputs(kind, sample_index, rows, "uint8", wanted.shape, load)
+
+    return make
+
+
+def load_own_samples(
+    experiment: Experiment,
+    make_inputs: InputMaker | None = None,
+    *,
+    sample_index: SampleIndex,
+    name: str,
+) -> FederatedData:
+    """Open the samples of one client that has them to itself, and hold some of them out."""
+    train, test = split_own_samples(sample_index, name, experiment)
+    if not len(train.labels):
+        raise InvalidInput(
+            f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to "
+            "train on; there must be more of a class, or the test fraction must be smaller."
+        )
+    everything = Subset.join([train, test])
+    inputs = (make_inputs or make_plain_inputs)(sample_index, everything.rows, experiment)
+    inputs = inputs.flatten(start_dim=1)
+    labels, count = torch.from_numpy(everything.labels), len(train.labels)
+    own = torch.arange(len(test.labels))
+    client = ClientData(name, inputs[:count], labels[:count], own)
+    return FederatedData(
+        sample_index.name,
+        sample_index.class_names,
+        (client,),
+        inputs[count:],
+        labels[count:],
+        {},
+        sample_index.vector_width is not None,
+        sample_index.notices,
+    )
+
+
+def load_federated_data(
+    experiment: Experiment, make_inputs: InputMaker | None = None
+) -> FederatedData:
+    """Split an experiment's data set among the clients, then open the samples they need."""
+    experiment = experiment.resolved()
+    sample_index = open_data_set(experiment.dataset)
+    split = split_among_clients(sample_index, experiment)
+    sample_index = fit_tables(sample_index, split.training.values())
+    make_inputs = make_inputs or make_plain_inputs
+    # In the clients' order at once: then all that is anybody's is a view of this one tensor.
+    inputs = make_inputs(sample_index, split.all_rows, experiment)
+    # On record, because flat pixels no longer tell what images they were.
+    shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
+    partition = {**split.describe(sample_index.class_names), "input_shape": shape}
+    if columns := find_columns(sample_index):
+        partition["columns"] = columns.to_json()
+    num_public = 0 if split.public is None else len(split.public.labels)
+    num_test = len(split.test.labels)
+    trained, held_out, tested = torch.split(
+        inputs, [len(inputs) - num_public - num_test, num_public, num_test]
+    )
+    table = _make_table(split, trained)
+    public, notices = None, sample_index.notices
+    if split.public is not None:
+        public = held_out, torch.from_numpy(split.public.labels)
+        notices = (*notices, *describe_public(num_public, experiment))
+    return FederatedData(
+        sample_index.name,
+        sample_index.class_names,
+        table,
+        tested,
+        torch.from_numpy(split.test.labels),
+        with_input_means(partition, table.input_means()),
+        sample_index.vector_width is not None,
+        notices,
+        public,
+    )
+
+
+def _make_table(split: ClientSplit, inputs: Tensor) -> ClientTable:
+    training, local_test = split.training, split.local_test
+    return ClientTable(
+        training.names,
+        inputs,
+        torch.from_numpy(training.everything.labels),
+        training.sizes,
+        torch.arange(len(split.test.labels)),
+        local_test.begins,
+        local_test.sizes,
+    )
+
 
 Loader = Callable[[Experiment, InputMaker | None], FederatedData]
 """Opens data, given how images become inputs; without it, pixels or vectors as they are."""
@@ -122,3 +327,58 @@ def find_experiment_encoder(
         find_scaling=find_scaling if find_image_shape else None,
         settings=settings,
     )
+
+
+def write_feature_files(
+    root: Path, out: Path, encoder_name: str, weights: Path | None = None
+) -> dict[Path, int]:
+    """Write `OUT/<domain>.npz` for each domain of pictures; return how many each file holds.
+
+    Domains, the order of samples, test sets and names of classes stay: a run splits the files as it
+    would have split the pictures.
+    """
+    if encoder_name == "none":
+        raise InvalidInput("encoder is 'none'; it must be an encoder, such as resnet18.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidInput(f"out is {str(out)!r}; it must be a new or an empty folder.")
+    experiment = Experiment().replace(
+        dataset__name="folder",
+        dataset__root=root,
+        encoder__name=encoder_name,
+        encoder__weights=weights,
+    )
+    sample_index = open_data_set(experiment.dataset)
+    if sample_index.vector_width is not None:
+        raise InvalidInput(
+            f"ROOT is {str(root)!r}, which holds {sample_index}; it must hold images."
+        )
+    encoder = find_experiment_encoder(
+        experiment, torch.device("cpu"), lambda: choose_own_format(sample_index, experiment).shape
+    )
+    make_features = feature_input_maker(encoder)
+    out.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for domain in sample_index.domains:
+        arrays = _encode_domain(domain, sample_index, make_features, experiment)
+        buffer = io.BytesIO()
+        numpy.savez(buffer, **arrays)
+        path = out / f"{domain.name}.npz"
+        write_atomically(path, buffer.getvalue())
+        written[path] = sum(len(each) for name, each in arrays.items() if name.startswith("x_"))
+    return written
+
+
+def _encode_domain(
+    domain: DomainIndex,
+    sample_index: SampleIndex,
+    make_features: InputMaker,
+    experiment: Experiment,
+) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    if sample_index.names_classes:
+        arrays["classes"] = numpy.array(sample_index.class_names)
+    for part, subset in (("train", domain.train), ("test", domain.test)):
+        if subset is not None:
+            arrays[f"x_{part}"] = make_features(sample_index, subset.rows, experiment).numpy()
+            arrays[f"y_{part}"] = subset.labels
+    return arrays

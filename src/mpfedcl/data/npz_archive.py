@@ -1,13 +1,13 @@
-"""Domains kept as numpy archives: x_train, y_train and, where there is a split, x_test, y_test.
+"""Domains stored as numpy archives: x_train, y_train and, if there is a split, x_test, y_test.
 
-An array `classes` of text may name the classes that labels count, and `sample_owners.py` says how
-an archive tells whose each sample is.
+An array `classes` of text may name the classes. Arrays of text `clients_train` and, with a test set,
+`clients_test` name the client of each sample; each client is then a domain of the set.
 """
 
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import resize_images
-from mpfedcl.data.sample_format import (
+from mpfedcl.data.samples import (
     ImageFormat,
+    Indices,
     SampleFormat,
     Samples,
+    Subset,
     VectorFormat,
     describe_samples,
+    digest_rows,
     find_not_finite,
 )
-from mpfedcl.data.sample_owners import OWNER_KEYS, SampleOwners, read_owners
-from mpfedcl.data.samples import digest_rows
-from mpfedcl.data.train_test_split import Indices
 from mpfedcl.experiment.data_folder import VECTOR_TYPES, is_array_of_vectors, read_array_header
 
 MOST_CLASSES = 65_536
@@ -43,7 +43,68 @@ _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NEEDED = ("x_train", "y_train")
 _OPTIONAL = ("x_test", "y_test")
 
+OWNER_KEYS = ("clients_train", "clients_test")
+
 Opener = Callable[[], IO[bytes]]
+
+
+@dataclass(frozen=True)
+class SampleOwners:
+    """The clients of an archive in order of name, and the number of each sample's."""
+
+    names: tuple[str, ...]
+    train: Indices
+    test: Indices | None
+
+    def split(self, subsets: Sequence[Subset]) -> list[tuple[str, list[Subset]]]:
+        """Return each client's part of the training subset and, if there is one, of the test."""
+        parts = [
+            split_by_owner(subset, owners, len(self.names))
+            for subset, owners in zip(subsets, (self.train, self.test), strict=False)
+            if owners is not None
+        ]
+        return [(name, list(each)) for name, *each in zip(self.names, *parts, strict=True)]
+
+
+def read_owners(
+    found: Mapping[str, NDArray[Any]], sizes: Mapping[str, int], shown: str
+) -> SampleOwners | None:
+    """Return whose samples are whose; None where an archive does not say.
+
+    Args:
+        found: The arrays of `OWNER_KEYS` that the archive has.
+        sizes: The samples of each part that it has, `train` and perhaps `test`.
+        shown: How errors name the file.
+    """
+    wanted = {f"clients_{part}": size for part, size in sizes.items()}
+    if not found:
+        return None
+    for key, size in wanted.items():
+        array = found.get(key)
+        if array is None or array.dtype.kind != "U" or array.shape != (size,):
+            told = "is missing" if array is None else f"has {array.dtype} {list(array.shape)}"
+            raise InvalidInput(
+                f"{shown}: {key} {told}; it must be a list of {size:,} names as text, one for each "
+                f"sample of x_{key.removeprefix('clients_')}."
+            )
+    names, train = numpy.unique(found["clients_train"], return_inverse=True)
+    test = None
+    if "clients_test" in wanted:
+        test = numpy.minimum(numpy.searchsorted(names, found["clients_test"]), len(names) - 1)
+        strange = found["clients_test"][names[test] != found["clients_test"]]
+        if len(strange):
+            raise InvalidInput(
+                f"{shown}: clients_test has {str(strange[0])!r}, who has nothing in x_train; each "
+                "client must have a sample to train on."
+            )
+    return SampleOwners(tuple(str(name) for name in names), train.reshape(-1), test)
+
+
+def split_by_owner(subset: Subset, owners: Indices, count: int) -> list[Subset]:
+    """Return the samples of each of so many owners, in the order that they have."""
+    order = numpy.argsort(owners, kind="stable")
+    ends = numpy.cumsum(numpy.bincount(owners, minlength=count))[:-1]
+    return [subset.select(chosen) for chosen in numpy.split(order, ends)]
 
 
 @dataclass(frozen=True)
@@ -65,10 +126,6 @@ class ArchiveStore:
 
     def __str__(self) -> str:
         return describe_samples(self.vector_width)
-
-    def identify(self, rows: Indices) -> list[str]:
-        """Return the file's identity and the sample's place in it."""
-        return [f"{self.identity}|{self.key}|{row}" for row in rows]
 
     def sign(self, rows: Indices) -> str:
         """Sign the file, the array and the places in it."""

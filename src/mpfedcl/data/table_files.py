@@ -7,18 +7,35 @@ one of text. A row's number in a complaint counts from 1, without the header.
 import csv
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy
+from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.table_columns import RawColumns, Words
+from mpfedcl.data.samples import Indices
 
 if TYPE_CHECKING:
     import polars
 
 EXTENSIONS = (".csv", ".parquet")
+
+Numbers = NDArray[numpy.float64]
+"""A column of numbers; NaN where one is missing."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A column of text: each row's place among the words, -1 where it is missing."""
+
+    codes: Indices
+    words: tuple[str, ...]
+
+
+RawColumns = Mapping[str, Numbers | Words]
+"""Columns as they are in the files, by name and in order."""
 
 Kind = Literal["numeric", "text"]
 """What a column holds; true and false are the numbers 1 and 0."""
@@ -77,7 +94,7 @@ def convert_columns(
     """Return columns as float64 or as text, in the order of `kinds`; what is missing is null."""
     import polars
 
-    check_method_name_columns(kinds, frame.columns, path)
+    refuse_unknown_columns(kinds, frame.columns, path)
     converted = [
         _to_numbers(frame[name], path) if kind == "numeric" else _to_text(frame[name])
         for name, kind in kinds.items()
@@ -85,7 +102,7 @@ def convert_columns(
     return polars.DataFrame(converted)
 
 
-def check_method_name_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
+def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
     """Refuse a file that lacks a column."""
     lacking = [name for name in wanted if name not in found]
     if lacking:

@@ -1,26 +1,43 @@
-"""Tables as a data set: rows are samples, a column is their class, files or a column are sites."""
+"""Tables as a data set: rows are samples, one column is the class, files or a column are the sites.
+
+A model gets numeric columns standardized and text columns one-hot encoded. Means, standard deviations
+and categories are computed from sums over each client's training rows, so no client sees the rows of
+another.
+"""
 
 import contextlib
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy
+from pydantic import Field
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import identify_file
-from mpfedcl.data.domains import check_domain_name, choose_domains, list_visible_entries
-from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, find_not_finite
-from mpfedcl.data.sample_owners import split_by_owner
-from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset, digest_rows
-from mpfedcl.data.table_columns import RawColumns, TableColumns, Words, count_missing, fit_columns
+from mpfedcl.core.json_files import FileContent
+from mpfedcl.data.folders import check_domain_name, choose_domains, list_visible_entries
+from mpfedcl.data.npz_archive import split_by_owner
+from mpfedcl.data.samples import (
+    DomainIndex,
+    Indices,
+    SampleFormat,
+    SampleIndex,
+    Samples,
+    Subset,
+    VectorFormat,
+    digest_rows,
+    find_not_finite,
+)
 from mpfedcl.data.table_files import (
     EXTENSIONS,
     Kind,
-    check_method_name_columns,
+    Numbers,
+    RawColumns,
+    Words,
     convert_columns,
     enumerate_columns,
     infer_kinds,
@@ -28,14 +45,137 @@ from mpfedcl.data.table_files import (
     is_table_file,
     join_tables,
     read_table,
+    refuse_unknown_columns,
     to_raw_columns,
     to_words,
 )
-from mpfedcl.data.train_test_split import Indices
 from mpfedcl.experiment.settings import DatasetSettings
 
 if TYPE_CHECKING:
     import polars
+
+
+def count_missing(column: Numbers | Words) -> int:
+    """Return how many rows have nothing in a column."""
+    gaps = column.codes < 0 if isinstance(column, Words) else numpy.isnan(column)
+    return int(gaps.sum())
+
+
+class NumericColumn(FileContent):
+    """A column of numbers, standardized; a missing one is the mean, and so becomes 0."""
+
+    kind: Literal["numeric"] = "numeric"
+    name: str
+    mean: float
+    deviation: float
+    """0 where all training rows have the same number: then every row becomes 0."""
+
+    @property
+    def width(self) -> int:
+        """Numbers that stand for a cell."""
+        return 1
+
+    def transform(self, column: Numbers | Words, rows: Indices) -> Numbers:
+        """Return [rows, 1]."""
+        if isinstance(column, Words):
+            raise InvalidInput(f"column {self.name!r} holds text; it must hold numbers.")
+        if not self.deviation:
+            return numpy.zeros((len(rows), 1))
+        # What overflows is for whoever uses the rows to refuse.
+        with numpy.errstate(over="ignore"):
+            standardized = (column[rows] - self.mean) / self.deviation
+        return numpy.nan_to_num(standardized, nan=0.0)[:, None]
+
+
+class TextColumn(FileContent):
+    """A column of text, a 0 or 1 for each word; all are 0 where it is missing or another word."""
+
+    kind: Literal["text"] = "text"
+    name: str
+    categories: list[str]
+
+    @property
+    def width(self) -> int:
+        """Numbers that stand for a cell."""
+        return len(self.categories)
+
+    def transform(self, column: Numbers | Words, rows: Indices) -> Numbers:
+        """Return [rows, categories]."""
+        if not isinstance(column, Words):
+            raise InvalidInput(f"column {self.name!r} holds numbers; it must hold text.")
+        places = {word: place for place, word in enumerate(self.categories)}
+        # One more at the end, for what is missing: its code is -1.
+        table = numpy.zeros((len(column.words) + 1, self.width))
+        for code, word in enumerate(column.words):
+            if word in places:
+                table[code, places[word]] = 1
+        return table[column.codes[rows]]
+
+
+class TableColumns(FileContent):
+    """What a run has learnt of its table, and all that new rows need to become its inputs."""
+
+    label: str
+    """The column of the classes."""
+    columns: list[Annotated[NumericColumn | TextColumn, Field(discriminator="kind")]]
+
+    @property
+    def width(self) -> int:
+        """Numbers that stand for a row."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def kinds(self) -> dict[str, Literal["numeric", "text"]]:
+        """What each column holds, in order."""
+        return {column.name: column.kind for column in self.columns}
+
+    def transform(self, raw: RawColumns, rows: Indices) -> Numbers:
+        """Return rows as vectors [rows, width]."""
+        for column in self.columns:
+            if column.name not in raw:
+                raise InvalidInput(f"the table lacks the column {column.name!r}.")
+        parts = [column.transform(raw[column.name], rows) for column in self.columns]
+        return numpy.concatenate(parts, axis=1)
+
+
+def fit_columns(raw: RawColumns, label: str, clients: Sequence[Indices]) -> TableColumns:
+    """Learn the columns from the training rows of each client."""
+    return TableColumns(
+        label=label,
+        columns=[
+            _fit_text(name, column, clients)
+            if isinstance(column, Words)
+            else _fit_numeric(name, column, clients)
+            for name, column in raw.items()
+        ],
+    )
+
+
+def _fit_text(name: str, column: Words, clients: Sequence[Indices]) -> TextColumn:
+    seen = [set(column.codes[rows].tolist()) - {-1} for rows in clients]
+    return TextColumn(
+        name=name, categories=sorted(column.words[code] for code in set().union(*seen))
+    )
+
+
+def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> NumericColumn:
+    """Return mean and deviation from sums of each client, exchanged three times.
+
+    Distances to the mean are added up, not the numbers: their squares would lose all digits where
+    the mean is large, and equal numbers would not be equal to their mean.
+    """
+    known = [own[~numpy.isnan(own)] for own in (column[rows] for rows in clients)]
+
+    def average(measure: Callable[[Numbers], Numbers]) -> float:
+        sums = [(len(own), float(measure(own).sum())) for own in known]
+        counts, totals = zip(*sums, strict=True)
+        return float(numpy.sum(totals) / max(1, sum(counts)))
+
+    mean = average(lambda own: own)
+    mean += average(lambda own: own - mean)
+    variance = average(lambda own: numpy.square(own - mean))
+    return NumericColumn(name=name, mean=mean, deviation=float(numpy.sqrt(variance)))
+
 
 _MOST_VALUES = 1000
 """Of a label, and of a column of text: with more it is a number, a name or free text."""
@@ -57,10 +197,6 @@ class TableStore:
 
     def __len__(self) -> int:
         return self.num_rows
-
-    def identify(self, rows: Indices) -> list[str]:
-        """Return the files' identity and the row's number."""
-        return [f"{self.identity}|{row}" for row in rows]
 
     def sign(self, rows: Indices) -> str:
         """Sign the files, what their columns become, and the rows."""
@@ -114,7 +250,7 @@ def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
     """Read one client's labeled rows for a run that knows its columns."""
     frames = _read_files(path, "data")
     for file, frame in frames.items():
-        check_method_name_columns([columns.label], frame.columns, file)
+        refuse_unknown_columns([columns.label], frame.columns, file)
     return use_columns(_index(frames, columns.kinds, columns.label, None, path), columns)
 
 
@@ -175,8 +311,8 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
     frames = {path: read_table(path) for path in paths}
     first = frames[paths[0]].columns
     for path, frame in frames.items():
-        check_method_name_columns(first, frame.columns, path)
-        check_method_name_columns(frame.columns, first, paths[0])
+        refuse_unknown_columns(first, frame.columns, path)
+        refuse_unknown_columns(frame.columns, first, paths[0])
     return frames
 
 

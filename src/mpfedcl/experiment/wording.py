@@ -62,13 +62,12 @@ def describe_partition(experiment: Experiment, *, with_seed: bool = True) -> str
 
 
 def describe_missing_encoder(asked: Experiment) -> list[str]:
-    """Say that one's own pictures are used without an encoder, and how to get one; else nothing."""
+    """Return a hint if a run on the user's images lacks encoder weights, else nothing."""
     if not asked.lacks_encoder:
         return []
-    size, root = asked.resolved().dataset.image_size, asked.dataset.root
+    size = asked.resolved().dataset.image_size
     return [
-        f"No weights of an encoder were found, so methods see the pictures as {size} x {size} "
-        "pixels, which costs accuracy. An encoder of your own pictures: mpfedcl pretrain "
-        f"--dataset.name folder --dataset.root {root} --out encoder.safetensors, then give "
-        "--encoder.weights encoder.safetensors."
+        f"No encoder weights were found, so methods use raw pixels ({size} x {size}), which costs "
+        "accuracy. --encoder.weights FILE names ResNet-18 weights; --encoder.name onnx:FILE or "
+        "torchvision:NAME selects another encoder."
     ]

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT
-from mpfedcl.data.own_samples import open_own_samples
-from mpfedcl.data.sample_format import ImageFormat, Samples, choose_format
-from mpfedcl.data.samples import SampleIndex, Subset
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.reader import open_own_samples
+from mpfedcl.data.samples import ImageFormat, Indices, SampleIndex, Samples, Subset, choose_format
 from mpfedcl.inference.calibration import FILE, METRIC_FILE, describe_held_out
 from mpfedcl.inference.client_runs import find_run
 from mpfedcl.inference.predictor import Predictor

@@ -13,10 +13,9 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import identify_file
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
 from mpfedcl.data.npz_archive import open_unlabeled_samples
-from mpfedcl.data.sample_format import SampleFormat, Samples, VectorFormat, choose_format
-from mpfedcl.data.table_columns import TableColumns
+from mpfedcl.data.samples import SampleFormat, Samples, VectorFormat, choose_format
 from mpfedcl.data.table_files import is_table_file
-from mpfedcl.data.tables import read_rows
+from mpfedcl.data.tables import TableColumns, read_rows
 
 _SAMPLES_AT_ONCE = 256
 

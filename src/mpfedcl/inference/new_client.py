@@ -9,12 +9,9 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import seed_for
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.client_data import load_own_samples
-from mpfedcl.data.inputs import byte_input_maker, feature_input_maker
-from mpfedcl.data.own_samples import open_own_samples
-from mpfedcl.data.sample_format import ImageFormat
-from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.loading import byte_input_maker, feature_input_maker, load_own_samples
+from mpfedcl.data.reader import open_own_samples
+from mpfedcl.data.samples import ImageFormat, Indices, SampleIndex
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.given_samples import load_converted

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.image_files import convert_image, read_image_file
-from mpfedcl.data.sample_format import Samples, VectorFormat
+from mpfedcl.data.samples import Samples, VectorFormat
 from mpfedcl.inference.calibration import METRIC_FILE
 from mpfedcl.inference.client_runs import find_run
 from mpfedcl.inference.drift import Drift, judge_drift

@@ -24,10 +24,9 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import validate_content
 from mpfedcl.core.tensors import Tensors, load_tensors
-from mpfedcl.data.inputs import encoder_input_format, to_inputs
-from mpfedcl.data.loading import find_experiment_encoder
-from mpfedcl.data.sample_format import ImageFormat, SampleFormat, Samples, VectorFormat
-from mpfedcl.data.table_columns import TableColumns
+from mpfedcl.data.loading import encoder_input_format, find_experiment_encoder, to_inputs
+from mpfedcl.data.samples import ImageFormat, SampleFormat, Samples, VectorFormat
+from mpfedcl.data.tables import TableColumns
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.joined_clients import find_joined_models

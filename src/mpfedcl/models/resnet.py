@@ -1,14 +1,9 @@
 """ResNet-18 as a pure function of its parameters, which have torchvision's names.
 
-There are two ways to normalize, and the caller chooses one on purpose:
-
-`ResNet18.apply` uses the running statistics among the parameters, always: batch normalization is
-then a constant affine map. A client's few and skewed images never move it, the result for an image
-does not depend on its neighbors in the batch, nothing is changed in place, and the whole is safe
-under `torch.func.vmap`. The affine weight and bias may be trained; the statistics get no gradient.
-
-`ResNet18.apply_with_batch_statistics` is for central pretraining, where batches are large and
-mixed. It returns the new running statistics beside the features and leaves the old ones alone.
+Batch normalization always uses the running statistics among the parameters, so it is a constant
+affine map: a client's few, skewed images never change it, the result for an image does not depend on
+the rest of the batch, nothing is modified in place, and `apply` is safe under `torch.func.vmap`. The
+affine weight and bias may be trained; the statistics get no gradient.
 """
 
 import math
@@ -16,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
+from torch.nn.functional import conv2d, max_pool2d, relu
 
 from mpfedcl.core.tensors import Tensors
 
@@ -81,23 +76,6 @@ class ResNet18:
             return _convolve(inputs, folded[f"{name}.weight"], folded[f"{name}.bias"], stride)
 
         return _forward(images, convolve)
-
-    def apply_with_batch_statistics(
-        self, params: Tensors, images: Tensor, momentum: float = 0.1
-    ) -> tuple[Tensor, Tensors]:
-        """Return the features normalized over the batch, and the new running statistics."""
-        statistics: Tensors = {}
-
-        def convolve(inputs: Tensor, name: str, norm: str, stride: int) -> Tensor:
-            outputs = _convolve(inputs, params[f"{name}.weight"], None, stride)
-            # batch_norm updates in place; the caller's own statistics stay as they were.
-            mean, variance = (params[f"{norm}.{part}"].detach().clone() for part in _STATISTICS)
-            statistics[f"{norm}.running_mean"] = mean
-            statistics[f"{norm}.running_var"] = variance
-            weight, bias = params[f"{norm}.weight"], params[f"{norm}.bias"]
-            return batch_norm(outputs, mean, variance, weight, bias, True, momentum, _EPSILON)
-
-        return _forward(images, convolve), statistics
 
 
 def is_statistic(name: str) -> bool:

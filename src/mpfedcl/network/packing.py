@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.methods.messages import Broadcast, StackMember, Update

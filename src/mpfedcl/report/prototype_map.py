@@ -11,8 +11,8 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json
 from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.client_split import is_same_partition
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.trained_run import read_model, read_pool
 from mpfedcl.methods import (

@@ -13,7 +13,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import read_bounded, remove_leftovers, write_atomically
 from mpfedcl.core.json_files import load_json, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.data.partition_table import compact_table, expand_table
+from mpfedcl.data.client_split import compact_table, expand_table
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PredictorName
 from mpfedcl.prototypes import PrototypePool

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from mpfedcl.core.files import FORMAT
 from mpfedcl.core.json_files import FileContent, Json
-from mpfedcl.data.table_columns import TableColumns
+from mpfedcl.data.tables import TableColumns
 from mpfedcl.methods import TESTS, PredictorName, Test
 from mpfedcl.rounds.fairness import Fairness
 from mpfedcl.rounds.listed_clients import AccuracySpread

@@ -10,9 +10,8 @@ import torch
 from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.files import unused_folder
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.data.kept_inputs import among_others
+from mpfedcl.data.client_split import is_same_partition
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.partition_table import is_same_partition
 from mpfedcl.engines import (
     DispatchingEngine,
     DistributedEngine,
@@ -26,6 +25,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.methods import Asynchronous, ClosedForm, find_method
 from mpfedcl.models import Model
+from mpfedcl.models.feature_cache import shared_inputs
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation_plan import Workload, settle_evaluation
@@ -272,7 +272,7 @@ def _load_in_turn(
     takes_turns = group is not None and experiment.encoder.name not in (None, "none")
     if group is not None and takes_turns and not group.is_leader:
         group.wait()
-    with among_others(group is not None):
+    with shared_inputs(group is not None):
         loaded = load_data_and_model(experiment, device)
     if group is not None and takes_turns and group.is_leader:
         group.wait()

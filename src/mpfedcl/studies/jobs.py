@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.kept_inputs import begin_reuse, end_reuse
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.models.feature_cache import begin_reuse, end_reuse
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 
@@ -253,7 +253,7 @@ def _prepare_process(stop: Any, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _stop[:] = [stop]
-    begin_reuse(among_others=True)
+    begin_reuse(shared=True)
 
     def end_with_parent() -> None:
         # Nothing is ever sent: this returns when the other end is closed, by whatever it is.

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Images
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.data.sample_format import ImageFormat
+from mpfedcl.data.samples import ImageFormat
 from mpfedcl.models.encoders.encoder import ResNetEncoder, find_encoder
 from mpfedcl.models.encoders.preprocessing import Preprocessing
 from mpfedcl.models.resnet import ResNet18

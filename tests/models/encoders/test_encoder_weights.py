@@ -97,7 +97,7 @@ def test_without_weights_the_sentence_shows_every_way(tmp_path: Path) -> None:
         "$MPFEDCL_WEIGHTS",
         str(data / "weights"),
         str(tmp_path / "weights"),
-        "mpfedcl pretrain",
+        "--encoder.name none",
         "--encoder.name random-resnet18",
     ):
         assert part in sentence

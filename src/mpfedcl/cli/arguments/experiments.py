@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import tyro
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.pretraining import PretrainSettings
 
 ExperimentSettings = Annotated[Experiment, tyro.conf.arg(name="")]
 ExperimentFile = Annotated[
@@ -247,20 +246,3 @@ class DataCache:
     clear: Flag = False
     """Drop everything; features are computed again when next needed."""
     json: _Json = False
-
-
-@dataclass(frozen=True)
-class Pretrain:
-    """Train a ResNet-18 encoder centrally on any images; runs then use it frozen.
-
-    Example: `mpfedcl pretrain --dataset.name folder --dataset.root pictures --out my.safetensors`.
-    """
-
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.safetensors")] = Path("encoder.safetensors")
-    """Where the encoder is written; a checkpoint after each epoch is kept beside it."""
-    resume: Flag = False
-    """Resume after the last complete epoch."""
-    json: _Json = False
-    settings: Annotated[PretrainSettings, tyro.conf.arg(name="")] = field(
-        default_factory=PretrainSettings
-    )

@@ -17,11 +17,11 @@ from mpfedcl.cli.arguments.experiments import DataEncode, DataFetch, DataPrepare
 from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
-from mpfedcl.data.feature_files import write_feature_files
-from mpfedcl.data.public.fetch.download import DownloadProgress, RetryPolicy, fetch_source
-from mpfedcl.data.public.fetch.public_sources import PublicFile, PublicSource, fetch_plan
+from mpfedcl.data.loading import write_feature_files
+from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_source
+from mpfedcl.data.public.originals import is_prepared
 from mpfedcl.data.public.prepare import Preparation, prepare_set
-from mpfedcl.data.public.prepare.destination import is_prepared
+from mpfedcl.data.public.sources import PublicFile, PublicSource, fetch_plan
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.settings import DatasetSettings
 

@@ -40,7 +40,7 @@ def federation_client_command(arguments: FederationClient) -> int:
             f"max_epsilon is {arguments.max_epsilon:g}; it must be above 0 and at most 100."
         )
     if arguments.data is not None:
-        from mpfedcl.data.own_samples import open_own_samples
+        from mpfedcl.data.reader import open_own_samples
 
         # Now, not in the first round: whoever starts a client is still watching.
         open_own_samples(arguments.data, None)

@@ -1,6 +1,7 @@
 """`mpfedcl methods` and `mpfedcl data`: what there is."""
 
 import json
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, get_args
 
@@ -8,18 +9,15 @@ from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Met
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Images
-from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.kept_inputs import clear_kept_inputs, describe_kept_inputs, inputs_folder
-from mpfedcl.data.partition_table import expand_table
+from mpfedcl.data.client_split import expand_table, split_among_clients
+from mpfedcl.data.folders import is_available
 from mpfedcl.data.reader import open_data_set
-from mpfedcl.data.sample_format import ImageFormat
-from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.set_folder import is_available
+from mpfedcl.data.samples import ImageFormat, SampleIndex
 from mpfedcl.data.tables import fit_tables
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.methods import Family, Method, built_in_methods
-from mpfedcl.models.encoders.feature_cache import FeatureCache
+from mpfedcl.models.feature_cache import FeatureCache
 from mpfedcl.report.tables import TextTable
 
 _MOST_CLASSES_SHOWN = 12
@@ -90,33 +88,28 @@ def data_list_command(arguments: DataList) -> int:
 
 
 def data_cache_command(arguments: DataCache) -> int:
-    """Show the cache, after emptying it if so asked."""
+    """Show the feature cache, after clearing it if asked to."""
     cache = FeatureCache()
     if arguments.clear:
         cache.clear()
-        clear_kept_inputs()
     content = cache.describe()
-    cache.close()
-    files, mapped = describe_kept_inputs()
+    total = sum(each.bytes for each in content.values())
     if arguments.json:
         shown = {
-            "path": str(cache.path),
-            "rows": content.rows,
-            "bytes": content.bytes,
+            "path": str(cache.folder),
+            "bytes": total,
             "limit": cache.limit,
-            "encoders": content.encoders,
-            "inputs": {"path": str(inputs_folder()), "files": files, "bytes": mapped},
+            "arrays": {name: asdict(each) for name, each in content.items()},
         }
         print(json.dumps(shown, indent=2))
         return 0
-    title = (
-        f"{cache.path}: {content.bytes / 1024**2:,.1f} MiB of at most {cache.limit / 1024**2:,.0f}"
-    )
-    rows = [[name, f"{count:,}"] for name, count in content.encoders.items()]
-    TextTable(title, ["encoder", "images"], rows or [["none", "0"]]).show(stdout_console())
-    if files:
-        told = f"{inputs_folder()}: {mapped / 1024**2:,.1f} MiB of mapped inputs in {files:,}"
-        stdout_console().print(f"{told} file{'' if files == 1 else 's'}")
+    rows = [
+        [name, f"{each.files:,}", f"{each.samples:,}", f"{each.bytes / 1024**2:,.1f}"]
+        for name, each in content.items()
+    ]
+    title = f"{cache.folder}: {total / 1024**2:,.1f} MiB of at most {cache.limit / 1024**2:,.0f}"
+    heads = ["encoder", "files", "samples", "MiB"]
+    TextTable(title, heads, rows or [["none", "0", "0", "0"]]).show(stdout_console())
     return 0
 
 

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 from mpfedcl.experiment import Experiment
 
 

@@ -15,7 +15,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.train_test_split import Indices, count_training
+from mpfedcl.data.samples import Indices, count_training
 
 MOST_DRAWS = 20_000
 _MOST_DRAWS_AT_ONCE = 64

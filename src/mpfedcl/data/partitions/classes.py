@@ -5,7 +5,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.partitions._drawing import assign_images, redraw, refuse_impossible
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 
 def partition(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 _MOST_LISTED = 12
 

@@ -9,7 +9,7 @@ from mpfedcl.data.partitions._drawing import (
     redraw,
     refuse_impossible,
 )
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 
 def partition(

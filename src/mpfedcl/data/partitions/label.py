@@ -10,7 +10,7 @@ from mpfedcl.data.partitions._drawing import (
     refuse_impossible,
     round_shares,
 )
-from mpfedcl.data.train_test_split import Indices, count_training
+from mpfedcl.data.samples import Indices, count_training
 
 
 def partition(

@@ -6,7 +6,7 @@ import numpy
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 
 def partition(domains: Sequence[str], num_clients: int | None, *, seed: int) -> list[Indices]:

@@ -11,7 +11,7 @@ from mpfedcl.data.partitions._drawing import (
     refuse_impossible,
     round_shares,
 )
-from mpfedcl.data.train_test_split import Indices
+from mpfedcl.data.samples import Indices
 
 
 def partition(

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.data.inputs import pixel_constants
-from mpfedcl.data.sample_format import VectorFormat
+from mpfedcl.data.loading import pixel_constants
+from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.trained_run import TrainedRun
 from mpfedcl.methods import ClosedForm, prototype_rule
 from mpfedcl.models.encoders.encoder import ResNetEncoder

@@ -12,7 +12,7 @@ import torch
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, write_atomically
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.data.sample_format import VectorFormat
+from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.export import onnx_graph
 from mpfedcl.inference.export.exported_network import ExportedNetwork, PredictionRule
 from mpfedcl.inference.export.verification import (

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.sample_format import Samples
+from mpfedcl.data.samples import Samples
 from mpfedcl.inference.export.exported_network import ExportedNetwork
 from mpfedcl.inference.export.verification import ExportedFunction
 from mpfedcl.models.encoders.onnx_encoder import OnnxEncoder, first_line, open_session

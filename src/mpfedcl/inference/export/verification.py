@@ -15,8 +15,7 @@ from mpfedcl.core.rng import numpy_generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import open_data_set
-from mpfedcl.data.sample_format import ImageFormat, Samples, VectorFormat
-from mpfedcl.data.samples import Subset
+from mpfedcl.data.samples import ImageFormat, Samples, Subset, VectorFormat
 from mpfedcl.data.tables import use_columns
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.export.exported_network import PredictionRule

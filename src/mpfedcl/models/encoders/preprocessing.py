@@ -86,16 +86,16 @@ class Preprocessing:
     def from_metadata(cls, metadata: Mapping[str, str], default: Self) -> Self:
         """Read the metadata of an encoder file; what they do not say is as in `default`.
 
-        Understood are the JSON that `mpfedcl pretrain` writes, and flat keys as people write them:
-        image_size or resolution ("64x64 RGB"), mean and std ("[0.5, 0.5, 0.5]"), or normalization
-        ("x/255 then mean [...] std [...]").
+        Either the JSON under the key `mpfedcl`, or flat keys: image_size or resolution
+        ("64x64 RGB"), mean and std ("[0.5, 0.5, 0.5]"), or normalization ("x/255 then mean [...]
+        std [...]").
         """
         if NOTE in metadata:
             return cls._from_note(metadata[NOTE], default)
         size = re.match(
             r"\s*(\d{1,4})(?!\d)", metadata.get("image_size") or metadata.get("resolution") or ""
         )
-        scale = metadata.get("normalization") or metadata.get("normalization") or ""
+        scale = metadata.get("normalization") or metadata.get("normalisation") or ""
         return cls(
             int(size[1]) if size else default.image_size,
             _find_color(metadata.get("mean", ""))

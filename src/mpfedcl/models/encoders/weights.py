@@ -51,9 +51,8 @@ def find_weights(asked: Path | None, *data_folders: Path) -> Path:
     raise InvalidInput(
         f"encoder.weights is not set, and neither ${WEIGHTS_VARIABLE} nor "
         f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
-        "a file resnet18*.safetensors or resnet18*.pth; it must name weights, which "
-        f"`mpfedcl pretrain` makes from any images, or --encoder.name none trains on pixels "
-        f"({_RANDOM})."
+        "a file resnet18*.safetensors or resnet18*.pth; it must name "
+        f"ResNet-18 weights, or --encoder.name none trains on pixels ({_RANDOM})."
     )
 
 
@@ -84,8 +83,7 @@ def _choose_file(path: Path, origin: str) -> Path:
     if not path.exists():
         raise InvalidInput(
             f"{origin} is {str(path)!r}, which does not exist; it must be a file of ResNet-18 "
-            f"weights, which `mpfedcl pretrain` makes from any images, or a folder with one "
-            f"({_RANDOM})."
+            f"weights, or a folder with one ({_RANDOM})."
         )
     if not path.is_dir():
         return path

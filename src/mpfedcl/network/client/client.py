@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.client_data import FederatedData, load_own_samples
-from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.data.own_samples import open_own_samples
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.loading import load_data_and_model, load_own_samples
+from mpfedcl.data.reader import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_vectors

@@ -8,23 +8,14 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public.prepare import (
-    cifar,
-    domainnet,
-    femnist,
-    mnist,
-    mnist_m,
-    office,
-    svhn_and_synth,
-    usps,
-)
-from mpfedcl.data.public.prepare.destination import (
+from mpfedcl.data.public import digits, photos
+from mpfedcl.data.public.originals import (
     ImageFolders,
+    OriginalsFolder,
     is_prepared,
     open_destination,
     write_domain,
 )
-from mpfedcl.data.public.prepare.originals_folder import OriginalsFolder
 from mpfedcl.data.samples import DomainImages
 
 
@@ -36,42 +27,44 @@ class _Recipe:
     looked_for: str
 
 
-_MNIST = _Recipe(mnist.read_mnist, f"{', '.join(mnist.FILES)} (plain or .gz)")
+_MNIST = _Recipe(digits.read_mnist, f"{', '.join(digits.MNIST_FILES)} (plain or .gz)")
 
 _RECIPES: dict[str, dict[str, _Recipe]] = {
     "mnist": {"mnist": _MNIST},
     "digit5": {
         "mnist": _MNIST,
         "mnist_m": _Recipe(
-            mnist_m.read_mnist_m,
-            f"{', '.join(mnist_m.LABEL_FILES)} with the folders mnist_m_train and mnist_m_test, or "
-            f"{mnist_m.ARCHIVES[0]}",
+            digits.read_mnist_m,
+            f"{', '.join(digits.MNIST_M_LABELS)} with the folders mnist_m_train and mnist_m_test, or "
+            f"{digits.MNIST_M_ARCHIVES[0]}",
         ),
-        "svhn": _Recipe(svhn_and_synth.read_svhn, ", ".join(svhn_and_synth.SVHN_FILES)),
+        "svhn": _Recipe(digits.read_svhn, ", ".join(digits.SVHN_FILES)),
         "synth": _Recipe(
-            svhn_and_synth.read_synth,
-            f"{', '.join(svhn_and_synth.SYNTH_FILES)}, or {svhn_and_synth.SYNTH_ARCHIVE}",
+            digits.read_synth,
+            f"{', '.join(digits.SYNTH_FILES)}, or {digits.SYNTH_ARCHIVE}",
         ),
-        "usps": _Recipe(usps.read_usps, f"{', '.join(usps.LIBSVM_FILES)}, or {usps.HDF5_FILE}"),
+        "usps": _Recipe(
+            digits.read_usps, f"{', '.join(digits.LIBSVM_FILES)}, or {digits.HDF5_FILE}"
+        ),
     },
     "office10": {
         name: _Recipe(
-            partial(office.read_office_domain, domain=name), f"the folder {' or '.join(folders)}"
+            partial(photos.read_office_domain, domain=name), f"the folder {' or '.join(folders)}"
         )
-        for name, folders in office.DOMAIN_FOLDERS.items()
+        for name, folders in photos.OFFICE_FOLDERS.items()
     },
     "domainnet": {
         name: _Recipe(
-            partial(domainnet.read_domainnet_domain, domain=name),
+            partial(photos.read_domainnet_domain, domain=name),
             f"{name}_train.txt, {name}_test.txt and {name}.zip or the folder {name}",
         )
-        for name in domainnet.DOMAINS
+        for name in photos.DOMAINNET_DOMAINS
     },
     **{
-        files.name: {files.name: _Recipe(partial(cifar.read_cifar, files=files), files.looked_for)}
-        for files in (cifar.CIFAR_10, cifar.CIFAR_100)
+        files.name: {files.name: _Recipe(partial(photos.read_cifar, files=files), files.looked_for)}
+        for files in (photos.CIFAR_10, photos.CIFAR_100)
     },
-    "femnist": {"femnist": _Recipe(femnist.read_femnist, femnist.LOOKED_FOR)},
+    "femnist": {"femnist": _Recipe(digits.read_femnist, digits.FEMNIST_FILES)},
 }
 
 

@@ -1,4 +1,4 @@
-"""Where the public files of the data sets are: public_sources.toml, read."""
+"""Where the public files of the data sets are: sources.toml, read."""
 
 import tomllib
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class FetchPlan:
 
 
 def _read_plans() -> dict[str, FetchPlan]:
-    document = resources.files("mpfedcl.data.public.fetch") / "public_sources.toml"
+    document = resources.files("mpfedcl.data.public") / "sources.toml"
     values = tomllib.loads(document.read_text(encoding="utf-8"))
     sources = {}
     for name, source in values["sources"].items():

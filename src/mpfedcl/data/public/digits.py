@@ -1,0 +1,401 @@
+"""Digits and characters as published: MNIST, MNIST-M, SVHN, SynthDigits, USPS and FEMNIST."""
+
+import gzip
+import importlib
+import json
+import math
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.images import Images, resize_images
+from mpfedcl.data.image_files import read_image_files
+from mpfedcl.data.public.originals import (
+    OriginalsFolder,
+    check_labels,
+    enumerate_names,
+    find_files,
+    find_or_unpack,
+    to_bytes,
+)
+from mpfedcl.data.samples import DomainImages, Indices
+
+MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+_UNSIGNED_BYTES = 8
+_MOST_IDX_BYTES = 4 * 2**30
+
+
+def read_mnist(source: OriginalsFolder) -> DomainImages | None:
+    """Read MNIST from its four files; None if none of them is there."""
+    # Some copies spell train-images.idx3-ubyte.
+    dotted = [name.replace("-idx", ".idx") for name in MNIST_FILES]
+    found = [
+        source.find_file(name, f"{name}.gz", other, f"{other}.gz")
+        for name, other in zip(MNIST_FILES, dotted, strict=True)
+    ]
+    there = [path for path in found if path is not None]
+    if not there:
+        return None
+    if len(there) < len(found):
+        lacking = [name for name, path in zip(MNIST_FILES, found, strict=True) if path is None]
+        raise InvalidInput(
+            f"{source.root} has {there[0].name} but lacks {', '.join(lacking)} (plain or .gz); all "
+            "four must be there."
+        )
+    train_images, train_labels, test_images, test_labels = there
+    return DomainImages(
+        "mnist",
+        *_read_pair(train_images, train_labels),
+        *_read_pair(test_images, test_labels),
+    )
+
+
+def _read_pair(images: Path, labels: Path) -> tuple[Images, Indices]:
+    pixels = _read_idx(images, num_axes=3)
+    numbers = _read_idx(labels, num_axes=1)
+    return pixels, check_labels(numbers, range(10), labels, len(pixels), images)
+
+
+def _read_idx(path: Path, num_axes: int) -> Images:
+    """Read an idx file of unsigned bytes: magic, sizes of the axes, then the bytes."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            if magic != bytes((0, 0, _UNSIGNED_BYTES, num_axes)):
+                raise InvalidInput(
+                    f"{path} begins with {magic.hex() or 'nothing'}; an idx file of unsigned bytes "
+                    f"with {num_axes} axes must begin with 0000080{num_axes}."
+                )
+            header = file.read(4 * num_axes)
+            shape = tuple(
+                int(size) for size in numpy.frombuffer(header[: len(header) // 4 * 4], ">u4")
+            )
+            wanted = math.prod(shape)
+            if len(shape) < num_axes or 0 in shape or wanted > _MOST_IDX_BYTES:
+                raise InvalidInput(
+                    f"{path} declares the sizes {shape}; it must declare {num_axes} sizes above 0, "
+                    f"at most {_MOST_IDX_BYTES:,} bytes in all."
+                )
+            # One byte more tells whether the file ends where it should.
+            content = file.read(wanted + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); it must be a whole idx file, plain or gzipped."
+        ) from None
+    if len(content) != wanted:
+        found = f"{len(content):,}" if len(content) < wanted else "more"
+        raise InvalidInput(f"{path} holds {found} bytes after its header; it must hold {wanted:,}.")
+    return numpy.frombuffer(content, numpy.uint8).reshape(shape)
+
+
+MNIST_M_LABELS = ("mnist_m_train_labels.txt", "mnist_m_test_labels.txt")
+MNIST_M_ARCHIVES = ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip")
+
+_LONGEST_LABEL_FILE = 2**26
+
+
+def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
+    """Read MNIST-M from its folder or its archive; None without them."""
+    paths = find_or_unpack(
+        source,
+        MNIST_M_LABELS,
+        MNIST_M_ARCHIVES,
+        lambda path: path.name in MNIST_M_LABELS or path.suffix.lower() == ".png",
+    )
+    if paths is None:
+        return None
+    return DomainImages("mnist_m", *_read_listed_images(paths[0]), *_read_listed_images(paths[1]))
+
+
+def _read_listed_images(label_file: Path) -> tuple[Images, Indices]:
+    """Read the images that a label file names from the folder beside it."""
+    folder = label_file.with_name(label_file.name.removesuffix("_labels.txt"))
+    labels = _read_labels(label_file)
+    paths = [folder / name for name in labels]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise InvalidInput(
+            f"{label_file} names {len(missing):,} images that are not there "
+            f"({enumerate_names(missing, 3)}); all of them must be in {folder}."
+        )
+    images = read_image_files(paths, None)
+    images = resize_images(images, (images.shape[1], images.shape[2]), is_color=True)
+    return images, check_labels(list(labels.values()), range(10), label_file, len(images))
+
+
+def _read_labels(path: Path) -> dict[str, int]:
+    """Return labels by name of image, from lines of a name and a number."""
+    if path.stat().st_size > _LONGEST_LABEL_FILE:
+        raise InvalidInput(
+            f"{path} has more than {_LONGEST_LABEL_FILE:,} bytes; it must be a list."
+        )
+    labels: dict[str, int] = {}
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        # A bare name, so that no list can make the program read files elsewhere.
+        if len(words) != 2 or not words[1].isdecimal() or Path(words[0]).name != words[0]:
+            raise InvalidInput(
+                f"{path} has {line[:80]!r} in line {number}; each line must be an image's name "
+                "and its label."
+            )
+        if words[0] in labels:
+            raise InvalidInput(f"{path} names {words[0]} twice; each image must have one label.")
+        labels[words[0]] = int(words[1])
+    if not labels:
+        raise InvalidInput(f"{path} is empty; it must name the images and their labels.")
+    return labels
+
+
+SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
+SYNTH_FILES = ("synth_train_32x32.mat", "synth_test_32x32.mat")
+SYNTH_ARCHIVE = "SynthDigits.zip"
+
+
+def read_svhn(source: OriginalsFolder) -> DomainImages | None:
+    """Read the cropped digits of SVHN, where label 10 means 0; None without the files."""
+    paths = find_files(source, SVHN_FILES)
+    if paths is None:
+        return None
+    parts = [_read_matlab(path, range(1, 11)) for path in paths]
+    (train_images, train_labels), (test_images, test_labels) = parts
+    return DomainImages("svhn", train_images, train_labels % 10, test_images, test_labels % 10)
+
+
+def read_synth(source: OriginalsFolder) -> DomainImages | None:
+    """Read SynthDigits from its files or its zip archive; None without them."""
+    paths = find_or_unpack(
+        source, SYNTH_FILES, [SYNTH_ARCHIVE], lambda path: path.name in SYNTH_FILES
+    )
+    if paths is None:
+        return None
+    parts = [_read_matlab(path, range(10)) for path in paths]
+    return DomainImages("synth", *parts[0], *parts[1])
+
+
+def _read_matlab(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
+    from scipy.io import loadmat, whosmat
+
+    declared = _explain_matlab_faults(path, lambda: whosmat(path))
+    sizes = {name: (tuple(shape), kind) for name, shape, kind in declared}
+    for name in ("X", "y"):
+        if name not in sizes:
+            listed = ", ".join(sorted(sizes)) or "nothing"
+            raise InvalidInput(
+                f"{path} lacks {name}: it has {listed}, and must have X and y and be whole."
+            )
+    shape, kind = sizes["X"]
+    # Declared sizes come first, so that no array of another kind is ever unpacked.
+    if len(shape) != 4 or shape[:3] != (32, 32, 3) or shape[3] == 0 or kind != "uint8":
+        raise InvalidInput(
+            f"{path}: X has shape {shape} and type {kind}; it must be [32, 32, 3, images] uint8."
+        )
+    content = _explain_matlab_faults(path, lambda: loadmat(path, variable_names=["X", "y"]))
+    # A view: the file's order of axes is changed while it is written, not in memory.
+    images: Images = content["X"].transpose(3, 0, 1, 2)
+    return images, check_labels(content["y"], allowed_labels, path, len(images))
+
+
+def _explain_matlab_faults(path: Path, read: Any) -> Any:
+    """Turn whatever scipy raises on broken bytes into one sentence."""
+    try:
+        return read()
+    except NotImplementedError:
+        raise InvalidInput(
+            f"{path} is a MATLAB 7.3 file, which is HDF5 inside; it must be saved as version 7 or "
+            "earlier (save -v7)."
+        ) from None
+    except MemoryError:
+        raise InvalidInput(f"{path} does not fit into memory; it must be a smaller file.") from None
+    except Exception as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); it must be a whole MATLAB file."
+        ) from None
+
+
+LIBSVM_FILES = ("usps.bz2", "usps.t.bz2")
+HDF5_FILE = "usps.h5"
+
+_USPS_SIDE = 16
+
+
+def read_usps(source: OriginalsFolder) -> DomainImages | None:
+    """Read USPS from whichever files are there, the text files first; None without any."""
+    paths = find_files(source, LIBSVM_FILES)
+    if paths is not None:
+        return DomainImages("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
+    path = source.find_file(HDF5_FILE)
+    return None if path is None else _read_hdf5(path)
+
+
+def _read_libsvm(path: Path) -> tuple[Images, Indices]:
+    """Read labels 1 to 10 for the digits 0 to 9 and pixels from -1 to 1."""
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        pixels, labels = load_svmlight_file(path, n_features=_USPS_SIDE**2, zero_based=False)
+    # Text that is none, streams that end early: ValueError, EOFError, OSError, ...
+    except Exception as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); it must be a whole LIBSVM text file with "
+            f"{_USPS_SIDE**2} pixels per line, bzip2 compressed."
+        ) from None
+    images = _to_images(pixels.toarray(), -1, 1, path)
+    return images, check_labels(labels, range(1, 11), path, len(images)) - 1
+
+
+def _read_hdf5(path: Path) -> DomainImages:
+    """Read the groups train and test, each with data from 0 to 1 and target from 0 to 9."""
+    try:
+        # Not a dependency: this one file of one data set needs it, and there is a text form.
+        h5py = importlib.import_module("h5py")
+    except ImportError:
+        raise InvalidInput(
+            f"{path} is an HDF5 file, and h5py, which reads those, is not installed; it must be "
+            f"(pip install h5py), or {' and '.join(LIBSVM_FILES)} must be there instead."
+        ) from None
+    parts = []
+    for group in ("train", "test"):
+        pixels, labels = _read_group(h5py, path, group)
+        if pixels.ndim < 2 or pixels[:1].size != _USPS_SIDE**2:
+            raise InvalidInput(
+                f"{path}: {group}/data has shape {pixels.shape}; it must be [images, {_USPS_SIDE**2}]."
+            )
+        images = _to_images(pixels.reshape(len(pixels), -1), 0, 1, path)
+        parts.append((images, check_labels(labels, range(10), path, len(images))))
+    return DomainImages("usps", *parts[0], *parts[1])
+
+
+def _to_images(pixels: NDArray[Any], low: float, high: float, path: Path) -> Images:
+    if len(pixels) == 0:
+        raise InvalidInput(f"{path} has no images; it must have at least one.")
+    return to_bytes(pixels, low, high, str(path)).reshape(-1, _USPS_SIDE, _USPS_SIDE)
+
+
+def _read_group(h5py: Any, path: Path, group: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    try:
+        with h5py.File(path, "r") as file:
+            data, target = file[group]["data"], file[group]["target"]
+            return numpy.asarray(data), numpy.asarray(target)
+    # h5py raises OSError, KeyError, RuntimeError, ValueError, TypeError on broken or other files.
+    except Exception as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); it must be a whole HDF5 file with {group}/data and "
+            f"{group}/target."
+        ) from None
+
+
+NUM_CLASSES = 62
+FEMNIST_FILES = (
+    "the folders train and test with *.json as LEAF's data/femnist/preprocess.sh -t sample writes "
+    "them, or the folder all_data"
+)
+_FEMNIST_SIDE = 28
+
+_Samples = dict[str, tuple[Images, Indices]]
+"""Images and labels by writer."""
+
+
+def read_femnist(source: OriginalsFolder) -> DomainImages | None:
+    """Read the writers' samples; None without the folders."""
+    train, test, whole = (
+        source.find_folder([name], _holds_json) for name in ("train", "test", "all_data")
+    )
+    if train is None and test is None:
+        return None if whole is None else _join_writers(_read_writers(whole), None, whole)
+    if train is None or test is None:
+        lacking = "train" if train is None else "test"
+        raise InvalidInput(
+            f"{source.root} has no folder {lacking} with *.json; both train and test must be there "
+            "(LEAF's preprocess.sh -t sample writes them)."
+        )
+    return _join_writers(_read_writers(train), _read_writers(test), test)
+
+
+def _holds_json(folder: Path) -> bool:
+    return any(folder.glob("*.json"))
+
+
+def _join_writers(train: _Samples, test: _Samples | None, where: Path) -> DomainImages:
+    """Return all writers' samples one after the other, in order of name."""
+    strange = sorted(set(test or ()) - set(train))
+    if strange:
+        raise InvalidInput(
+            f"{where} has the writer {strange[0]!r}, who has nothing to train on; each "
+            "writer's own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
+        )
+    images, labels, clients = _flatten_writers(train)
+    domain = DomainImages("femnist", images, labels, train_clients=clients)
+    if not test:
+        return domain
+    images, labels, clients = _flatten_writers(test)
+    return replace(domain, test_images=images, test_labels=labels, test_clients=clients)
+
+
+def _flatten_writers(samples: _Samples) -> tuple[Images, Indices, Any]:
+    names = sorted(samples)
+    images, labels = zip(*(samples[name] for name in names), strict=True)
+    counts = [len(each) for each in labels]
+    return (
+        numpy.concatenate(images),
+        numpy.concatenate(labels),
+        numpy.repeat(numpy.array(names), counts),
+    )
+
+
+def _read_writers(folder: Path) -> _Samples:
+    found: _Samples = {}
+    # One file after the other: as numbers of Python a file takes several times its own size.
+    for path in sorted(folder.glob("*.json")):
+        for name, samples in _read_leaf_file(path).items():
+            if name in found:
+                raise InvalidInput(
+                    f"{path} has the writer {name!r} again; each must be in one file of {folder}."
+                )
+            found[name] = samples
+    if not found:
+        raise InvalidInput(f"{folder} has no writers; its *.json must have at least one.")
+    return found
+
+
+def _read_leaf_file(path: Path) -> _Samples:
+    try:
+        content = json.loads(path.read_bytes())
+        users = content["users"]
+        data = {str(name): content["user_data"][name] for name in users}
+        parts = {name: (each["x"], each["y"]) for name, each in data.items()}
+    except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); it must be a whole file of LEAF with users and "
+            "user_data, x and y of each."
+        ) from None
+    # A writer without samples is no client.
+    return {name: _read_writer(path, name, *each) for name, each in parts.items() if each[1]}
+
+
+def _read_writer(path: Path, name: str, x: Any, y: Any) -> tuple[Images, Indices]:
+    try:
+        pixels = numpy.asarray(x, dtype=numpy.float64)
+        labels = numpy.asarray(y)
+    except (ValueError, TypeError, OverflowError):
+        pixels, labels = numpy.empty(0), numpy.empty(0)
+    if pixels.ndim != 2 or pixels.shape[1] != _FEMNIST_SIDE**2:
+        raise InvalidInput(
+            f"{path}: x of the writer {name!r} has shape {pixels.shape}; it must be "
+            f"[images, {_FEMNIST_SIDE**2}] numbers."
+        )
+    images = to_bytes(pixels, 0, 1, f"{path}: x of the writer {name!r}")
+    checked = check_labels(labels, range(NUM_CLASSES), path, len(images))
+    return images.reshape(-1, _FEMNIST_SIDE, _FEMNIST_SIDE), checked

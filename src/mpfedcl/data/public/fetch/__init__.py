@@ -1,1 +1,0 @@
-"""Public data sets: where they are, and downloads that are checked and resumed."""
