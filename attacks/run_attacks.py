@@ -21,7 +21,7 @@ from outcome import Outcome
 
 ROOT = Path(__file__).parents[1]
 # Federations within one process, and of processes, are made as the tests make them.
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "network")]
+sys.path += [str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "network")]
 ATTACKS = (
     "local_user",
     "one_message",

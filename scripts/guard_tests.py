@@ -71,7 +71,7 @@ MODULES = (
         "rounds/validation.py",
         ("tests/rounds/test_guard_bounds.py", "tests/rounds/test_guard_prototypes.py"),
     ),
-    Module("methods/messages.py", ("tests/test_messages.py",)),
+    Module("methods/messages.py", ("tests/methods/test_messages.py",)),
     Module("network/message.py", MESSAGES),
     Module("network/packing.py", MESSAGES),
     Module("runs/checkpoint.py", ("tests/runs/test_checkpoint.py",)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_experiments import assert_close_results, read_records
 from tasks import Task
 
 from mpfedcl import Experiment, run
@@ -19,7 +20,6 @@ from mpfedcl.engines.handover import Handover
 from mpfedcl.engines.heartbeat import Heartbeat
 from mpfedcl.engines.shared_memory import Line, SharedMemory, SharedSigns
 from mpfedcl.engines.trainer_choice import TrainerChoice
-from small_experiments import assert_close_results, read_records
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from situations import CHOICE, DOUBLE, ENDLESS, RAGGED, build, double
-
 from equivalent_runs import assert_close_tensors
+from situations import CHOICE, DOUBLE, ENDLESS, RAGGED, build, double
+from small_experiments import HIDDEN
+
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
@@ -17,7 +18,6 @@ from mpfedcl.models.encoders.trainable_encoder import TrainableEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import HIDDEN
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 

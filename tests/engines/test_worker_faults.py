@@ -10,11 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from command_processes import CommandProcess, call, command
-from mpfedcl import Experiment, run
-from mpfedcl.core.errors import InvalidInput, LostWorker
-from mpfedcl.engines.local_group import LOST_ANOTHER, _name_ended
 from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
     free_port,
@@ -24,6 +20,10 @@ from worker_processes import (
     start_two,
     wait_for_rounds,
 )
+
+from mpfedcl import Experiment, run
+from mpfedcl.core.errors import InvalidInput, LostWorker
+from mpfedcl.engines.local_group import LOST_ANOTHER, _name_ended
 
 pytestmark = pytest.mark.whole
 

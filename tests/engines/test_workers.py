@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.run import main as torchrun
-
 from command_processes import CommandProcess, call
-from mpfedcl import Experiment, resume, run
 from small_experiments import (
     EXAMPLES,
     HIDDEN,
@@ -19,7 +16,10 @@ from small_experiments import (
     read_summary,
     small,
 )
+from torch.distributed.run import main as torchrun
 from worker_processes import free_port, run_together
+
+from mpfedcl import Experiment, resume, run
 
 pytestmark = pytest.mark.whole
 

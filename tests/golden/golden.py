@@ -36,19 +36,19 @@ from typing import Any
 from unittest import mock
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "network")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent / "network")]
 
 import numpy
 import torch
+from command_processes import FORKED_WORKERS, CommandProcess, start_server
 from golden_cases import SMALL, Case, choose
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-
-import mpfedcl
-from command_processes import FORKED_WORKERS, CommandProcess, start_server
 from small_experiments import VirtualTime
 from unrendered_figures import render
+
+import mpfedcl
 
 Array = NDArray[numpy.float64]
 Numbers = dict[str, float | None]

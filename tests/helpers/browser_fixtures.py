@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from browser_pages import PROGRAM, Open, Page
 from handwritten_runs import HOSTILE, write_run
+from small_experiments import small
+from watch_server import Server, watched
+
 from mpfedcl import Experiment, run
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
-from small_experiments import small
-from watch_server import Server, watched
 
 
 @pytest.fixture(scope="session")

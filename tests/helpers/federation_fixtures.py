@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from process_federation import CLIENTS, FaultLog, ProcessFederation
 
 
@@ -34,6 +33,6 @@ def fault_log() -> Iterator[FaultLog]:
     """Collects how long faults took; the table is left in build/faults.md."""
     fault_log = FaultLog()
     yield fault_log
-    folder = Path(__file__).parents[1] / "build"
+    folder = Path(__file__).parents[2] / "build"
     folder.mkdir(exist_ok=True)
     fault_log.save(folder / "faults.md")

@@ -13,7 +13,7 @@ import pytest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROGRAM = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
-SCREENSHOTS = Path(__file__).parents[1] / "screenshots"
+SCREENSHOTS = Path(__file__).parents[2] / "screenshots"
 
 MARKS = [
     pytest.mark.browser,

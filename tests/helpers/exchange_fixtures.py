@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from exchange_runs import choose, federation, save_client
+
 from mpfedcl import run
 
 

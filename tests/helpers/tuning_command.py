@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.studies.tuning import TuningResult, load_tuning
 from small_experiments import Json, flags
+
+from mpfedcl.studies.tuning import TuningResult, load_tuning
 
 METHODS = ("mp-fedcl", "fedavg")
 BUDGET = 5

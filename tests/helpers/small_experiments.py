@@ -28,7 +28,7 @@ from mpfedcl.runs.observer import Observer
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
 ONE_EXCHANGE = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof", "local-gauss")
 """Methods that train nothing, in one round."""
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 HIDDEN = (24, 12)
 """Layers of a model of a thousand weights, for whole runs, some hundred of them."""
 PHASES = ("broadcast", "train", "cluster", "aggregate", "evaluate", "checkpoint")
