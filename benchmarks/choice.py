@@ -1,15 +1,13 @@
 """What the engine `auto` costs against the best trainer and against the loop, shape by shape."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from measuring import Progress, Result, Table, ms, parse_arguments
-from mpfedcl.engines import trainer_costs
 from mpfedcl.rounds.round_loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
@@ -18,8 +16,7 @@ CLIENTS = (1, 2, 5, 8, 20, 32, 100)
 ROWS = (16, 20, 64, 100, 200, 400, 1024)
 MOST_SAMPLES = 3300
 """Of all clients together, to bound the time; costs go by clients and rows, not by their number."""
-TRAINERS = ("loop", "direct", "factored", "written", "stacked")
-"""`written` is factored training whose weights are written out at the end."""
+TRAINERS = ("loop", "direct", "factored", "stacked")
 HOPELESS = 1.6
 """One that takes so many times as long as the best, once warm, is not measured again."""
 ALLOWED = 0.05
@@ -34,39 +31,28 @@ class Contender:
 
     def run(self) -> float:
         """Return the seconds of a round's parts that depend on the trainer."""
-        with _forced(self.name, self.federation):
-            seconds = self.federation.run_round(evaluate=False).seconds
+        seconds = self.federation.run_round(evaluate=False).seconds
         return seconds["train"] + seconds["embed"] + seconds["aggregate"]
 
 
-@contextmanager
-def _forced(name: str, federation: RoundLoop) -> Iterator[None]:
+def force(name: str, federation: RoundLoop) -> None:
     """Give all clients the trainer of this name."""
-    before = trainer_costs.ROWS_SENT
-    if name in ("factored", "written"):
-        trainer_costs.ROWS_SENT = 0.0 if name == "factored" else 1e9
-    if name not in ("auto", "loop"):
-        engine: Any = federation.engine
-        choice = engine._trainers
-        trainer = getattr(choice, f"_{'factored' if name == 'written' else name}")
-        choice._sort_by_cost = lambda tasks, *_, **__: [(trainer, list(tasks))]
-    try:
-        yield
-    finally:
-        trainer_costs.ROWS_SENT = before
-
-
-def find_pick(federation: RoundLoop, workload: Workload) -> str:
-    """Return the trainer that `auto` gives to clients that are all of one size."""
     engine: Any = federation.engine
-    clients = workload.data.clients
-    at_once = min(len(clients), engine._clients_at_once)
-    training = trainer_costs.describe_training(
-        engine._method, engine._initial, len(clients[0].labels), at_once
-    )
-    costs = training.with_layers()
-    name = min(costs, key=lambda each: costs[each])
-    return "written" if name == "factored" and training.is_written_out else name
+    choice = engine._trainers
+    choose = choice._choose
+
+    def choose_one(tasks: Any, received: Any) -> Any:
+        # Finds the layers that the trainers need.
+        choose(tasks, received)
+        return [(getattr(choice, f"_{name}"), tasks)]
+
+    choice._choose = choose_one
+
+
+def find_pick(federation: RoundLoop) -> str:
+    """Return the trainer that `auto` has given to clients, which are all of one size."""
+    (name,) = federation.engine.remarks()["training"]
+    return str(name)
 
 
 def measure(workload: Workload, method: str, repeats: int, progress: Progress) -> dict[str, Any]:
@@ -75,6 +61,9 @@ def measure(workload: Workload, method: str, repeats: int, progress: Progress) -
         Contender(name, workload.federation(method, engine="loop" if name == "loop" else "auto"))
         for name in (*TRAINERS, "auto")
     ]
+    for each in contenders:
+        if each.name not in ("auto", "loop"):
+            force(each.name, each.federation)
     found: dict[str, list[float]] = {each.name: [] for each in contenders}
     for repeat in range(-2, repeats):
         for each in contenders:
@@ -90,7 +79,7 @@ def measure(workload: Workload, method: str, repeats: int, progress: Progress) -
             ]
     # The first round has no pool, and the second one warms up.
     lowest = {name: min(times[2:] or times[1:]) for name, times in found.items()}
-    picked = find_pick(contenders[-1].federation, workload)
+    picked = find_pick(contenders[-1].federation)
     own = min(lowest["auto"], lowest[picked])
     best = min(lowest[name] for name in TRAINERS)
     return {
@@ -147,8 +136,7 @@ def main() -> None:
     result.notes.append(
         "Train, embed and aggregate of a round, 1 thread, batches of 32, lowest of "
         f"{repeats} in turn; bold: within {ALLOWED:.0%} of the best. A trainer that takes "
-        f"{HOPELESS:g} times the best is measured once. `written` is `factored` with weights "
-        f"written out at the end. Took {time.monotonic() - began:.0f} s."
+        f"{HOPELESS:g} times the best is measured once. Took {time.monotonic() - began:.0f} s."
     )
     progress.close()
     result.write(arguments.out)

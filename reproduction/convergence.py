@@ -448,7 +448,8 @@ def draw(rounds: Sequence[Round], title: str, path: Path) -> None:
         upper.plot(places.flatten(), values.flatten(), color="#bbbbbb", lw=0.8)
         for index, stage in enumerate(stages):
             look = {"color": COLORS[index], "marker": "osv"[index], "ms": 2, "lw": 0}
-            label = stage.replace("_", " ").replace("pool", "the new pool")
+            label = {"before": "before training", "after_pool": "after the new pool"}.get(stage)
+            label = label or "after training"
             upper.plot(places[:, index], values[:, index], label=label, **look)
         upper.set(ylabel="objective, mean over clients", title=title)
         upper.set_ylim(bottom=0)

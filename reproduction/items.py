@@ -2,10 +2,12 @@
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mpfedcl import Experiment
@@ -21,7 +23,7 @@ METHODS = {
     "mp-fedcl": "MP-FedCL",
 }
 FAMILY = ("dp-fedcl", "sp-fedcl", "mp-fedcl")
-PREDICTORS = {
+PREDICTORS: dict[str, Any] = {
     "local": "personal_classifier",
     "fedavg": "global_classifier",
     "fedprox": "global_classifier",
@@ -66,7 +68,7 @@ class Sets:
     @cached_property
     def chosen(self) -> dict[str, str]:
         """The set that each of the paper's sets is run on."""
-        chosen = {}
+        chosen: dict[str, str] = {}
         for name in PUBLISHED["sent"]:
             for each in (name, STAND_INS.get(name, name)):
                 files = [data_file(each, domain) for domain in DOMAINS.get(each, ())]
@@ -171,42 +173,67 @@ def _some(*methods: str) -> dict[str, str]:
     return {method: METHODS[method] for method in methods}
 
 
+def _cells(
+    datasets: Sequence[str],
+    methods: Iterable[str],
+    columns: Mapping[str, Any],
+    make: Callable[[str, str, Any], Experiment],
+    measures: Sequence[tuple[str, Any]] = TESTS,
+    published: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Cell, ...]:
+    """Return a cell per data set (a panel), method, column and measure.
+
+    `make` gets the data set, the method and the value of the column; the first measure is the one
+    that the paper prints.
+    """
+    return tuple(
+        Cell(
+            method,
+            column,
+            make(dataset, method, value),
+            measure,
+            TITLES[dataset],
+            published.get(dataset, {}).get(method, {}).get(column) if not place else None,
+        )
+        for dataset in datasets
+        for method in methods
+        for column, value in columns.items()
+        for place, measure in enumerate(measures)
+    )
+
+
 def _sent(sets: Sets) -> Item:
-    measures = {"parameters": "parameters", "prototypes": "prototype_floats"}
+    columns = {"parameters": "parameters", "prototypes": "prototype floats"}
     cells = [
         Cell(
             dataset,
             column,
             experiment(dataset, "mp-fedcl", 1, partition__kind="iid"),
-            ("sent", key),
+            ("sent", columns[column].replace(" ", "_")),
             published=(PUBLISHED["sent"][name][place],) if name == dataset else None,
         )
         for name, dataset in sets.chosen.items()
-        for place, (column, key) in enumerate(measures.items())
+        for place, column in enumerate(columns)
     ]
     return Item(
         "Parameters and prototypes sent",
         "What a client sends in a round when it holds all classes (IID partition).",
         sets.titles,
-        {"parameters": "parameters", "prototypes": "prototype floats"},
+        columns,
         tuple(cells),
         notes=("Under label skew a client holds fewer classes and sends fewer prototypes.",),
     )
 
 
 def _label(sets: Sets) -> Item:
-    rounds = {"local": ROUNDS, "fedavg": 110, "fedprox": 100, "fedproto": 100}
+    rounds = dict.fromkeys(METHODS, ROUNDS) | {"fedavg": 110, "fedprox": 100, "fedproto": 100}
     cells = []
-    for track in TRACKS:
-        for method in METHODS:
-            for name, dataset in sets.chosen.items():
-                length = ROUNDS if track == "tuned" else rounds.get(method, ROUNDS)
-                known = PUBLISHED["label_skew"].get(method, {}).get(name)
-                is_known = name == dataset and track == "paper"
-                for test in TESTS:
-                    paper = known if is_known and test is TESTS[0] else None
-                    base = experiment(dataset, method, length)
-                    cells.append(Cell(method, dataset, base, test, "", paper, track))
+    for track, method, (name, dataset) in product(TRACKS, METHODS, sets.chosen.items()):
+        base = experiment(dataset, method, ROUNDS if track == "tuned" else rounds[method])
+        is_known = name == dataset and track == "paper"
+        known = PUBLISHED["label_skew"].get(method, {}).get(name) if is_known else None
+        cells.append(Cell(method, dataset, base, TESTS[0], "", known, track))
+        cells.append(Cell(method, dataset, base, TESTS[1], track=track))
     return Item(
         "Label skew, Dir(0.05)",
         "Seven methods on four data sets whose classes are spread unevenly over the clients. "
@@ -225,35 +252,29 @@ def _label(sets: Sets) -> Item:
 
 
 def _feature(sets: Sets) -> Item:
+    datasets = sets.select("digit5", "office10", "domainnet")
     cells = []
-    columns = {"average": "average", "global_test": "global test set"}
-    for dataset in sets.select("digit5", "office10", "domainnet"):
-        columns |= {domain: domain for domain in DOMAINS[dataset]}
+    for dataset, track, method in product(datasets, TRACKS, METHODS):
+        others = ROUNDS if track == "tuned" or method == "local" else 130
+        # Runs that the efficiency tables share.
         every = OFTEN if dataset in ("digit5", "office10") else RARELY
-        for track in TRACKS:
-            for method in METHODS:
-                others = ROUNDS if track == "tuned" or method == "local" else 130
-                base = experiment(
-                    dataset,
-                    method,
-                    rounds_of(method, others),
-                    partition__kind="feature",
-                    evaluate_every=every,
-                )
-                known = PUBLISHED["feature_skew_digits"].get(method, {})
-                known = known if (dataset, track) == ("digit5", "paper") else {}
-                shown: dict[str, tuple[str, Any]] = {d: ("client", d) for d in DOMAINS[dataset]}
-                shown |= {"average": TESTS[0], "global_test": ("column", "global_test")}
-                for column, measure in shown.items():
-                    paper, panel = known.get(column), TITLES[dataset]
-                    cells.append(Cell(method, column, base, measure, panel, paper, track))
+        kind = {"partition__kind": "feature", "evaluate_every": every}
+        base = experiment(dataset, method, rounds_of(method, others), **kind)
+        known = PUBLISHED["feature_skew_digits"].get(method, {})
+        known = known if (dataset, track) == ("digit5", "paper") else {}
+        shown: dict[str, tuple[str, Any]] = {each: ("client", each) for each in DOMAINS[dataset]}
+        shown |= {"average": TESTS[0], "global_test": ("column", "global_test")}
+        for column, measure in shown.items():
+            panel, paper = TITLES[dataset], known.get(column)
+            cells.append(Cell(method, column, base, measure, panel, paper, track))
+    domains = {domain: domain for dataset in datasets for domain in DOMAINS[dataset]}
     return Item(
         "Feature skew, one domain per client",
         "Every client has all classes, drawn from a domain of its own and tested on it; average "
         "over the domains, and the same models on all domains' tests together (global test set). "
         "Paper track: FedAvg, FedProx and FedProto 130 rounds, the others 60.",
         METHODS,
-        columns,
+        {"average": "average", "global_test": "global test set", **domains},
         tuple(cells),
         notes=(
             "The paper's deviation of the average is the mean of the domains' deviations; ours is "
@@ -263,23 +284,19 @@ def _feature(sets: Sets) -> Item:
 
 
 def _k(sets: Sets) -> Item:
-    numbers = (1, 2, 3, 4, 6, 8)
+    numbers = {str(number): number for number in (1, 2, 3, 4, 6, 8)}
+    cells = [
+        Cell(dataset, name, experiment(dataset, "mp-fedcl", prototypes__per_class=number), test)
+        for dataset in sets.chosen.values()
+        for name, number in numbers.items()
+        for test in TESTS
+    ]
     return Item(
         "Choosing K",
         "MP-FedCL with K prototypes per class under label skew Dir(0.05), 60 rounds.",
         sets.titles,
-        {str(number): str(number) for number in numbers},
-        tuple(
-            Cell(
-                dataset,
-                str(number),
-                experiment(dataset, "mp-fedcl", prototypes__per_class=number),
-                test,
-            )
-            for dataset in sets.chosen.values()
-            for number in numbers
-            for test in TESTS
-        ),
+        {name: name for name in numbers},
+        tuple(cells),
         axis="K, prototypes per class",
         notes=("The paper has a figure for K = 2, 3, 4 and picks 2, 4, 4 and 3.",),
     )
@@ -288,63 +305,41 @@ def _k(sets: Sets) -> Item:
 def _alpha(sets: Sets) -> Item:
     methods = _some("local", "fedavg", "fedproto", "sp-fedcl", "mp-fedcl")
     alphas = {f"{alpha:g}": alpha for alpha in (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)}
-    cells = [
-        Cell(
-            method,
-            name,
-            experiment(
-                dataset,
-                method,
-                rounds_of(method, 100),
-                partition__alpha=alpha,
-                # Runs that the efficiency tables share.
-                evaluate_every=OFTEN if alpha in (0.5, 1.0) else RARELY,
-            ),
-            test,
-            TITLES[dataset],
-        )
-        for dataset in sets.select("digit5", "office10")
-        for method in methods
-        for name, alpha in alphas.items()
-        for test in TESTS
-    ]
+
+    def make(dataset: str, method: str, alpha: float) -> Experiment:
+        # Runs that the efficiency tables share.
+        every = OFTEN if alpha in (0.5, 1.0) else RARELY
+        changes = {"partition__alpha": alpha, "evaluate_every": every}
+        return experiment(dataset, method, rounds_of(method, 100), **changes)
+
     return Item(
         "Degrees of label skew",
         "From Dir(0.1), where clients hold few classes, to Dir(1.0); MP-FedCL and SP-FedCL 60 "
         "rounds, the others 100.",
         methods,
         {name: name for name in alphas},
-        tuple(cells),
+        _cells(sets.select("digit5", "office10"), methods, alphas, make),
         axis="alpha",
     )
 
 
 def _clients(sets: Sets) -> Item:
     methods = _some("local", "fedavg", "fedproto", "mp-fedcl")
-    counts = (5, 10, 20, 40)
-    cells = [
-        Cell(
-            method,
-            str(count),
-            experiment(
-                dataset, method, rounds_of(method, 100), partition__alpha=0.1, clients=count
-            ),
-            test,
-            TITLES[dataset],
-        )
-        for dataset in sets.select("mnist", "digit5")
-        for method in methods
-        for count in counts
-        # Clients of MNIST share one test set.
-        for test in TESTS[: 1 if dataset.startswith("mnist") else 2]
-    ]
+    counts = {str(count): count for count in (5, 10, 20, 40)}
+
+    def make(dataset: str, method: str, count: int) -> Experiment:
+        rounds = rounds_of(method, 100)
+        return experiment(dataset, method, rounds, partition__alpha=0.1, clients=count)
+
     return Item(
         "Numbers of clients",
         "The same images split by Dir(0.1) among 5 and up to 40 clients; MP-FedCL 60 rounds, the "
         "others 100.",
         methods,
-        {str(count): str(count) for count in counts},
-        tuple(cells),
+        {name: name for name in counts},
+        # Clients of MNIST share one test set.
+        _cells(sets.select("mnist"), methods, counts, make, TESTS[:1])
+        + _cells(sets.select("digit5"), methods, counts, make),
         axis="clients",
         notes=("On MNIST all clients share one test set, so it is the global test set too.",),
     )
@@ -352,36 +347,24 @@ def _clients(sets: Sets) -> Item:
 
 def _efficiency(sets: Sets) -> Item:
     rows = _some("local", *COMPARED)
-    cells = [
-        Cell(
-            method,
-            skew,
-            skewed(dataset, method, skew),
-            test,
-            TITLES[dataset],
-            PUBLISHED["efficiency"][dataset][method][skew] if test is TESTS[0] else None,
-        )
-        for dataset in sets.select("digit5", "office10")
-        for method in rows
-        for skew in SKEWS
-        for test in TESTS
-    ]
+    datasets, known = sets.select("digit5", "office10"), PUBLISHED["efficiency"]
+    columns = {skew: skew for skew in SKEWS}
     return Item(
         "Communication efficiency: accuracy after the rounds used",
         "Label skew Dir(0.5) and feature skew; FedAvg and FedProto 130 rounds, the FedCL family "
         "60, Local 60 epochs without any communication.",
         rows,
         SKEWS,
-        tuple(cells),
+        _cells(datasets, rows, columns, skewed, TESTS, known),
     )
 
 
-def _efficiency_cells(sets: Sets, arguments: Callable[[str], Any], *names: str) -> tuple[Cell, ...]:
+def _on_the_way(sets: Sets, arguments: Mapping[str, Any], *names: str) -> tuple[Cell, ...]:
     """Return cells of the efficiency runs: a panel per set and skew, a column per argument."""
     return tuple(
         Cell(
             method,
-            f"{argument}",
+            str(argument),
             skewed(dataset, method, skew),
             (name, argument),
             f"{TITLES[dataset]}, {title}",
@@ -390,7 +373,7 @@ def _efficiency_cells(sets: Sets, arguments: Callable[[str], Any], *names: str) 
         for skew, title in SKEWS.items()
         for name in names
         for method in COMPARED
-        for argument in arguments(dataset)
+        for argument in arguments[dataset]
     )
 
 
@@ -401,47 +384,39 @@ def _rounds(sets: Sets) -> Item:
         "The same runs after different numbers of rounds.",
         _some(*COMPARED),
         {str(number): str(number) for number in numbers},
-        _efficiency_cells(sets, lambda _: numbers, "after"),
+        _on_the_way(sets, dict.fromkeys(("digit5", "office10"), numbers), "after"),
         axis="rounds",
     )
 
 
 def _reach(sets: Sets) -> Item:
     levels = {"digit5": (30, 40, 50, 60), "office10": (40, 50, 60, 70)}
-    used = [levels[dataset] for dataset in sets.select("digit5", "office10")]
+    used = sorted({each for name in sets.select(*levels) for each in levels[name]})
     return Item(
         "Communication efficiency: rounds and megabytes to reach an accuracy",
         "The same runs: when an accuracy on the clients' local test sets is first reached, and "
         "what all clients together have sent and received by then.",
         _some(*COMPARED),
-        {f"{level}": f"{level} %" for level in sorted({each for some in used for each in some})},
-        _efficiency_cells(sets, levels.__getitem__, "rounds to", "megabytes to"),
+        {f"{level}": f"{level} %" for level in used},
+        _on_the_way(sets, levels, "rounds to", "megabytes to"),
         notes=(STEPS, "A dash: the run of at least one seed never reached it."),
     )
 
 
 def _time(sets: Sets) -> Item:
-    cells = [
-        Cell(
-            method,
-            skew,
-            skewed(dataset, method, skew),
-            ("same time", None),
-            TITLES[dataset],
-            PUBLISHED["equal_time"][dataset][method][skew],
-            compared_with=skewed(dataset, "mp-fedcl", skew),
-        )
-        for dataset in sets.select("digit5", "office10")
-        for method in COMPARED
-        for skew in SKEWS
-    ]
+    datasets, known = sets.select("digit5", "office10"), PUBLISHED["equal_time"]
+    columns = {skew: skew for skew in SKEWS}
+    cells = _cells(datasets, COMPARED, columns, skewed, [("same time", None)], known)
     return Item(
         "Communication efficiency: the same training time",
         "Every method is evaluated when it has trained as long as MP-FedCL takes for its 60 "
         "rounds with the same seed, evaluation and checkpoints left out.",
         _some(*COMPARED),
         SKEWS,
-        tuple(cells),
+        tuple(
+            replace(c, compared_with=skewed(c.experiment.dataset.name, "mp-fedcl", c.column))
+            for c in cells
+        ),
         notes=(
             "Times depend on the machine and on what else ran on it; a method that finishes early "
             "is evaluated at its end.",
@@ -452,24 +427,18 @@ def _time(sets: Sets) -> Item:
 
 def _curves(sets: Sets) -> Item:
     rows = _some("fedavg", "fedproto", "sp-fedcl", "mp-fedcl")
-    figures: dict[str, dict[str, Experiment]] = {}
-    for dataset in sets.select("digit5"):
-        figures[f"{TITLES[dataset]}, label skew Dir(1.0)"] = {
-            title: experiment(
-                dataset,
-                method,
-                rounds_of(method, 100),
-                partition__alpha=1.0,
-                evaluate_every=OFTEN,
-            )
-            for method, title in rows.items()
-        }
-    for dataset in sets.select("office10"):
-        figures[f"{TITLES[dataset]}, feature skew"] = {
-            title: skewed(dataset, method, "feature") for method, title in rows.items()
-        }
+    changes = {"partition__alpha": 1.0, "evaluate_every": OFTEN}
+    by_label = {
+        title: experiment("digit5", method, rounds_of(method, 100), **changes)
+        for method, title in rows.items()
+    }
+    by_domain = {title: skewed("office10", method, "feature") for method, title in rows.items()}
+    figures = {"digit5": ("label skew Dir(1.0)", by_label), "office10": ("feature skew", by_domain)}
     about = "The clients' local test sets, mean and deviation over seeds."
-    return Item("Accuracy per round", about, {}, {}, curves=figures)
+    curves = {
+        f"{TITLES[name]}, {figures[name][0]}": figures[name][1] for name in sets.select(*figures)
+    }
+    return Item("Accuracy per round", about, {}, {}, curves=curves)
 
 
 def _partitions(sets: Sets) -> Item:
@@ -493,7 +462,6 @@ def _embeddings(sets: Sets) -> Item:
     runs = {
         METHODS[method]: experiment("mnist", method, partition__alpha=0.1, personal_models=True)
         for method in ("local", "fedavg", "mp-fedcl")
-        if "mnist" in sets.titles
     }
     return Item(
         "Embeddings of clients",
@@ -502,7 +470,7 @@ def _embeddings(sets: Sets) -> Item:
         "of the digits shown (K = 2).",
         {},
         {},
-        pictures={"embeddings": runs} if runs else {},
+        pictures={"embeddings": runs} if "mnist" in sets.titles else {},
     )
 
 

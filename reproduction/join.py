@@ -9,7 +9,7 @@ more than the public interface gives; their values stay as they are in docs/resu
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from mpfedcl import Experiment
 from reproduction.items import DOMAINS, Sets, data_file
 from reproduction.join_page import draw, render_page
-from reproduction.runs import Record, Runs
+from reproduction.runs import Runs
 from reproduction.tables import DOCS
 
 RATES, SEEDS, EPOCHS, ROUNDS = (0.01, 0.1), (0, 1, 2), (0, 1, 2, 5, 10), 60
@@ -33,7 +33,7 @@ class Case:
     domain: str
     seed: int
 
-    def federation(self, domains: tuple[str, ...], **changes: Any) -> Experiment:
+    def federation(self, domains: tuple[str, ...]) -> Experiment:
         """Return a run of some domains, one per client."""
         return Experiment(rounds=ROUNDS, seed=self.seed, evaluate_every=ROUNDS).replace(
             dataset__name=self.dataset,
@@ -42,19 +42,7 @@ class Case:
             train__lr=self.rate,
             evaluate_predictors="all",
             personal_models=False,
-            **changes,
         )
-
-    def alone(self, rate: float) -> Experiment:
-        """Return a client by itself: a round is an epoch, and the learning rate stays."""
-        return self.federation(
-            (self.domain,),
-            method="local",
-            clients=1,
-            rounds=EPOCHS[-1],
-            evaluate_every=1,
-            train__lr_decay=1.0,
-        ).replace(train__lr=rate)
 
 
 def cases(sets: Sets) -> Iterator[Case]:
@@ -67,37 +55,41 @@ def cases(sets: Sets) -> Iterator[Case]:
                         yield Case(rate, dataset, domain, seed)
 
 
-def join(run: Path, case: Case, *words: str) -> dict[str, dict[str, float]]:
-    """Return the accuracy of a client that joins, before and after training."""
+def join(run: Path, case: Case, rate: float, epochs: int) -> dict[str, dict[str, float]]:
+    """Return the accuracy of a client that joins, before and after training, by predictor."""
     source = data_file(case.dataset, case.domain)
     command = [sys.executable, "-m", "mpfedcl", "join", str(run), "--data", str(source)]
-    command += ["--name", case.domain, "--json", *words]
+    command += ["--name", case.domain, "--epochs", str(epochs), "--lr", str(rate), "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, dict[str, float]] = json.loads(done.stdout)["accuracy"]
     return found
 
 
+def by_epochs(run: Path, case: Case, epochs: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Return the accuracy after each number of epochs."""
+    joined: dict[str, dict[str, float]] = {}
+    for number in epochs[1:]:
+        found = join(run, case, case.rate, number)
+        joined |= {"0": found["before"], str(number): found["after"]}
+    return joined
+
+
 def measure(case: Case, runs: Runs) -> dict[str, Any]:
     """Return the predictors on the domain's local test set, by what it began with and epochs."""
     every = DOMAINS[case.dataset]
-    others = case.federation(tuple(each for each in every if each != case.domain))
-    # With a rate next to nothing the first round leaves the weights untrained.
-    untrained = case.alone(1e-30)
-    runs.complete([others, case.federation(every), case.alone(case.rate), untrained])
-    path = runs.path(runs.prepare(others))
-    epochs = [number for number in EPOCHS if number <= (1 if runs.quick else EPOCHS[-1])]
-    joined = {}
-    for number in epochs[1:]:
-        found = join(path, case, "--epochs", str(number))
-        joined |= {"0": found["before"], str(number): found["after"]}
-    rounds = runs.records(case.alone(case.rate))
-    alone = {str(number): read(rounds[number - 1]) for number in epochs[1:]}
-    last = case.rate * others.train.learning_rate(ROUNDS + 1) / others.train.lr
-    member = runs.records(case.federation(every))[-1]
+    others = tuple(each for each in every if each != case.domain)
+    trained, whole = case.federation(others), case.federation(every)
+    # Alone: to join a federation that has not trained, and without its prototypes in the loss.
+    blank = trained.replace(rounds=1, train__lr=1e-30, contrast__weight=0.0)
+    runs.complete([trained, whole, blank])
+    epochs = EPOCHS[:2] if runs.quick else EPOCHS
+    path = runs.path(runs.prepare(trained))
+    member = runs.records(whole)[-1]
+    last = trained.train.learning_rate(ROUNDS + 1)
     return {
-        "joined": joined,
-        "alone": {"0": read(runs.records(untrained)[0]), **alone},
-        "last rate": join(path, case, "--epochs", str(epochs[-1]), "--lr", str(last))["after"],
+        "joined": by_epochs(path, case, epochs),
+        "alone": by_epochs(runs.path(blank), case, epochs),
+        "last rate": join(path, case, last, epochs[-1])["after"],
         # By classifier the records have only the mean over clients, which is what the page shows.
         "federation": {
             "personal": {
@@ -106,12 +98,6 @@ def measure(case: Case, runs: Runs) -> dict[str, Any]:
             }
         },
     }
-
-
-def read(record: Record) -> dict[str, float]:
-    """Return the accuracy of a client that is alone, by classifier and by its own prototypes."""
-    table = record["accuracy"]["local_test"]
-    return {"classifier": table["personal_classifier"], "own": table["personal_prototype"]}
 
 
 def main(runs: Runs) -> None:

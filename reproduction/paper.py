@@ -190,7 +190,9 @@ class Paper:
         values = []
         for seed in self.seeds:
             run = self.finished(cell.track, cell.experiment, seed)
-            other = cell.compared_with and self.finished(cell.track, cell.compared_with, seed)
+            other = None
+            if cell.compared_with is not None:
+                other = self.finished(cell.track, cell.compared_with, seed)
             value = measure.compute(run, argument, other)
             values.append(None if value is None else round(value, 4))
         mean, std = (*(cell.published or ()), None, None)[:2]

@@ -178,7 +178,8 @@ def draw_item(name: str, item: Item, result: Json, folder: Path, runs: Runs, see
         if picture == "embeddings":
             _draw_embeddings(paths, folder / f"{picture}.png")
         else:
-            _draw_partitions(paths, f"{picture}, seed {seed}", folder / f"{picture}.png")
+            title = f"{picture.rpartition('-')[2]} skew, seed {seed}"
+            _draw_partitions(paths, title, folder / f"{picture}.png")
 
 
 def _look(names: Sequence[str], name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, pstdev
+from typing import Any
 
 from mpfedcl import Experiment
 from reproduction.runs import Runs
@@ -116,7 +117,7 @@ def _cell(values: list[float]) -> str:
 def draw(found: dict[Row, list[list[float]]], names: list[str]) -> None:
     """Draw accuracy over epsilon: a panel for each number of images, records above clients."""
     path, places = DOCS / "images" / "privacy.png", range(len(EPSILONS))
-    layout = {"figsize": (12, 6.4), "sharex": True, "sharey": True}
+    layout: dict[str, Any] = {"figsize": (12, 6.4), "sharex": True, "sharey": True}
     with figure_file(path, 2, len(IMAGES), **layout) as (figure, grid):
         for row, cells in found.items():
             axes = grid[("record", "client").index(row.unit)][IMAGES.index(row.images)]
@@ -135,9 +136,8 @@ def draw(found: dict[Row, list[list[float]]], names: list[str]) -> None:
             axes.set_ylabel(f"one {unit}\naccuracy in %")
         for axes in grid[1]:
             axes.set_xlabel("epsilon")
-        lines = {label: h for axes in grid.flat for h, label in zip(*_legend(axes), strict=True)}
+        lines: dict[str, Any] = {}
+        for axes in grid.flat:
+            handles, labels = axes.get_legend_handles_labels()
+            lines |= dict(zip(labels, handles, strict=True))
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
-
-
-def _legend(axes: object) -> tuple[list[object], list[str]]:
-    return axes.get_legend_handles_labels()  # type: ignore[attr-defined,no-any-return]

@@ -181,13 +181,13 @@ def check_lost_machine(folder: Path) -> None:
 
 
 def check_silent_network(folder: Path) -> None:
-    """A cable that is cut says nothing to anybody: both ends notice by their heartbeats."""
+    """A cable that is cut says nothing to anybody: both ends notice after the timeout."""
     agents = start_endless(folder, "silent")
     began = time.monotonic()
     ip("-n", next(iter(MACHINES)), "link", "set", ENDS[0], "down")
     _, said = agents[0].communicate(timeout=PATIENCE)
     noticed = time.monotonic() - began
-    assert "has given no sign of life for 10 s" in said, said
+    assert "has not answered for 10 s" in said, said
     # The other process ends too; its agent goes on looking for the first for a while.
     while _workers_inside(list(MACHINES)[1]) and time.monotonic() - began < 60:
         time.sleep(0.2)

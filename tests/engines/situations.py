@@ -16,24 +16,12 @@ from mpfedcl.rounds.round_loop import RoundLoop
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
 
-CHOICE = "mpfedcl.engines.trainer_choice"
-COSTS = "mpfedcl.engines.trainer_costs"
-ENDLESS = 10**9
-AS_ROWS = {
-    f"{CHOICE}.MOST_ROWS": ENDLESS,
-    f"{COSTS}.OPERATION": ENDLESS,
-    f"{COSTS}.STACKED": ENDLESS,
-}
-AS_WEIGHTS = {f"{CHOICE}.MOST_ROWS": 0, f"{COSTS}.ROWS": ENDLESS}
-IN_TURN = AS_WEIGHTS | {f"{COSTS}.STACKED": ENDLESS}
-MIXED = {
-    f"{CHOICE}.MOST_ROWS": 8,
-    f"{COSTS}.ROUND_OF_ALL": 0,
-    f"{COSTS}.ROWS": 200,
-    f"{COSTS}.ROWS_SENT": 0,
-    f"{COSTS}.STACKED": ENDLESS,
-}
-"""Small clients are rows, never written out; large ones are trained in turn."""
+CHOICE = "mpfedcl.engines.trainers"
+AS_ROWS = {"mpfedcl.engines.trainers.factored.is_smaller_written_out": lambda _: False}
+"""Factored clients are never written out."""
+IN_TURN = {f"{CHOICE}.MOST_ROWS": 0, f"{CHOICE}.MOST_STACKED": 0}
+MIXED = AS_ROWS | {f"{CHOICE}.MOST_ROWS": 8, f"{CHOICE}.LEAST_TOGETHER": 1}
+"""Small clients are rows; large ones are trained in turn."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,7 @@ class Situation:
     """What is special about the clients, the settings or the engine's limits."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     methods: Sequence[str] = METHODS
     holds: Callable[[Experiment, list[ClientData]], bool] = lambda *_: True
     """Whether it is what its name says."""
@@ -122,8 +110,7 @@ SITUATIONS: dict[str, Situation] = {
     "chunks of two": Situation(
         RAGGED, {"mpfedcl.engines.in_process.CLIENTS_AT_ONCE": 2}, methods=DIFFERENT
     ),
-    "few clients": Situation({"clients": 2}, AS_WEIGHTS, methods=DIFFERENT),
-    "all as weights": Situation(RAGGED, AS_WEIGHTS | {f"{COSTS}.OPERATION": ENDLESS}),
+    "few clients": Situation({"clients": 2}, methods=DIFFERENT),
     "all in turn": Situation(
         {"partition__kind": "quantity", "partition__alpha": 0.8, "train__epochs": 2},
         IN_TURN,
@@ -137,10 +124,7 @@ SITUATIONS: dict[str, Situation] = {
     "in turn, no momentum": Situation(
         RAGGED | {"train__weight_decay": 0.1, "train__momentum": 0.0}, IN_TURN, methods=DIFFERENT
     ),
-    "all as rows": Situation(RAGGED | {"train__epochs": 2}, AS_ROWS | {f"{COSTS}.ROWS_SENT": 0}),
-    "all as rows, written out": Situation(
-        RAGGED | {"train__epochs": 2}, AS_ROWS | {f"{COSTS}.KEPT": 0}, methods=DIFFERENT
-    ),
+    "all as rows": Situation(RAGGED | {"train__epochs": 2}, AS_ROWS),
     "large and small in one chunk": Situation(
         RAGGED,
         MIXED,

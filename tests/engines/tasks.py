@@ -10,12 +10,11 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
-from mpfedcl.engines.direct import DirectTrainer
-from mpfedcl.engines.factored import FactoredTrainer, TrainedFactors
-from mpfedcl.engines.linear_layers import Layer, find_layers
-from mpfedcl.engines.loop import LoopTrainer
-from mpfedcl.engines.trained_clients import TrainedClients
-from mpfedcl.engines.trainer import ClientTask
+from mpfedcl.engines.trainers.base import ClientTask, TrainedClients
+from mpfedcl.engines.trainers.direct import DirectTrainer
+from mpfedcl.engines.trainers.factored import FactoredTrainer, TrainedFactors
+from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
+from mpfedcl.engines.trainers.loop import LoopTrainer
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.methods.messages import Broadcast
@@ -100,7 +99,9 @@ class Task:
         trainer = FactoredTrainer(self.assembly)
         trainer.layers = self.layers()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mpfedcl.engines.trainer_costs.ROWS_SENT", 0)
+            patch.setattr(
+                "mpfedcl.engines.trainers.factored.is_smaller_written_out", lambda _: False
+            )
             (trained,) = trainer.train(self.works, 1, self.received)
         assert isinstance(trained, TrainedFactors)
         return trained

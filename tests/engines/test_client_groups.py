@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tasks import NUM_INPUTS, make_client
 
-from mpfedcl.engines import client_groups
-from mpfedcl.engines.client_groups import group_clients
+from mpfedcl.engines import in_process
+from mpfedcl.engines.in_process import group_clients
 
 
 @given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 5), st.integers(1, 12))
@@ -16,7 +16,7 @@ from mpfedcl.engines.client_groups import group_clients
 def test_groups_are_full_and_bounded(
     monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], most: int, rows: int
 ) -> None:
-    monkeypatch.setattr(client_groups, "MOST_NUMBERS", rows * NUM_INPUTS)
+    monkeypatch.setattr(in_process, "MOST_INPUTS", rows * NUM_INPUTS)
     clients = [make_client(size, number) for number, size in enumerate(sizes)]
     groups = list(group_clients(clients, most))
     assert [each for group in groups for each in group] == clients

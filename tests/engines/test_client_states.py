@@ -1,5 +1,8 @@
-"""Clients' states in a file behave as a dict does, and every kept checkpoint finds its own."""
+"""Clients' states in files behave as a dict does, and every kept checkpoint finds its own."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from small_experiments import assert_same_tensors
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import client_states
-from mpfedcl.engines.client_states import SLOTS, ClientStates, restore_states
+from mpfedcl.engines.client_states import FILES, ClientStates, restore_states
 from mpfedcl.rounds.engine import StatePlace
 
 NAMES = [f"client-{number}" for number in range(8)]
@@ -46,11 +49,19 @@ def assert_same(found: ClientStates, wanted: dict[str, Tensors]) -> None:
         assert_same_tensors(found[name], state)
 
 
-def reopen(folder: Path, checkpoint: Tensors) -> ClientStates:
-    """Return the states as a resumed run finds them."""
+def reopen(folder: Path, checkpoint: Tensors, number: int = 0) -> ClientStates:
+    """Return the states as a run finds them that resumes after a round."""
     found = states_in(folder)
-    restore_states([found], checkpoint)
+    restore_states([found], checkpoint, number)
     return found
+
+
+def assert_readable(folder: Path, checkpoint: Tensors, wanted: dict[str, Tensors]) -> None:
+    """Check the states of a checkpoint on a copy: a run that resumes removes later files."""
+    with tempfile.TemporaryDirectory() as copy:
+        if folder.exists():
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+        assert_same(reopen(Path(copy), checkpoint), wanted)
 
 
 EVENTS = ["go on", "go on", "killed", "killed once it was written", "killed and damaged"]
@@ -62,43 +73,46 @@ ROUND = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ROUND, max_size=12))
-def test_any_rounds_and_kills(
+def test_every_kept_checkpoint_finds_its_states_after_kills(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[dict[str, int], str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("run") / "checkpoint"
     states, model = states_in(folder), dict[str, Tensors]()
-    # Checkpoints on disk, oldest first, with what they must come to; the last may be on its way.
-    kept: list[tuple[Tensors, dict[str, Tensors]]] = []
+    # Checkpoints on disk, oldest first: round, content and states. The last may be on its way.
+    kept: list[tuple[int, Tensors, dict[str, Tensors]]] = []
+    done = 0
     for changes, event in rounds:
         states.begin_round()
+        done += 1
         for name, number in changes.items():
             states[name] = model[name] = make(number)
         assert_same(states, model)
-        # All that may be returned to is whole, though this round has written.
-        for checkpoint, wanted in kept:
-            assert_same(reopen(folder, checkpoint), wanted)
-        kept = [*kept, (states.snapshot(), dict(model))][-3:]
+        # All checkpoints that may be returned to are whole, though this round has written.
+        for _, checkpoint, wanted in kept:
+            assert_readable(folder, checkpoint, wanted)
+        kept = [*kept, (done, states.snapshot(), dict(model))][-3:]
         if event == "go on":
             continue
         lost = {"killed": 1, "killed once it was written": 0, "killed and damaged": 2}[event]
         kept = kept[: len(kept) - lost]
-        states, model = states_in(folder), {}
+        states, model, done = states_in(folder), {}, 0
         if kept:
-            states, model = reopen(folder, kept[-1][0]), dict(kept[-1][1])
+            done, checkpoint, wanted = kept[-1]
+            states, model = reopen(folder, checkpoint, done), dict(wanted)
         kept = kept[-2:]
         assert_same(states, model)
 
 
-def test_a_file_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
+def test_files_do_not_accumulate_with_the_rounds(tmp_path: Path) -> None:
     states = states_in(tmp_path / "checkpoint")
-    sizes = []
+    counts = []
     for number in range(12):
         states.begin_round()
         for name in NAMES[:2]:
             states[name] = make(number)
         states.snapshot()
-        sizes.append((tmp_path / "checkpoint" / "clients-own.slots").stat().st_size)
-    assert sizes[3] == sizes[-1]
+        counts.append(len(list((tmp_path / "checkpoint").rglob("*.safetensors"))))
+    assert counts[3] == counts[-1]
 
 
 def test_few_states_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +123,7 @@ def test_few_states_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sorted(states.snapshot()) == ["own/client-1/n", "own/client-1/w"]
 
 
-def test_a_file_is_worth_it_earlier_where_some_clients_rest(
+def test_files_are_used_earlier_if_some_clients_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_states, "MOST_IN_MEMORY", 8 * len(NAMES) * 4 * 10)
@@ -121,52 +135,80 @@ def test_a_file_is_worth_it_earlier_where_some_clients_rest(
         assert folder.exists() == is_in_file
 
 
-def test_what_fits_no_slot_stays_in_memory_until_it_does(tmp_path: Path) -> None:
+def test_states_of_any_size_are_replaced_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     states = states_in(folder)
     states["client-1"], states["client-2"] = make(1), make(2, 5000)
-    assert sorted(states.snapshot()) == ["own/client-2/n", "own/client-2/w", "slots/own"]
+    assert sorted(states.snapshot()) == ["files/own"]
+    states.sync()
     wanted = {"client-1": make(1), "client-2": make(2, 5000)}
-    assert_same(reopen(folder, states.snapshot()), wanted)
+    assert_readable(folder, states.snapshot(), wanted)
+    # Again in the same round.
     states["client-2"], states["client-1"] = make(3), make(4, 5000)
-    assert_same(reopen(folder, states.snapshot()), {"client-1": make(4, 5000), "client-2": make(3)})
+    wanted = {"client-1": make(4, 5000), "client-2": make(3)}
+    assert_readable(folder, states.snapshot(), wanted)
+    states.sync()
     del states["client-1"], states["client-2"]
     assert_same(states, {})
+    with pytest.raises(KeyError):
+        states["client-1"]
 
 
 @pytest.mark.parametrize("others", [1, 2, 3])
-def test_another_number_of_processes_goes_on(tmp_path: Path, others: int) -> None:
+def test_resume_with_another_number_of_processes(tmp_path: Path, others: int) -> None:
     folder = tmp_path / "checkpoint"
     model: dict[str, Tensors] = {}
-    index = torch.full((len(NAMES),), -1)
+    index, done = torch.full((len(NAMES), 2), -1), 0
     for ranks in (2, others, 3):
         group = [states_in(folder, rank, ranks) for rank in range(ranks)]
         for each in group:
-            each.restore({}, index if bool((index >= 0).any()) else None)
+            each.restore({}, index if bool((index >= 0).any()) else None, done)
         for number in range(5):
             for each in group:
                 each.begin_round()
+            done += 1
             for place, name in enumerate(NAMES[: 3 + number]):
                 group[place % ranks][name] = model[name] = make(10 * ranks + number)
-        index = torch.stack([each.snapshot()[f"{SLOTS}/own"] for each in group]).amax(0)
-    assert_same(reopen(folder, {f"{SLOTS}/own": index}), model)
+        index = torch.stack([each.snapshot()[f"{FILES}/own"] for each in group]).amax(0)
+    assert_same(reopen(folder, {f"{FILES}/own": index}, done), model)
 
 
-def test_what_is_cut_off_or_out_of_reach_is_said(tmp_path: Path) -> None:
+def test_damaged_missing_and_unreachable_files_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     states = states_in(folder)
     for number, name in enumerate(NAMES):
         states[name] = make(number)
     found = states.snapshot()
     with pytest.raises(InvalidInput, match="workers is too many"):
-        ClientStates("own", NAMES, CPU).restore({}, found[f"{SLOTS}/own"])
+        ClientStates("own", NAMES, CPU).restore({}, found[f"{FILES}/own"], 0)
     with pytest.raises(ValueError, match="clients"):
-        states_in(folder).restore({}, found[f"{SLOTS}/own"][:3])
-    path = folder / "clients-own.slots"
-    with path.open("r+b") as file:
-        file.truncate(4096 * 3)
-    with pytest.raises(InvalidInput, match="is cut off; it must be"):
-        reopen(folder, found)
+        states_in(folder).restore({}, found[f"{FILES}/own"][:3], 0)
+    path = folder / "clients" / "own" / "3-0.safetensors"
+    content = path.read_bytes()
+    for changed in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
+        path.write_bytes(changed)
+        with pytest.raises(InvalidInput, match=r"3-0\.safetensors is damaged"):
+            reopen(folder, found)["client-3"]
     path.unlink()
-    with pytest.raises(InvalidInput, match="cannot be read: No such file"):
+    with pytest.raises(InvalidInput, match=r"3-0\.safetensors is missing"):
+        states["client-3"]
+    with pytest.raises(InvalidInput, match=r"3-0\.safetensors is missing"):
         reopen(folder, found)
+
+
+def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    states = states_in(folder)
+    states["client-3"] = make(3)
+    path = folder / "clients" / "own" / "3-0.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InvalidInput, match="not a regular file"):
+        states["client-3"]
+    # A link is replaced, not followed.
+    path.unlink()
+    (tmp_path / "target").write_text("kept")
+    path.symlink_to(tmp_path / "target")
+    states["client-3"] = make(4)
+    assert (tmp_path / "target").read_text() == "kept"
+    assert_same(states, {"client-3": make(4)})

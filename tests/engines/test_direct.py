@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.direct import DirectDescent
-from mpfedcl.engines.linear_layers import Layer
-from mpfedcl.engines.optimizer import MomentumSGD
+from mpfedcl.engines.trainers.direct import DirectDescent
+from mpfedcl.engines.trainers.linear_layers import Layer
+from mpfedcl.engines.trainers.optimizer import MomentumSGD
 from mpfedcl.methods import Method, find_method
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.models import Mlp, Model
@@ -40,7 +40,7 @@ def assert_the_loops(task: Task, rtol: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("momentum", [0.0, 1e-9, 0.3, 0.5, 0.99])
-def test_a_step_is_sgds_with_the_gradient_written_out(momentum: float, weight_decay: float) -> None:
+def test_direct_step_equals_sgd(momentum: float, weight_decay: float) -> None:
     start = {"w": draw(1, 4, 3), "b": draw(2, 4), "v": draw(3, 2, 4)}
     velocity = {name: torch.full_like(value, math.nan) for name, value in start.items()}
     before, plain = copy(start), copy(start)
@@ -68,7 +68,9 @@ def test_it_is_the_loops_training(method: type[Method], momentum: float) -> None
     "name", ["fedavg", "local", "fedproto", "mp-fedcl", "sp-fedcl", "dp-fedcl", "fedlc", "fedrs"]
 )
 @pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-10), ("float32", 2e-5)])
-def test_for_every_loss_of_linear_layers(name: str, dtype: str, rtol: float) -> None:
+def test_direct_equals_the_loop_for_every_loss_of_linear_layers(
+    name: str, dtype: str, rtol: float
+) -> None:
     changes: dict[str, Any] = {"prototypes__per_class": 2, "dtype": dtype}
     assert_the_loops(Task([6, 1, 5], method=find_method(name), **changes), rtol)
 
@@ -82,7 +84,7 @@ def test_for_every_loss_of_linear_layers(name: str, dtype: str, rtol: float) -> 
     st.sampled_from([0.0, 0.05]),
     st.integers(1, NUM_CLASSES),
 )
-def test_for_any_sizes(
+def test_direct_equals_the_loop_for_any_sizes(
     sizes: list[int], batch: int, epochs: int, momentum: float, decay: float, classes: int
 ) -> None:
     clients = {number: make_client(size, number) for number, size in enumerate(sizes)}
@@ -97,7 +99,7 @@ def test_for_any_sizes(
     assert_the_loops(Task(sizes, clients=clients, **changes))
 
 
-def test_nothing_that_was_given_is_changed() -> None:
+def test_direct_training_does_not_change_its_inputs() -> None:
     task = Task([9, 5])
     before = copy(task.start)
     first = task.by_direct()
@@ -107,7 +109,7 @@ def test_nothing_that_was_given_is_changed() -> None:
     assert all(torch.equal(first["client-0"].params(0)[n], value) for n, value in kept.items())
 
 
-def test_a_client_that_is_not_a_number_spoils_no_other() -> None:
+def test_client_with_nan_does_not_affect_others() -> None:
     spoiled = make_client(9, 0)
     spoiled.inputs[4] = math.nan
     found = Task([9, 8], clients={0: spoiled}).by_direct()
@@ -126,7 +128,7 @@ class InPlace(Mlp):
         return hidden, linear(hidden, params["classifier.weight"], params["classifier.bias"])
 
 
-def test_what_is_changed_in_place_is_seen() -> None:
+def test_output_changed_in_place_is_rejected() -> None:
     model: Model = InPlace((NUM_INPUTS, 7, 4), NUM_CLASSES)
     with pytest.raises(TypeError, match="changed in place"):
         Task([4], model=model).by_direct()

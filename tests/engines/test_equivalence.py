@@ -34,7 +34,7 @@ def run_by(engine: str) -> Runner:
     return lambda experiment, path: run(experiment.replace(engine=engine), path)
 
 
-ENGINES: dict[str, Runner] = {"stacked": run_by("stacked"), "auto": run_by("auto")}
+ENGINES: dict[str, Runner] = {name: run_by(name) for name in ("stacked", "factored", "auto")}
 OWN_METHODS = (
     "custom_method:Scaffold",
     "fedper",
@@ -86,7 +86,7 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_situation_is_what_it_says(images: Path, name: str) -> None:
+def test_situation_is_as_named(images: Path, name: str) -> None:
     situation = SITUATIONS[name]
     experiment = situation.experiment(images, situation.methods[0])
     assert situation.holds(experiment, list(load_federated_data(experiment).clients))
@@ -95,7 +95,7 @@ def test_a_situation_is_what_it_says(images: Path, name: str) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "method"), list(pairs()))
-def test_the_result_is_the_loops(
+def test_result_equals_the_loop(
     images: Path,
     tmp_path: Path,
     reference: Reference,
@@ -118,7 +118,7 @@ def test_the_result_is_the_loops(
     ("rule", "clip"), [("mean", 0.05), ("median", None), ("krum", 0.05)], ids=str
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_with_every_rule_and_clipped_the_result_is_the_loops(
+def test_result_equals_the_loop_with_rules_and_clipping(
     images: Path,
     tmp_path: Path,
     reference: Reference,
@@ -136,7 +136,7 @@ def test_with_every_rule_and_clipped_the_result_is_the_loops(
 
 @pytest.mark.parametrize("rule", ["mean", "trimmed-mean", "geometric-median"])
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedgauss"])
-def test_within_bounds_the_result_is_the_loops(
+def test_result_equals_the_loop_with_relative_bounds(
     images: Path, tmp_path: Path, reference: Reference, method: str, rule: str
 ) -> None:
     bounds = {"validation__bounds": "on", "validation__clip_factor": 0.8, "aggregation__rule": rule}
@@ -150,7 +150,7 @@ def test_within_bounds_the_result_is_the_loops(
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
-def test_in_single_precision_a_round_is_the_loops(
+def test_single_precision_round_equals_the_loop(
     images: Path,
     tmp_path: Path,
     reference: Reference,
@@ -166,7 +166,7 @@ def test_in_single_precision_a_round_is_the_loops(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", ONE_EXCHANGE)
-def test_one_shot_is_the_same_by_every_engine(
+def test_one_shot_result_equals_the_loop(
     images: Path, tmp_path: Path, reference: Reference, method: str, engine: str
 ) -> None:
     experiment = double(images, method, RAGGED | {"partition__test": "matched"})
@@ -179,7 +179,7 @@ def test_one_shot_is_the_same_by_every_engine(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("changes", [RAGGED, {"fraction": 0.4, "evaluate_every": 2}])
 @pytest.mark.parametrize("method", OWN_METHODS)
-def test_methods_of_ones_own_get_the_loops_result(
+def test_user_methods_equal_the_loop(
     images: Path,
     tmp_path: Path,
     reference: Reference,
@@ -195,7 +195,7 @@ def test_methods_of_ones_own_get_the_loops_result(
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", HARD_TO_SEE)
-def test_what_a_loss_does_later_or_with_several_samples_counts_too(
+def test_losses_that_change_after_the_first_step_equal_the_loop(
     images: Path, tmp_path: Path, reference: Reference, method: str, engine: str
 ) -> None:
     experiment = double(images, method, RAGGED)
@@ -204,7 +204,7 @@ def test_what_a_loss_does_later_or_with_several_samples_counts_too(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_loss_that_needs_two_samples_gets_them(
+def test_loss_that_needs_two_samples_equals_the_loop(
     images: Path, tmp_path: Path, reference: Reference, engine: str
 ) -> None:
     # 60 images: everyone has 10 of them, in batches of 5.
@@ -240,8 +240,8 @@ def turn(path: Path, engine: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", [*METHODS, "custom_method:Scaffold", "fedper"])
-@pytest.mark.parametrize(("first", "second"), [("stacked", "loop"), ("loop", "stacked")])
-def test_a_run_goes_on_with_another_engine(
+@pytest.mark.parametrize(("first", "second"), [("stacked", "loop"), ("loop", "factored")])
+def test_resume_with_another_engine_equals_the_loop(
     images: Path, tmp_path: Path, reference: Reference, method: str, first: str, second: str
 ) -> None:
     experiment = double(images, method, RAGGED | {"fraction": 0.7})
@@ -256,7 +256,7 @@ def test_a_run_goes_on_with_another_engine(
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_a_reading_decides_nothing_about_what_clients_keep(images: Path, engine: str) -> None:
+def test_evaluation_does_not_change_client_states(images: Path, engine: str) -> None:
     experiment = double(images, "own_methods:Counts", RAGGED | {"engine": engine})
     data = load_federated_data(experiment)
     model = Mlp((data.input_size, *HIDDEN), data.num_classes)
@@ -269,7 +269,7 @@ def test_a_reading_decides_nothing_about_what_clients_keep(images: Path, engine:
 
 
 @pytest.mark.parametrize("engine", ["auto", "stacked"])
-def test_clients_that_keep_something_beside_clients_that_do_not_yet(
+def test_clients_with_and_without_state_train_together(
     images: Path, tmp_path: Path, engine: str
 ) -> None:
     """With client sampling some have a state from an earlier round, and some have none."""

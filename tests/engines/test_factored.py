@@ -22,15 +22,12 @@ from torch import Tensor
 from torch.nn.functional import linear, relu
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines import trainer_costs
-from mpfedcl.engines.factored import FactoredTrainer
-from mpfedcl.engines.factors import Factors, StartingParameters
-from mpfedcl.engines.linear_layers import Layer, find_layers
-from mpfedcl.engines.schedule import draw_batches, make_schedule
-from mpfedcl.engines.trained_clients import TrainedStack
+from mpfedcl.engines.trainers.base import TrainedStack, draw_batches, make_schedule
+from mpfedcl.engines.trainers.factored import FactoredTrainer, Factors, StartingParameters
+from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.methods.fedper import FedPer
-from mpfedcl.models import Model
+from mpfedcl.models import Mlp, Model
 
 Array = NDArray[numpy.float64]
 
@@ -167,7 +164,7 @@ def test_two_steps_of_one_layer_by_hand(momentum: float) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.95])
-def test_a_step_counts_once_and_by_the_momentum_of_all_that_follow(momentum: float) -> None:
+def test_factor_of_a_step_is_the_sum_of_momentum_powers(momentum: float) -> None:
     task = Task([10, 3], train__batch_size=2, train__momentum=momentum)
     clients = [work.client for work in task.works]
     schedule = make_schedule(clients, task.experiment, 1)
@@ -210,15 +207,10 @@ def test_it_is_the_loops_training(
         assert trained.losses[index] == pytest.approx(wanted[name].losses[0], rel=1e-12)
 
 
-@pytest.mark.parametrize(("limit", "is_written"), [(31, True), (33, False)])
-def test_from_so_many_rows_on_models_are_written_out(
-    monkeypatch: pytest.MonkeyPatch, limit: int, is_written: bool
-) -> None:
-    task = Task([16, 3], train__epochs=2)  # 32 rows
-    weights = [value for value in task.start.values() if value.dim() == 2]
-    units, size = sum(sum(value.shape) for value in weights), sum(map(Tensor.numel, weights))
-    kept = trainer_costs.ROWS_SENT * limit**2 * units / (8 * size)
-    monkeypatch.setattr("mpfedcl.engines.trainer_costs.KEPT", kept)
+@pytest.mark.parametrize(("hidden", "is_written"), [(30, True), (400, False)])
+def test_models_with_fewer_values_than_rows_are_written_out(hidden: int, is_written: bool) -> None:
+    # 32 rows: one layer of 400 x 100 weights is larger than 32 x (400 + 100) values.
+    task = Task([16, 3], model=Mlp((NUM_INPUTS, hidden, 100), NUM_CLASSES), train__epochs=2)
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None
     trainer = FactoredTrainer(task.assembly)
@@ -278,16 +270,16 @@ BLIND = {
 
 
 @pytest.mark.parametrize("case", NOT_LINEAR)
-def test_what_is_more_than_linear_layers_is_seen(case: str) -> None:
+def test_losses_beyond_linear_layers_are_detected(case: str) -> None:
     assert find(NOT_LINEAR[case]()) is None
 
 
 @pytest.mark.parametrize("case", BLIND)
-def test_what_only_looks_like_linear_layers_is_seen(case: str) -> None:
+def test_losses_that_look_like_linear_layers_are_detected(case: str) -> None:
     assert find(BLIND[case]()) is None
 
 
-def test_a_look_at_the_layers_changes_nothing() -> None:
+def test_finding_layers_changes_nothing() -> None:
     task = Task([3])
     before = {name: value.clone() for name, value in task.start.items()}
     inputs = task.works[0].client.inputs.clone()
@@ -296,7 +288,7 @@ def test_a_look_at_the_layers_changes_nothing() -> None:
     assert torch.equal(task.works[0].client.inputs, inputs)
 
 
-def test_a_client_that_is_not_a_number_spoils_no_other() -> None:
+def test_client_with_nan_does_not_affect_others() -> None:
     spoiled = make_client(9, 1)
     spoiled.inputs[4] = math.nan
     sizes = [8, 9, 8]

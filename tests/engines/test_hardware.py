@@ -5,7 +5,7 @@ import pytest
 from mpfedcl.engines.hardware import usable_cores
 
 
-def test_a_process_may_use_the_cores_that_it_is_confined_to() -> None:
+def test_usable_cores_follow_the_affinity() -> None:
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("only Linux confines a process to cores")
     before = os.sched_getaffinity(0)

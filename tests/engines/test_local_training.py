@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_experiments import assert_same_tensors, build_federation, small
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
@@ -14,7 +15,6 @@ from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Mlp
-from small_experiments import assert_same_tensors, build_federation, small
 
 
 class Watched(Method):
@@ -79,20 +79,21 @@ def test_the_steps_of_two_rounds(images: Path, momentum: float) -> None:
             torch.testing.assert_close(value, params[name], rtol=1e-9, atol=1e-12)
 
 
-def test_no_batch_is_dropped_and_no_image_left_out(images: Path) -> None:
+def test_every_image_is_in_one_batch_per_epoch(images: Path) -> None:
     experiment = one_client(images, train__batch_size=8, train__epochs=2)
     federation = build_federation(experiment, method_class=Watched)
     federation.run_round(evaluate=False)
     # 60 images: seven batches of 8 and one of 4, twice.
     assert [len(batch) for batch in Watched.batches] == ([8] * 7 + [4]) * 2
-    assert Watched.steps == [16]
+    # Before them, one call without steps found out which tensors are sent.
+    assert Watched.steps == [1, 16]
     epochs = [sum(Watched.batches[first : first + 8], []) for first in (0, 8)]  # noqa: RUF017
     for epoch in epochs:
         assert [epoch.count(label) for label in range(3)] == [20, 20, 20]
     assert epochs[0] != epochs[1]
 
 
-def test_the_mean_loss_is_over_images_not_over_batches(images: Path) -> None:
+def test_mean_loss_is_over_images(images: Path) -> None:
     # Without learning each image has one loss, however it is batched.
     losses = []
     for size in (7, 60):
@@ -102,7 +103,7 @@ def test_the_mean_loss_is_over_images_not_over_batches(images: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
-def test_batches_depend_on_seed_round_and_client_alone(images: Path) -> None:
+def test_batches_depend_only_on_seed_round_and_client(images: Path) -> None:
     experiment = small(images, partition__kind="iid")
     federation = build_federation(experiment, method_class=Watched)
     for _ in range(2):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mpfedcl.engines.optimizer import Adam, MomentumSGD, make_optimizer
+from mpfedcl.engines.trainers.optimizer import Adam, MomentumSGD, make_optimizer
 from mpfedcl.experiment.settings import TrainSettings
 
 
@@ -44,7 +44,7 @@ def test_the_first_steps_by_hand() -> None:
     assert params["w"].item() == pytest.approx(0.8 - 0.1 * 2)
 
 
-def test_a_gradient_laid_out_otherwise_counts_the_same() -> None:
+def test_gradient_with_another_layout_gives_the_same_step() -> None:
     gradient = torch.arange(6.0).reshape(3, 2).T
     assert not gradient.is_contiguous()
     params = {"w": torch.zeros(2, 3)}

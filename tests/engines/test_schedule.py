@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tasks import make_client
 
-from mpfedcl.engines.schedule import draw_batches, make_schedule
+from mpfedcl.engines.trainers.base import draw_batches, make_schedule
 from mpfedcl.experiment import Experiment
 
 quick = settings(deadline=None, max_examples=40)
@@ -21,7 +21,7 @@ def make_experiment(seed: int = 0, epochs: int = 1, batch_size: int = 4) -> Expe
 
 @quick
 @given(sizes, st.integers(0, 99), st.integers(1, 3), st.integers(1, 30), st.integers(1, 5))
-def test_every_sample_is_due_once_an_epoch_and_in_the_loops_order(
+def test_schedule_has_every_sample_once_per_epoch_in_loop_order(
     sizes: list[int], seed: int, epochs: int, batch_size: int, round_number: int
 ) -> None:
     experiment = make_experiment(seed, epochs, batch_size)
@@ -53,7 +53,9 @@ def test_every_sample_is_due_once_an_epoch_and_in_the_loops_order(
 
 @quick
 @given(sizes, st.integers(1, 3), st.integers(1, 30))
-def test_those_at_work_are_the_first_ones(sizes: list[int], epochs: int, batch_size: int) -> None:
+def test_clients_that_still_train_are_the_first_ones(
+    sizes: list[int], epochs: int, batch_size: int
+) -> None:
     clients = [make_client(size, number) for number, size in enumerate(sizes)]
     schedule = make_schedule(clients, make_experiment(0, epochs, batch_size), 1)
     for step in range(schedule.num_steps[0] + 1):
@@ -66,7 +68,7 @@ def test_those_at_work_are_the_first_ones(sizes: list[int], epochs: int, batch_s
 
 @quick
 @given(sizes, st.integers(1, 3), st.integers(1, 30))
-def test_inputs_and_labels_lie_in_the_order_in_which_they_are_due(
+def test_inputs_and_labels_are_in_the_order_of_steps(
     sizes: list[int], epochs: int, batch_size: int
 ) -> None:
     clients = [make_client(size, number) for number, size in enumerate(sizes)]

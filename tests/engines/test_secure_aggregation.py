@@ -64,7 +64,7 @@ def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
     return RoundLoop(assembly, secure)
 
 
-def test_methods_that_can() -> None:
+def test_methods_that_support_secure_aggregation() -> None:
     some = {"fedavg", "fedgauss", "fedlda", "fedncm", "fedprox", "fedridge", "local", "local-gauss"}
     assert some <= {*ABLE}
     # What they need of single clients no total has.
@@ -74,7 +74,7 @@ def test_methods_that_can() -> None:
 @pytest.mark.parametrize(
     ("method", "engine"), [("fedavg", "loop"), *((method, "stacked") for method in ABLE)]
 )
-def test_same_as_the_plain_run(images: Path, method: str, engine: str) -> None:
+def test_secure_aggregation_equals_the_plain_run(images: Path, method: str, engine: str) -> None:
     plain = loop(experiment(images, method, engine=engine))
     secure = loop(experiment(images, method, engine=engine, secure_aggregation=True))
     if find_method(method).trains:
@@ -108,7 +108,7 @@ STAGES = ("advertise", "share", "mask", "reveal")
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_clients_that_vanish_cost_themselves_alone(images: Path, stage: str) -> None:
+def test_dropouts_are_left_out_of_the_total(images: Path, stage: str) -> None:
     """The sum is that of the others; who only fails to reveal is still in it."""
     gone = {"client-1", "client-3"}
     plan = experiment(images, "fedavg", secure_aggregation=True)
@@ -127,7 +127,7 @@ def test_clients_that_vanish_cost_themselves_alone(images: Path, stage: str) -> 
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_too_few_left_cost_the_round_and_the_run_goes_on(images: Path, stage: str) -> None:
+def test_round_below_the_threshold_is_lost_and_the_run_continues(images: Path, stage: str) -> None:
     gone = {"client-1", "client-3", "client-4"}
     plan = experiment(images, "fedavg", secure_aggregation=True)
     secure = loop(plan, lambda number, at, name: (number, at) == (1, stage) and name in gone)
@@ -142,7 +142,7 @@ def test_too_few_left_cost_the_round_and_the_run_goes_on(images: Path, stage: st
     assert "warnings" not in again.remarks
 
 
-def test_model_that_has_blown_up_costs_its_client_alone(images: Path) -> None:
+def test_diverged_model_is_rejected_and_others_are_summed(images: Path) -> None:
     """A number that is not finite is refused where it is made, by name."""
     secure = loop(experiment(images, "fedavg", secure_aggregation=True))
     data = secure.engine._engine._data  # type: ignore[attr-defined]
@@ -157,7 +157,7 @@ def test_model_that_has_blown_up_costs_its_client_alone(images: Path) -> None:
     assert all(bool(v.isfinite().all()) for v in secure.state.server.params.values())
 
 
-def test_clients_that_are_sampled(images: Path) -> None:
+def test_secure_aggregation_with_sampled_clients(images: Path) -> None:
     plan = experiment(images, "fedavg", fraction=0.6)
     plain, secure = loop(plan), loop(plan.replace(secure_aggregation=True))
     for _ in range(2):
@@ -171,7 +171,9 @@ def run(plan: Experiment, path: Path, told: Collection[str] | None = None) -> Pa
     return run_simulation(plan, path, observer, NO_COMPANIONS).path
 
 
-def test_whole_runs_agree_to_the_bit_and_say_what_is_blind(images: Path, tmp_path: Path) -> None:
+def test_secure_runs_are_bit_identical_and_name_unavailable_checks(
+    images: Path, tmp_path: Path
+) -> None:
     """Masks are drawn anew each time, and leave no trace in the result; nor does a stop."""
     plan, told = experiment(images, "fedavg", secure_aggregation=True), []  # type: ignore[var-annotated]
     first, second = run(plan, tmp_path / "a", told), run(plan, tmp_path / "b")
@@ -202,7 +204,7 @@ def test_whole_runs_agree_to_the_bit_and_say_what_is_blind(images: Path, tmp_pat
         ({"fraction": 0.4}, "2 clients take part in a round"),
     ],
 )
-def test_what_does_not_go_together(
+def test_settings_that_exclude_secure_aggregation(
     images: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     plan = experiment(images, "fedavg", secure_aggregation=True)

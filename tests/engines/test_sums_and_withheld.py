@@ -46,7 +46,7 @@ TWO_PROCESSES = pytest.param("two processes", marks=pytest.mark.whole)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "auto", TWO_PROCESSES])
-def test_sums_over_clients_are_the_centralised_ones(
+def test_sums_over_clients_equal_the_centralized_ones(
     images: Path, tmp_path: Path, engine: str
 ) -> None:
     experiment = small(images, SUMS, dtype="float64", rounds=2)
@@ -75,7 +75,7 @@ def test_sums_over_clients_are_the_centralised_ones(
     assert read_summary(tmp_path / "run")["accuracy"] is None
 
 
-def test_a_model_made_of_sums_is_shared_and_read(images: Path, tmp_path: Path) -> None:
+def test_model_made_of_sums_is_shared_and_evaluated(images: Path, tmp_path: Path) -> None:
     run(small(images, "statistics_method:Closed", rounds=1), tmp_path / "run")
     (record,) = read_records(tmp_path / "run")
     assert record["clients"]["rejected"] == {}
@@ -91,7 +91,7 @@ def test_private_state_is_resumed(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_who_withholds_has_answered_and_does_not_count(
+def test_client_that_withholds_is_answered_but_not_averaged(
     images: Path, tmp_path: Path, engine: str
 ) -> None:
     settings = {"partition__kind": "quantity", "partition__alpha": 1.0, "dtype": "float64"}
@@ -117,7 +117,7 @@ def test_who_withholds_has_answered_and_does_not_count(
         torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_where_all_withhold_the_model_stays(images: Path, tmp_path: Path) -> None:
+def test_model_stays_if_all_clients_withhold(images: Path, tmp_path: Path) -> None:
     run(small(images, WITHHOLDS, rounds=2, train__batch_size=1000), tmp_path / "run")
     params, _, _ = server_of(tmp_path / "run")
     run(small(images, WITHHOLDS, rounds=1, train__batch_size=1000), tmp_path / "once")

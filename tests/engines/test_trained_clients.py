@@ -14,8 +14,8 @@ from tasks import NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.factored import TrainedFactors
-from mpfedcl.engines.trained_clients import TrainedStack, find_ranges
+from mpfedcl.engines.trainers.base import TrainedStack, find_ranges
+from mpfedcl.engines.trainers.factored import TrainedFactors
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.methods.messages import StackMember
 
@@ -96,7 +96,7 @@ def test_the_total_is_the_weighted_sum(task: Task, make: Make) -> None:
 
 
 @BOTH
-def test_changes_are_measured_from_the_start_over_what_travels(task: Task, make: Make) -> None:
+def test_squared_changes_are_of_shared_parameters_from_the_start(task: Task, make: Make) -> None:
     trained = make(task)
     assert len(trained.squared_changes) == len(SIZES)
     for found, params in zip(trained.squared_changes, models(trained), strict=True):
@@ -108,7 +108,7 @@ def test_changes_are_measured_from_the_start_over_what_travels(task: Task, make:
         assert found == pytest.approx(wanted, rel=1e-9)
 
 
-def test_where_starts_differ_each_change_is_measured_from_its_own() -> None:
+def test_squared_changes_use_each_clients_own_start() -> None:
     clients = Task(SIZES[:2]).works
     starts = [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([10.0, 20.0])}]
     trained = TrainedStack(
@@ -123,7 +123,7 @@ def test_where_starts_differ_each_change_is_measured_from_its_own() -> None:
 
 
 @BOTH
-def test_what_a_client_shares_is_part_of_its_model(task: Task, make: Make) -> None:
+def test_shared_tensors_are_part_of_the_model(task: Task, make: Make) -> None:
     trained = make(task)
     assert len(trained) == len(SIZES)
     for index, params in enumerate(models(trained)):
@@ -138,7 +138,7 @@ def test_what_a_client_shares_is_part_of_its_model(task: Task, make: Make) -> No
             assert share.stack.template[name].dtype == value.dtype
 
 
-def test_a_model_taken_out_of_a_stack_is_a_copy(task: Task) -> None:
+def test_model_from_a_stack_is_a_copy(task: Task) -> None:
     trained = stack(task)
     before = models(trained)
     trained.params(1)["hidden.0.bias"].zero_()
@@ -171,7 +171,7 @@ def test_embeddings_of_the_own_samples_in_their_order(task: Task, make: Make) ->
         assert is_close(embeddings[name], wanted)
 
 
-def test_rows_and_slopes_are_the_loops_models(task: Task) -> None:
+def test_rows_and_slopes_equal_the_models_of_the_loop(task: Task) -> None:
     trained, wanted = factors(task), task.by_loop()
     for index, name in enumerate(trained.names):
         assert trained.losses[index] == pytest.approx(wanted[name].losses[0], rel=1e-12)
@@ -179,7 +179,7 @@ def test_rows_and_slopes_are_the_loops_models(task: Task) -> None:
             torch.testing.assert_close(trained.params(index)[key], value, rtol=1e-11, atol=1e-13)
 
 
-def test_written_out_is_the_same(task: Task) -> None:
+def test_written_out_models_equal_the_factors(task: Task) -> None:
     trained = factors(task)
     written = trained.to_stack()
     assert isinstance(written, TrainedStack)
@@ -197,7 +197,7 @@ def test_written_out_is_the_same(task: Task) -> None:
 
 
 @BOTH
-def test_a_spoiled_client_that_does_not_count_poisons_nothing(task: Task, make: Make) -> None:
+def test_nan_of_a_client_with_weight_zero_is_ignored(task: Task, make: Make) -> None:
     sound, trained = make(task), make(task, spoiled=SPOILED)
     assert trained.names == sound.names
     place = list(trained.names).index(f"client-{SPOILED}")
@@ -217,7 +217,7 @@ def test_a_spoiled_client_that_does_not_count_poisons_nothing(task: Task, make: 
 
 
 @BOTH
-def test_a_spoiled_client_that_counts_shows(task: Task, make: Make) -> None:
+def test_nan_of_a_counted_client_shows_in_the_sum(task: Task, make: Make) -> None:
     totals = make(task, spoiled=SPOILED).weighted_sum(torch.ones(len(SIZES), dtype=torch.float64))
     assert not _is_finite(totals)
 
@@ -227,7 +227,7 @@ def _is_finite(tensors: Tensors) -> bool:
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 31), st.integers(1, 8))
-def test_ranges_hold_the_wanted_and_nobody_else(wanted: set[int], count: int, longest: int) -> None:
+def test_ranges_hold_exactly_the_wanted_clients(wanted: set[int], count: int, longest: int) -> None:
     names = [str(number) for number in range(count)]
     ranges = list(find_ranges(names, {str(number) for number in wanted}, longest))
     assert [n for first, last in ranges for n in range(first, last)] == sorted(

@@ -13,6 +13,7 @@ import pytest
 from command_processes import CommandProcess, call, command
 from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
+    children,
     free_port,
     is_gone,
     listening_addresses,
@@ -23,7 +24,6 @@ from worker_processes import (
 
 from mpfedcl import Experiment, run
 from mpfedcl.core.errors import InvalidInput, LostWorker
-from mpfedcl.engines.local_group import LOST_ANOTHER, _name_ended
 
 pytestmark = pytest.mark.whole
 
@@ -66,7 +66,7 @@ def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
     assert_close_results(tmp_path / "whole", tmp_path / "run", 1e-5)
 
 
-def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
+def test_one_interrupt_ends_after_the_round_and_leaves_no_worker(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     leader, worker = start_two(images, tmp_path, commands)
@@ -79,7 +79,7 @@ def test_one_interrupt_ends_after_the_round_and_leaves_nobody(
     assert is_gone(worker)
 
 
-def test_a_second_interrupt_ends_a_leader_that_waits(
+def test_second_interrupt_ends_a_waiting_leader(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
@@ -97,7 +97,7 @@ def test_a_second_interrupt_ends_a_leader_that_waits(
 
 
 @pytest.mark.thorough
-def test_a_worker_that_is_stopped_is_noticed_and_a_leader_may_be(
+def test_stopped_worker_is_noticed_and_stopped_leader_continues(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     """It takes seconds of waiting, and of them at least two times the shortest timeout."""
@@ -111,7 +111,7 @@ def test_a_worker_that_is_stopped_is_noticed_and_a_leader_may_be(
     out, said = leader.communicate()
     assert 5 < time.monotonic() - stopped < 120
     assert (leader.returncode, out, said.count("\n")) == (1, "", 1)
-    assert "process 1 has given no sign of life for 10 s" in said
+    assert "process 1 has not answered for 10 s" in said
     assert "Resume with: mpfedcl run --resume run" in said
     assert is_gone(worker)
 
@@ -121,7 +121,7 @@ def test_an_interrupt_from_the_terminal_does_not_reach_workers(team: Team) -> No
     assert os.getpgid(worker) != os.getpgid(leader.pid)
 
 
-def test_the_meeting_point_of_one_machine_is_closed_to_others(team: Team) -> None:
+def test_workers_listen_on_the_loopback_interface_only(team: Team) -> None:
     leader, worker = team()
     for process in (leader.pid, worker):
         assert listening_addresses(process) <= {"0100007F", "0" * 24 + "01000000"}
@@ -133,14 +133,29 @@ def test_workers_end_when_the_leader_is_killed(team: Team) -> None:
     assert is_gone(worker)
 
 
-def test_scraps_of_a_schedulers_environment_start_no_team(images: Path, tmp_path: Path) -> None:
+def test_no_worker_is_left_when_the_leader_is_killed_while_they_start(
+    images: Path, tmp_path: Path, commands: list[CommandProcess]
+) -> None:
+    words = ["run", *flags(images, clients=4, rounds=100_000), "--workers", 2, "--out", "run"]
+    leader = CommandProcess(words, tmp_path)
+    commands.append(leader)
+    for _ in range(600):
+        if started := children(leader):
+            break
+        time.sleep(0.02)
+    leader.kill()
+    assert started
+    assert all(is_gone(worker) for worker in started)
+
+
+def test_incomplete_torchrun_variables_are_ignored(images: Path, tmp_path: Path) -> None:
     words = ["run", *flags(images, clients=2), "--out", "run"]
     scraps = {"WORLD_SIZE": "4", "RANK": "1"}
     ended = call(*words, cwd=tmp_path, variables=scraps)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_only_the_command_run_goes_with_torchrun(
+def test_torchrun_supports_only_the_command_run(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -169,7 +184,7 @@ def test_workers_find_modules_where_the_leader_does(
     assert leader.returncode == 0, said
 
 
-def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:
+def test_bad_input_is_one_line_with_workers(tmp_path: Path) -> None:
     ended = call("run", "--dataset.name", "nothing", "--workers", 2, cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
@@ -184,7 +199,7 @@ def test_bad_input_is_one_sentence_with_workers_too(tmp_path: Path) -> None:
     assert "workers is 0" in ended.stderr
 
 
-def test_a_worker_whose_data_are_missing_says_so(
+def test_worker_without_data_reports_the_folder(
     tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     """Of two machines one may lack the data, which lie at the same place below each."""
@@ -204,30 +219,7 @@ def test_a_worker_whose_data_are_missing_says_so(
     assert leader.count("\n") == other.count("\n") == 1
 
 
-class _Ended:
-    """A process that has ended, or has not."""
-
-    def __init__(self, code: int | None) -> None:
-        self.returncode = code
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def wait(self, timeout: float) -> None:
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired("worker", timeout)
-
-
-@pytest.mark.parametrize(
-    ("codes", "named"),
-    [([LOST_ANOTHER, -9], 2), ([-9, LOST_ANOTHER], 1), ([None, 1], 2), ([LOST_ANOTHER, None], 1)],
-)
-def test_who_ended_because_another_did_is_not_named(codes: list[int | None], named: int) -> None:
-    workers: Any = [_Ended(code) for code in codes]
-    assert _name_ended(workers, 1) == f"process {named} has ended"
-
-
-def test_processes_that_were_started_end_where_another_cannot_be(
+def test_started_workers_end_if_another_cannot_start(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -240,16 +232,17 @@ def test_processes_that_were_started_end_where_another_cannot_be(
 
     kept = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
     patched = SimpleNamespace(**kept, Popen=start_one)
-    monkeypatch.setattr("mpfedcl.engines.local_group.subprocess", patched)
+    monkeypatch.setattr("mpfedcl.engines.workers.subprocess", patched)
+    monkeypatch.setattr("mpfedcl.runs.worker_count.usable_cores", lambda: 3)
     with pytest.raises(OSError, match="temporarily unavailable"):
         run(small(images, workers=3), tmp_path / "run")
     assert started[0].poll() is not None
 
 
-def test_a_worker_that_never_begins_is_not_waited_for(
+def test_worker_that_ends_at_start_is_reported(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpfedcl.engines.local_group.sys.executable", "/bin/false")
+    monkeypatch.setattr("mpfedcl.engines.workers.sys.executable", "/bin/false")
     with pytest.raises(LostWorker, match="ended with code 1 before it began"):
         run(small(images, workers=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()

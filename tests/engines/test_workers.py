@@ -20,6 +20,7 @@ from torch.distributed.run import main as torchrun
 from worker_processes import free_port, run_together
 
 from mpfedcl import Experiment, resume, run
+from mpfedcl.engines.hardware import usable_cores
 
 pytestmark = pytest.mark.whole
 
@@ -38,7 +39,7 @@ MATCHED = BOUNDED | {"partition__test": "matched", "systems__kind": "tiers", "sy
     ("method", "changes"),
     [*((method, {}) for method in METHODS), ("mp-fedcl", ROBUST), ("fedgauss", MATCHED)],
 )
-def test_two_workers_are_one(
+def test_two_workers_equal_one_process(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
     experiment = small_run(images, method).replace(**changes)
@@ -50,7 +51,7 @@ def test_two_workers_are_one(
 @pytest.mark.parametrize(
     ("method", "changes"), [("fedproto", {}), ("mp-fedcl", ROBUST), ("fedgauss", MATCHED)]
 )
-def test_two_processes_of_torchrun_are_one(
+def test_two_processes_of_torchrun_equal_one_process(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
     experiment = small_run(images, method).replace(**changes)
@@ -79,7 +80,9 @@ def assert_same_run(alone: Path, together: Path) -> None:
     assert all(each["seconds"]["exchange"] > 0 for each in read_records(together))
 
 
-def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> None:
+def test_single_precision_round_of_two_processes_equals_the_loop(
+    images: Path, tmp_path: Path
+) -> None:
     experiment = small(images, rounds=1, clients=5)
     run(experiment.replace(engine="loop"), tmp_path / "alone")
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
@@ -87,12 +90,21 @@ def test_in_single_precision_after_one_round(images: Path, tmp_path: Path) -> No
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_more_workers_than_clients(images: Path, tmp_path: Path) -> None:
+def test_process_of_torchrun_without_clients(images: Path, tmp_path: Path) -> None:
     experiment = small(images, dtype="float64", clients=2).replace(model__hidden=HIDDEN)
     run(experiment, tmp_path / "alone")
-    run(experiment.replace(workers=3), tmp_path / "together")
+    (tmp_path / "settings.toml").write_text(experiment.to_toml())
+    run_together(["run", "settings.toml", "--out", "together"], tmp_path, 3)
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
+
+
+def test_two_hundred_workers_are_not_started(images: Path, tmp_path: Path) -> None:
+    words = ["run", *flags(images, clients=2, dtype="float64"), "--out", "run", "--workers", 200]
+    ended = call(*words, cwd=tmp_path, forked_workers=True)
+    assert ended.returncode == 0, ended.stderr
+    count = min(2, usable_cores())
+    assert f"workers is 200; the run has {count}" in ended.stderr
+    assert f"workers = {count}" in (tmp_path / "run" / "experiment.toml").read_text()
 
 
 @pytest.mark.usefixtures("example_methods", "small_model")
@@ -137,7 +149,7 @@ def test_torchrun_with_two_processes(
     assert "workers = 2" in (tmp_path / "together" / "experiment.toml").read_text()
 
 
-def test_two_agents_of_torchrun_that_meet_on_a_port(
+def test_two_torchrun_agents_with_a_rendezvous_port(
     images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]

@@ -15,7 +15,7 @@ from mpfedcl.gaussian import (
     Degrees,
     OwnCovariance,
     Shrinkage,
-    centre_by_class,
+    center_by_class,
     choose_shrinkage,
     make_components,
     own_strength,
@@ -162,7 +162,7 @@ def test_a_clients_own_metric_by_a_dense_inverse(counts: list[int], strength: fl
     (client,) = draw_clients(8, [counts])
     tallied = torch.tensor(counts)
     sums = torch.zeros(3, 6, dtype=torch.float64).index_add_(0, client.labels, client.features)
-    centered = centre_by_class(client.features, client.labels, tallied, sums)
+    centered = center_by_class(client.features, client.labels, tallied, sums)
     degrees = sum(n - 1 for n in counts if n)
     own = OwnCovariance(Covariance.decompose(torch.from_numpy(matrix)), centered, degrees, strength)
     vectors = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

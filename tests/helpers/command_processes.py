@@ -211,7 +211,7 @@ def _run(
     import torch
 
     from mpfedcl.cli.main import main
-    from mpfedcl.engines import local_group
+    from mpfedcl.engines import workers
     from mpfedcl.models import mlp
     from mpfedcl.studies import jobs
 
@@ -237,19 +237,16 @@ def _run(
     if forked_jobs:
         vars(jobs)["multiprocessing"] = SimpleNamespace(get_context=lambda _: FORKS)
     if forked_workers:
-        vars(local_group)["subprocess"] = FORKED_WORKERS
+        vars(workers)["subprocess"] = FORKED_WORKERS
     (program or main)(words)
 
 
 class _ForkedWorker:
-    """What `local_group` needs of a process that it starts."""
+    """What `engines.workers` needs of a process that it starts."""
 
-    def __init__(
-        self, words: list[str], *, env: dict[str, str], pass_fds: list[int], **_: object
-    ) -> None:
+    def __init__(self, words: list[str], *, env: dict[str, str], **_: object) -> None:
         stdin, self.stdin = FORKS.Pipe(duplex=False)
         streams = {0: stdin, 2: Connection(os.dup(2), readable=False)}
-        streams |= {number: Connection(os.dup(number)) for number in pass_fds}
         places = (str(Path.cwd()), env)
         self._process = FORKS.Process(target=_work, args=(words[-1], *places, streams))
         self._process.start()

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from mpfedcl import InvalidInput, prototype_contrastive_loss, run
 from mpfedcl.core.rng import seed_for
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.join import join
 from mpfedcl.inference.new_client import NewClient

@@ -14,8 +14,8 @@ from tiny_method_inputs import make_method
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.optimizer import MomentumSGD
-from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.engines.trainers.base import draw_batches
+from mpfedcl.engines.trainers.optimizer import MomentumSGD
 from mpfedcl.methods import Batch, Context, PartialModel
 from mpfedcl.models import Mlp
 from mpfedcl.models.parts import hidden_units, mask_params

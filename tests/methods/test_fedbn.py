@@ -11,7 +11,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedbn import FedBN
 from mpfedcl.methods.messages import Update

@@ -20,7 +20,7 @@ from tiny_method_inputs import apply, make_method
 
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.methods import Context, Method, Server, Tally
 from mpfedcl.models import Mlp
 

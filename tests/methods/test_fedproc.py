@@ -16,6 +16,7 @@ from identities import (
     server_of,
     slopes_of,
 )
+from small_experiments import assert_same_results, build_federation, small
 from tiny_method_inputs import (
     DIMENSION,
     NUM_CLASSES,
@@ -35,7 +36,6 @@ from mpfedcl.methods.fedproc import FedProc
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.studies.tuning import Search
-from small_experiments import assert_same_results, build_federation, small
 
 
 class ContrastAlone(FedProc):
@@ -140,7 +140,7 @@ def test_the_server_keeps_directions(images: Path) -> None:
     federation = after_rounds(images, "fedproc", 2)
     (means,) = federation.state.server.extra.values()
     torch.testing.assert_close(means.norm(dim=1), torch.ones(3, dtype=torch.float64))
-    centres = federation.pool.class_centres()
+    centres = federation.pool.class_centers()
     wanted = centres.vectors / centres.vectors.norm(dim=1, keepdim=True)
     torch.testing.assert_close(means, wanted, rtol=0, atol=1e-12)
 

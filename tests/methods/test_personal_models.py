@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.models import Mlp
 
 STILL: dict[str, Any] = {"train__momentum": 0.0, "train__lr_decay": 1.0}

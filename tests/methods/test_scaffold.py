@@ -28,7 +28,7 @@ from small_experiments import (
 
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.schedule import draw_batches
+from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import TrainSettings
 from mpfedcl.methods.messages import Broadcast, Update

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from mpfedcl import cluster_prototypes
 from mpfedcl.prototypes import MOST_PROTOTYPES, kmeans_prototypes
-from mpfedcl.prototypes.automatic import choose_clusters
-from mpfedcl.prototypes.groups import group_samples
-from mpfedcl.prototypes.kmeans import run_kmeans
+from mpfedcl.prototypes.clustering import choose_clusters
+from mpfedcl.prototypes.kmeans import group_samples, run_kmeans
 
 
 def draw_blobs(*sizes: int, distance: float = 12.0, seed: int = 0, dimension: int = 16) -> Tensor:

@@ -18,7 +18,7 @@ from mpfedcl.prototypes import (
     contrastive_loss,
     prepare_contrast,
 )
-from mpfedcl.prototypes.targets import MemberLists, MemberTable
+from mpfedcl.prototypes.contrast import MemberLists, MemberTable
 
 torch.set_num_threads(1)
 CONTRAST = "mpfedcl.prototypes.contrast"
@@ -51,7 +51,7 @@ def prepare(pool: PrototypePool, is_large: bool, padding: Any = "all") -> Contra
     """Lay a pool out as a small one, or as if it were large."""
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
-            patch.setattr("mpfedcl.prototypes.targets.LARGEST_TABLE", 0)
+            patch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", 0)
         targets = prepare_contrast(pool, padding)
     assert isinstance(targets.members, MemberLists if is_large else MemberTable)
     return targets
@@ -143,9 +143,9 @@ def test_a_table_up_to_a_size_and_lists_above(monkeypatch: pytest.MonkeyPatch) -
     pool = make_pool(2)
     members = prepare_contrast(pool).members
     assert isinstance(members, MemberTable)
-    monkeypatch.setattr("mpfedcl.prototypes.targets.LARGEST_TABLE", members.counts.numel())
+    monkeypatch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", members.counts.numel())
     assert isinstance(prepare_contrast(pool).members, MemberTable)
-    monkeypatch.setattr("mpfedcl.prototypes.targets.LARGEST_TABLE", members.counts.numel() - 1)
+    monkeypatch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", members.counts.numel() - 1)
     assert isinstance(prepare_contrast(pool).members, MemberLists)
 
 

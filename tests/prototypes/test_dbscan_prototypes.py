@@ -9,7 +9,7 @@ from sklearn.cluster import DBSCAN
 from sklearn.neighbors import NearestNeighbors
 
 from mpfedcl.prototypes import Prototypes, cluster_prototypes, dbscan_prototypes
-from mpfedcl.prototypes.dbscan import find_knee, run_dbscan
+from mpfedcl.prototypes.clustering import find_knee, run_dbscan
 
 torch.set_num_threads(1)
 

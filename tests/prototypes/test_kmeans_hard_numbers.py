@@ -7,8 +7,8 @@ import torch
 from kmeans_cases import assert_same, one_class
 
 from mpfedcl.prototypes import cluster_prototypes, kmeans_prototypes
-from mpfedcl.prototypes.groups import average_clusters, group_samples
-from mpfedcl.prototypes.kmeans import Blocks, choose_centres, draw_rows, run_lloyd
+from mpfedcl.prototypes.clustering import average_clusters
+from mpfedcl.prototypes.kmeans import Blocks, choose_centers, draw_rows, group_samples, run_lloyd
 
 torch.set_num_threads(1)
 
@@ -68,7 +68,7 @@ def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
 def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[int]) -> None:
     blocks = one_block(0, 1, 10)
     draws = torch.tensor([[0.3, draw]])
-    clusters, unsolved, _ = choose_centres(blocks, torch.tensor([3]), draws, spread=spread)
+    clusters, unsolved, _ = choose_centers(blocks, torch.tensor([3]), draws, spread=spread)
     assert clusters[0, :3].tolist() == nearest
     assert unsolved.tolist() == [True]
 
@@ -76,7 +76,7 @@ def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[
 def test_between_two_centres_the_first_one_wins() -> None:
     blocks = one_block(-1, 0, 1)
     draws = torch.tensor([[0.0, 0.9]])
-    clusters, _, middle = choose_centres(blocks, torch.tensor([3]), draws, spread=True)
+    clusters, _, middle = choose_centers(blocks, torch.tensor([3]), draws, spread=True)
     assert clusters[0, :3].tolist() == [0, 0, 1]
     assert middle.tolist() == [[0]]
 

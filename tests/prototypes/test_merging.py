@@ -57,7 +57,7 @@ def test_it_is_bounded_and_keeps_counts_and_means(
     before, after = (nothing.index_add(0, one.labels, one.counts) for one in (pool, merged))
     assert torch.equal(before, after)
     assert torch.equal(merged.present, pool.present)
-    torch.testing.assert_close(merged.class_centres().vectors, pool.class_centres().vectors)
+    torch.testing.assert_close(merged.class_centers().vectors, pool.class_centers().vectors)
     assert 0 <= spread_kept(pool, merged) <= 1 + 1e-9
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.prototypes import nearest as nearest_module
+from mpfedcl.prototypes import pool as pool_module
 
 torch.set_num_threads(1)
 quick = settings(deadline=None, max_examples=60)
@@ -294,7 +294,7 @@ def test_nearest_is_a_brute_force_search(
 def test_many_queries_are_answered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     z = torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 9
     whole = small_pool().nearest(z)
-    monkeypatch.setattr(nearest_module, "_CHUNK", 12)
+    monkeypatch.setattr(pool_module, "_CHUNK", 12)
     pieces = small_pool().nearest(z)
     assert torch.equal(whole[0], pieces[0])
     assert torch.equal(whole[1], pieces[1])

@@ -1,6 +1,7 @@
-"""Runs whose clients' states are in a file: the same bits, whatever happens to them."""
+"""Runs whose clients' states are in files: the same bits after any crash."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from worker_processes import run_together
 
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.engines import client_states
-from mpfedcl.engines.slot_file import SlotFile
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.observer import Observer
 
@@ -30,40 +30,19 @@ CASES: dict[str, dict[str, Any]] = {
     "moon": {},
 }
 FILES = {
-    "scaffold": ["clients-own.slots", "clients-unsent.slots"],
-    "fedproto": ["clients-kept.slots"],
-    "local": ["clients-kept.slots"],
-    "fedper": ["clients-kept.slots"],
+    "scaffold": ["own", "unsent"],
+    "fedproto": ["kept"],
+    "local": ["kept"],
+    "fedper": ["kept"],
 }
 
 
 @pytest.fixture
 def in_files() -> Iterator[None]:
-    """States in files from the first byte on, and crashes also before and within each record."""
+    """Keep states in files from the first byte on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_states, "MOST_IN_MEMORY", 0)
         yield
-
-
-@pytest.fixture
-def counted_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, sync = SlotFile.write, SlotFile.sync
-
-    def write_or_crash(self: SlotFile, slot: int, owner: int, content: bytes) -> None:
-        try:
-            OPERATIONS("os.truncate", (self._path,))
-        except Crash:
-            # Half of it is there.
-            os.pwrite(self._handle, content[: len(content) // 2], self._place(slot))
-            raise
-        write(self, slot, owner, content)
-
-    def sync_or_crash(self: SlotFile) -> None:
-        OPERATIONS("os.truncate", (self._path,))
-        sync(self)
-
-    monkeypatch.setattr(SlotFile, "write", write_or_crash)
-    monkeypatch.setattr(SlotFile, "sync", sync_or_crash)
 
 
 def experiment_of(images: Path, method: str) -> Experiment:
@@ -71,8 +50,8 @@ def experiment_of(images: Path, method: str) -> Experiment:
     return small(images, method, **changes)
 
 
-def slot_files(path: Path) -> list[str]:
-    return sorted(each.name for each in (path / "checkpoint").glob("*.slots"))
+def kinds_in_files(path: Path) -> list[str]:
+    return sorted(each.name for each in (path / "checkpoint" / "clients").glob("*"))
 
 
 @pytest.mark.sampled(3)
@@ -82,26 +61,26 @@ def test_a_run_in_parts_is_the_run_in_memory(
 ) -> None:
     experiment, path = experiment_of(images, method), tmp_path / "run"
     run(experiment, tmp_path / "memory")
-    assert slot_files(tmp_path / "memory") == []
+    assert kinds_in_files(tmp_path / "memory") == []
     monkeypatch.setattr(client_states, "MOST_IN_MEMORY", 0)
     done: list[object] = []
     observer = Observer(on_round=done.append, should_stop=lambda: len(done) == 3)
     run(experiment, path, observer)
-    assert slot_files(path) == FILES.get(method, ["clients-own.slots"])
+    assert kinds_in_files(path) == FILES.get(method, ["own"])
     # A run can be moved.
     resume(shutil.move(path, tmp_path / "moved"))
     assert_same_run(tmp_path / "moved", tmp_path / "memory")
 
 
-@pytest.mark.usefixtures("in_files", "counted_records")
+@pytest.mark.usefixtures("in_files")
 @pytest.mark.parametrize("method", ["scaffold", "fedproto"])
-def test_a_crash_before_any_record_changes_nothing(
+def test_resume_after_a_crash_at_any_state_file_is_bit_identical(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     experiment = experiment_of(images, method)
     with OPERATIONS.watch(tmp_path / "whole") as seen:
         run(experiment, tmp_path / "whole")
-    places = [number for number, each in enumerate(seen) if each.endswith(".slots")]
+    places = [n for n, each in enumerate(seen) if re.search(r" \.?\d+-\d+\.safetensors", each)]
     assert len(places) > 15
     every = 1 if os.environ.get("MPFEDCL_CASES") == "all" else 7
     for number in places[::every]:
@@ -110,6 +89,7 @@ def test_a_crash_before_any_record_changes_nothing(
             run(experiment, path)
         resume(path)
         assert_same_run(path, tmp_path / "whole")
+        assert not list(path.rglob("*.tmp"))
 
 
 @pytest.mark.usefixtures("in_files")
@@ -132,15 +112,12 @@ def test_a_file_that_is_lost_or_damaged_is_said_in_one_sentence(
     experiment, path = experiment_of(images, "fedproto"), tmp_path / "run"
     done: list[object] = []
     run(experiment, path, Observer(on_round=done.append, should_stop=lambda: len(done) == 3))
-    file = path / "checkpoint" / "clients-kept.slots"
-    content = file.read_bytes()
-    file.write_bytes(content[:4096] + bytes(len(content) - 4096))
-    with pytest.raises(
-        InvalidInput, match=r"clients-kept\.slots is damaged at record \d+; it must"
-    ):
+    newest = max((path / "checkpoint" / "clients" / "kept").glob("*-3.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    with pytest.raises(InvalidInput, match=rf"{newest.name} is damaged"):
         resume(path)
-    file.unlink()
-    with pytest.raises(InvalidInput, match=r"clients-kept\.slots cannot be read: No such file"):
+    newest.unlink()
+    with pytest.raises(InvalidInput, match=rf"{newest.name} is missing"):
         resume(path)
 
 
@@ -152,7 +129,7 @@ def test_processes_share_the_file_and_another_number_of_them_goes_on(
     (tmp_path / "settings.toml").write_text(experiment.replace(rounds=2).to_toml())
     words = ["run", "settings.toml", "--out", "together"]
     run_together(words, tmp_path, 2, program=with_states_in_files)
-    assert slot_files(tmp_path / "together") == FILES["scaffold"]
+    assert kinds_in_files(tmp_path / "together") == FILES["scaffold"]
     words = ["run", "--resume", "together", "--rounds", "5"]
     run_together(words, tmp_path, 3, program=with_states_in_files)
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)

@@ -86,7 +86,21 @@ def test_a_run_beside_others_stays_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
     choice = choose_workers(long(), find_method("fedavg"))
     assert choice.count == 1
-    assert "beside others" in choice.notices[0]
+    assert "next to others" in choice.notices[0]
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(
+    ("asked", "clients", "count"), [(3, 5, 3), (200, 5, 4), (200, 2, 2), (3, 1, 1), (1, 5, 1)]
+)
+def test_workers_are_limited_to_cores_and_clients(asked: int, clients: int, count: int) -> None:
+    experiment = long(workers=asked, clients=clients)
+    choice = choose_workers(experiment, find_method("fedavg"))
+    assert choice.count == count
+    assert len(choice.notices) == (count < asked)
+    for notice in choice.notices:
+        assert f"workers is {asked}" in notice
+        assert f"4 cores, {clients} clients" in notice
 
 
 def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:

@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     except LostWorker as error:
         # One process of a run speaks for all.
-        from mpfedcl.engines.process_group import is_worker
+        from mpfedcl.engines.workers import is_worker
 
         if not is_worker():
             print(f"mpfedcl: {error}", file=sys.stderr)

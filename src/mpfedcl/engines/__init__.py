@@ -1,9 +1,8 @@
-"""Engines: where clients run. Each gives the same result; they differ in how."""
+"""Engines run the clients of a simulation: in one process, in several, or one by one."""
 
-from mpfedcl.engines.dispatching import DispatchingEngine
+from mpfedcl.engines.asynchronous import DispatchingEngine
 from mpfedcl.engines.distributed import DistributedEngine
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.shares import assign_clients, movable_work
 from mpfedcl.rounds.engine import Engine
 
 __all__ = [
@@ -11,6 +10,4 @@ __all__ = [
     "DistributedEngine",
     "Engine",
     "InProcessEngine",
-    "assign_clients",
-    "movable_work",
 ]

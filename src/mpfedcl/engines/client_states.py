@@ -1,47 +1,48 @@
-"""What clients keep between rounds: in memory, or in one file where they are too many for it.
+"""The states that clients keep between rounds: in memory, or in a file each if they are too large.
 
-A round writes its clients' new states to free slots of the file, never over old ones, and each
-checkpoint says which slot each client's state is in. So a kill at any moment leaves a checkpoint
-with all its states, and what a round writes grows with its clients, not with all there are.
+A round writes new files and never changes those of earlier rounds, and each checkpoint has the
+round and the checksum of every client's file. A kill at any moment therefore leaves a checkpoint
+with all its states, and the cost of a round depends on its participants, not on the population.
 """
 
-import heapq
+import os
+import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from pathlib import Path
 
-import numpy
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import read_bounded, remove_leftovers, sync_folder, write_atomically
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.engines.slot_file import SlotFile
 from mpfedcl.rounds.engine import StatePlace
 
 MOST_IN_MEMORY = 2**28
-"""Bytes that the states of all clients may take before they are kept in a file."""
+"""Bytes that the states of all clients may take before they are kept in files."""
 _RESTING = 8
-"""Where some clients rest in each round a file is worth it from so many times fewer bytes on: each
-checkpoint would have all states again, and the file has those that are new."""
-SLOTS = "slots"
-"""What begins the names of the tensors of a checkpoint that say where states are."""
+"""If only some clients train in a round, files pay from 1 / _RESTING of these bytes on: a checkpoint
+has all states that are in memory again, and the files have only the new ones."""
+FILES = "files"
+"""The prefix of the tensors in a checkpoint that list the files."""
 _ROUNDS_KEPT = 3
-"""Rounds after which a slot is free whose state was replaced: the checkpoint of the round under
-way is not written yet, the one before it may still be on its way to disk, and of those on disk the
-newest two are kept."""
+"""Rounds after which a replaced file is removed: the checkpoint of the current round is not written
+yet, the one before may be on its way to disk, and the newest two on disk are kept."""
+_MOST_BYTES = 2**40
+_RESTART = "it must be as the run wrote it, or the run must be started again in a new folder."
 
 
 class ClientStates(MutableMapping[str, Tensors]):
     """The clients' states of one kind, by name.
 
     Args:
-        kind: What begins their names in a checkpoint.
-        clients: Those of this process.
-        device: Where states are needed.
+        kind: The prefix of their names in a checkpoint.
+        clients: The clients of this process.
+        device: The device of the states.
     """
 
     def __init__(self, kind: str, clients: Collection[str], device: torch.device) -> None:
@@ -51,191 +52,188 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._memory: dict[str, Tensors] = {}
         self._place: StatePlace | None = None
         self._most = MOST_IN_MEMORY
-        self._file: SlotFile | None = None
-        self._slots: NDArray[numpy.int64] = numpy.empty(0, dtype=numpy.int64)
-        """Of each client of the run, in name order; -1 for none, or another process's."""
-        self._free: list[int] = []
-        self._next = 0
-        self._replaced: deque[list[int]] = deque([[]])
-        """Slots by the round in which they were replaced; the last is the round under way."""
+        self._in_files = False
+        self._files: dict[str, tuple[int, int]] = {}
+        """Round and checksum of each client's file."""
+        self._round = 0
+        self._written: list[Path] = []
+        """Files since the last snapshot."""
+        self._unsynced: list[Path] = []
+        """Files of the last snapshot."""
+        self._replaced: deque[list[Path]] = deque([[]])
+        """Files by the round in which they were replaced; the last is the current round."""
 
     def keep_in(self, place: StatePlace, *, some_rest: bool) -> None:
-        """Keep states in a file there from now on, if they are too many for the memory."""
+        """Keep states in files there from now on, if they are too large for the memory."""
         self._place = place
         self._most = MOST_IN_MEMORY // _RESTING if some_rest else MOST_IN_MEMORY
+        if place.rank == 0:
+            # The other processes do not write before the leader has come here.
+            remove_leftovers(self._folder)
 
     def begin_round(self) -> None:
-        """Free the slots that no checkpoint needs any more."""
+        """Remove the files that no checkpoint needs any more."""
+        self._round += 1
         self._replaced.append([])
         if len(self._replaced) > _ROUNDS_KEPT:
-            for slot in self._replaced.popleft():
-                heapq.heappush(self._free, slot)
+            for path in self._replaced.popleft():
+                path.unlink(missing_ok=True)
 
     def __getitem__(self, name: str) -> Tensors:
-        slot = self._find(name)
-        if slot < 0:
+        if name not in self._files:
             return self._memory[name]
-        assert self._file is not None
-        content = self._file.read(slot, self._number(name))
+        path, (_, checksum) = self._path(name), self._files[name]
         try:
+            content = read_bounded(path, _MOST_BYTES)
+            if zlib.crc32(content) != checksum:
+                raise InvalidInput(f"{path} is damaged; {_RESTART}")
             return {each: value.to(self._device) for each, value in load(content).items()}
+        except FileNotFoundError:
+            raise InvalidInput(f"{path} is missing; {_RESTART}") from None
         except SafetensorError as error:
-            raise InvalidInput(f"the state of {name} cannot be read: {error}.") from None
+            raise InvalidInput(f"{path} cannot be read: {error}.") from None
 
     def __setitem__(self, name: str, state: Tensors) -> None:
-        if self._file is None and self._place is not None and self._is_too_large(state):
-            self._open(len(pack_tensors(state)))
-        if self._file is None:
+        self._in_files = self._in_files or self._is_too_large(state)
+        if not self._in_files:
             self._memory[name] = state
             return
         self._release(name)
-        content = pack_tensors(state)
-        if len(content) > self._file.capacity:
-            # Not all clients' states are alike.
-            self._memory[name] = state
-            return
         self._memory.pop(name, None)
-        slot, number = self._take(), self._number(name)
-        self._file.write(slot, number, content)
-        self._slots[number] = slot
+        content = pack_tensors(state)
+        self._files[name] = self._round, zlib.crc32(content)
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content, durable=False)
+        self._written.append(path)
 
     def __delitem__(self, name: str) -> None:
-        if self._find(name) < 0:
+        if name not in self._files:
             del self._memory[name]
-        else:
-            self._release(name)
+        self._release(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._memory or (isinstance(name, str) and self._find(name) >= 0)
+        return name in self._memory or name in self._files
 
     def __iter__(self) -> Iterator[str]:
         yield from self._memory
-        if self._place is not None:
-            held = numpy.flatnonzero(self._slots >= 0).tolist()
-            yield from (self._place.names[place] for place in held)
+        yield from self._files
 
     def __len__(self) -> int:
-        return len(self._memory) + int((self._slots >= 0).sum())
+        return len(self._memory) + len(self._files)
 
     # For checkpoints
 
     def snapshot(self) -> Tensors:
-        """Return the states in memory, and where the others are; `sync` makes these safe."""
+        """Return the states in memory, and which files hold the others; `sync` makes them safe."""
+        self._unsynced, self._written = [*self._unsynced, *self._written], []
         found = {
             f"{self.kind}/{client}/{name}": value
             for client, state in self._memory.items()
             for name, value in state.items()
         }
-        if self._file is None:
+        if not self._in_files or self._place is None:
             return found
-        return {**found, f"{SLOTS}/{self.kind}": torch.from_numpy(self._slots.copy())}
+        index = torch.full((len(self._place.names), 2), -1, dtype=torch.int64)
+        if self._files:
+            numbers = torch.tensor([self._number(name) for name in self._files])
+            index[numbers] = torch.tensor(list(self._files.values()))
+        return {**found, f"{FILES}/{self.kind}": index}
 
     def sync(self) -> None:
-        """Wait until the states of the last snapshot are on disk; perhaps in another thread."""
-        if self._file is not None:
-            self._file.sync()
+        """Wait until the files of the last snapshot are on disk; perhaps in another thread."""
+        if not self._unsynced:
+            return
+        for path in self._unsynced:
+            # A file that was written twice in the round is listed twice; a deleted one is gone.
+            if path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        sync_folder(self._folder)
+        sync_folder(self._folder.parent)
+        self._unsynced = []
 
-    def restore(self, states: Mapping[str, Tensors], slots: Tensor | None) -> None:
-        """Continue from a checkpoint: the states it holds, and where the others are.
+    def restore(self, states: Mapping[str, Tensors], index: Tensor | None, number: int) -> None:
+        """Continue from the checkpoint of a round: the states it holds, and the list of files.
 
-        What belongs to clients of other processes is passed over.
+        The states of other processes' clients are skipped.
         """
         self._memory = {
             client: {name: value.to(self._device) for name, value in state.items()}
             for client, state in states.items()
             if client in self._clients
         }
-        self._close()
-        if slots is None:
+        self._files, self._in_files, self._round = {}, index is not None, number
+        self._written, self._unsynced, self._replaced = [], [], deque([[]])
+        if index is None:
             return
         if self._place is None:
             raise InvalidInput(
                 "workers is too many: the clients' states are in the run's folder, which every "
-                "worker must be able to reach; where they cannot, it must be 1."
+                "worker must be able to reach; if one cannot, workers must be 1."
             )
-        self._file = SlotFile(self._place.folder / self._file_name)
-        found = slots.numpy().copy()
-        reach = self._file.num_slots
-        if found.shape != (len(self._place.names),) or found.dtype != numpy.int64:
+        if index.shape != (len(self._place.names), 2) or index.dtype != torch.int64:
             raise ValueError("not the clients of this run")
-        used = set(found[found >= 0].tolist())
-        if len(used) < int((found >= 0).sum()) or max(used, default=-1) >= reach:
-            raise InvalidInput(
-                f"{self._place.folder / self._file_name} is cut off; it must be as the run wrote "
-                "it, or the run must be started again in a new folder."
-            )
-        self._slots = self._own_part(found)
-        self._begin_at(reach)
-        # The checkpoint before this one may need them: they wait as if they were replaced just now.
-        mine = range(self._place.rank, reach, self._place.ranks)
-        self._replaced = deque([[slot for slot in mine if slot not in used]])
-
-    def _open(self, most_bytes: int) -> None:
-        assert self._place is not None
-        self._file = SlotFile.create(self._place.folder / self._file_name, most_bytes)
-        self._slots = numpy.full(len(self._place.names), -1, dtype=numpy.int64)
-        self._begin_at(0)
-
-    def _begin_at(self, reach: int) -> None:
-        """Take new slots from `reach` on: each process its own, so that none needs to ask."""
-        assert self._place is not None
-        ranks, rank = self._place.ranks, self._place.rank
-        self._next = reach + (rank - reach) % ranks
-        self._free, self._replaced = [], deque([[]])
-
-    def _own_part(self, slots: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-        """Return where the states of this process's clients are, and -1 for the others."""
-        assert self._place is not None
-        if self._place.ranks == 1:
-            return slots
-        own = numpy.full_like(slots, -1)
-        numbers = [self._number(name) for name in self._clients]
-        own[numbers] = slots[numbers]
-        return own
-
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file, self._slots = None, numpy.empty(0, dtype=numpy.int64)
-
-    @property
-    def _file_name(self) -> str:
-        return f"clients-{self.kind}.slots"
+        for name in self._clients:
+            written, checksum = index[self._number(name)].tolist()
+            if written >= 0:
+                self._files[name] = written, checksum
+        used = {self._path(name) for name in self._files}
+        found = set(self._folder.glob("*.safetensors"))
+        if missing := used - found:
+            raise InvalidInput(f"{min(missing)} is missing; {_RESTART}")
+        own = {self._number(name) for name in self._clients}
+        for path in found - used:
+            client, written = _parse(path)
+            if client in own and written > number:
+                # Written by a round that is run again.
+                path.unlink()
+            elif client in own:
+                # The checkpoint before may need it: kept as if it were replaced just now.
+                self._replaced[-1].append(path)
 
     def _is_too_large(self, state: Tensors) -> bool:
-        assert self._place is not None
+        if self._place is None:
+            return False
         size = sum(value.numel() * value.element_size() for value in state.values())
         return size * len(self._place.names) > self._most
+
+    def _release(self, name: str) -> None:
+        if name in self._files:
+            path = self._path(name)
+            written, _ = self._files.pop(name)
+            if written == self._round:
+                # No checkpoint needs it.
+                path.unlink(missing_ok=True)
+            else:
+                self._replaced[-1].append(path)
+
+    @property
+    def _folder(self) -> Path:
+        assert self._place is not None
+        return self._place.folder / "clients" / self.kind
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{self._number(name)}-{self._files[name][0]}.safetensors"
 
     def _number(self, name: str) -> int:
         assert self._place is not None
         return bisect_left(self._place.names, name)
 
-    def _find(self, name: str) -> int:
-        """Return a client's slot, or -1."""
-        if self._file is None or name not in self._clients:
-            return -1
-        return int(self._slots[self._number(name)])
 
-    def _take(self) -> int:
-        assert self._place is not None
-        if self._free:
-            return heapq.heappop(self._free)
-        slot, self._next = self._next, self._next + self._place.ranks
-        return slot
-
-    def _release(self, name: str) -> None:
-        if (slot := self._find(name)) >= 0:
-            self._replaced[-1].append(slot)
-            self._slots[self._number(name)] = -1
-
-
-def restore_states(kept: Collection[ClientStates], state: Tensors) -> None:
-    """Continue, for each kind of states, from the snapshots of all of them together."""
+def restore_states(kept: Collection[ClientStates], state: Tensors, number: int) -> None:
+    """Continue, for each kind of states, from the snapshots of a round."""
     kinds: dict[str, dict[str, Tensors]] = {each.kind: {} for each in kept}
     for key, value in state.items():
-        if not key.startswith(f"{SLOTS}/"):
+        if not key.startswith(f"{FILES}/"):
             kind, client, name = key.split("/", 2)
             kinds[kind].setdefault(client, {})[name] = value
     for each in kept:
-        each.restore(kinds[each.kind], state.get(f"{SLOTS}/{each.kind}"))
+        each.restore(kinds[each.kind], state.get(f"{FILES}/{each.kind}"), number)
+
+
+def _parse(path: Path) -> tuple[int, int]:
+    """Return the client's number and the round in a file's name, or (-1, -1)."""
+    client, _, written = path.stem.partition("-")
+    is_ours = client.isdecimal() and written.isdecimal()
+    return (int(client), int(written)) if is_ours else (-1, -1)

@@ -1,7 +1,7 @@
-"""Clients shared among the processes of a group: each trains its own, and all know the outcome.
+"""The engine of several processes: each trains its own clients, and all know the result.
 
-Every process runs the same round loop on the same state. Between training and aggregation they
-exchange what they took in: the sums of models are added up, prototypes and who answered gathered.
+Every process runs the same round loop on the same state. Between training and aggregation the
+processes add up their sums of models and gather prototypes and the names of clients.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load
 
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.process_group import ProcessGroup
+from mpfedcl.engines.workers import WorkerGroup
 from mpfedcl.methods import TESTS, Test
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -35,20 +34,17 @@ from mpfedcl.rounds.update_collector import UpdateCollector
 
 
 class DistributedEngine(Engine):
-    """One process's clients, and the exchange with the others."""
+    """Run the clients of this process, and exchange results with the other processes."""
 
     def __init__(
         self,
         engine: InProcessEngine,
         sizes: Mapping[str, int],
-        group: ProcessGroup,
+        group: WorkerGroup,
         device: torch.device,
-        begun: tuple[ClientData, float] | None = None,
     ) -> None:
-        """`begun` is the client of the process before that is begun here, and how far."""
         self.sizes = sizes
-        """Training samples of all clients, wherever they are."""
-        self._begun = begun
+        """Training samples of all clients, of all processes."""
         self._engine = engine
         self._group = group
         self._device = device
@@ -61,10 +57,7 @@ class DistributedEngine(Engine):
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        """Train the clients of this process, and the first steps of another's."""
-        handover = self._group.begins
-        if self._begun is not None and handover is not None and self._begun[0].name in names:
-            self._engine.begin_for_another(*self._begun, broadcast, handover)
+        """Train the clients of this process."""
         return self._engine.train(broadcast, self.local_clients(names), keep=keep)
 
     def merge(self, collector: UpdateCollector) -> None:
@@ -72,7 +65,7 @@ class DistributedEngine(Engine):
         collector.merge(self._group)
         if collector.client_sums is not None:
             parts = (pack_named(name, sums) for name, sums in collector.client_sums.items())
-            # The leader alone writes them down; one at a time passes from process to process.
+            # Only the leader writes them, and receives them one at a time.
             gathered = self._group.gather_to_leader(parts)
             collector.client_sums = dict(unpack_named(part) for part in gathered)
         own = {
@@ -104,11 +97,11 @@ class DistributedEngine(Engine):
         self._remarks = _join_remarks([report["remarks"] for report in reports])
 
     def agree(self, content: bytes) -> bytes:
-        """Return what the leader has given."""
+        """Return the leader's content."""
         return self._group.broadcast(content)
 
     def remarks(self) -> dict[str, Any]:
-        """Return how the clients of the round were trained, in whichever process."""
+        """Return how the clients of the round were trained, in all processes."""
         return self._remarks
 
     def evaluate(
@@ -119,13 +112,13 @@ class DistributedEngine(Engine):
         *,
         with_confusion: bool = False,
     ) -> RoundEvaluation:
-        """Let each process read its clients; put the predictors together."""
+        """Evaluate the clients of each process, and join the results."""
         own, predictors = self._engine.readable(self.local_clients(names)), self._engine.predictors
         wanted = predictors.wanted(is_complete=with_confusion)
         if pool is None and predictors.needs_pool(averaged, wanted):
             _, rows = self._exchange(None, self._engine.prototypes_for_evaluation(own))
             pool = self._engine.pool_for_evaluation(rows)
-        # Each process asks the global model about a share of the images.
+        # Each process runs the global model on a share of the test images.
         share = self._group.rank, self._group.size
         said = self._join(predictors.predict_global(averaged, pool, wanted, share))
         trained = self._engine.trained(own)
@@ -134,7 +127,7 @@ class DistributedEngine(Engine):
         return _join_predictors(parts, list(self.sizes), names)
 
     def _join(self, own: Predictions | None) -> Predictions | None:
-        """Return what a model was heard to say by all processes, one after the other."""
+        """Return the predictions of all processes, in order of rank."""
         if own is None:
             return None
         tensors = {n: each for n, each in vars(own).items() if each is not None}
@@ -143,7 +136,7 @@ class DistributedEngine(Engine):
         return replace(own, **whole)
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
-        """Let the accepted clients of this process keep what the round made of them."""
+        """Keep the new states of the accepted clients of this process."""
         self._engine.keep_accepted(self.local_clients(accepted), following)
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
@@ -158,22 +151,22 @@ class DistributedEngine(Engine):
         self._engine.keep_states_in(replace(place, rank=group.rank, ranks=group.size))
 
     def state(self) -> Tensors:
-        """Return what all clients keep, to the leader; an empty dict to the others."""
+        """Return all clients' states to the leader; an empty dict to the others."""
         own = self._engine.state()
         if not self._group.is_leader:
-            # Before the leader hears of it.
+            # Before the leader receives the list of files.
             self._engine.sync_state()
         state: Tensors = {}
         for part in self._group.gather_to_leader(iter([pack_tensors(own)] if own else [])):
             theirs = load(part)
-            # Each process knows the slots of its own clients, and has -1 for the others.
+            # Each process knows the files of its own clients, and has -1 for the others.
             for name in theirs.keys() & state.keys():
                 theirs[name] = torch.maximum(theirs[name], state[name])
             state |= theirs
         return state
 
     def sync_state(self) -> None:
-        """Wait until what this process keeps in files is on disk."""
+        """Wait until the files of this process are on disk."""
         self._engine.sync_state()
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
@@ -183,7 +176,7 @@ class DistributedEngine(Engine):
     def _exchange(
         self, report: Any, rows: Mapping[str, Prototypes]
     ) -> tuple[list[Any], dict[str, Prototypes]]:
-        """Return what every process reports, as plain values, and the prototypes of all."""
+        """Return the reports of all processes, as plain values, and the prototypes of all clients."""
         reports: list[Any] = []
         found: dict[str, Prototypes] = {}
         for part in self._group.gather(pack_prototypes(report, rows)):
@@ -196,7 +189,7 @@ class DistributedEngine(Engine):
 def _join_predictors(
     parts: Sequence[Any], names: Sequence[str], trained: Sequence[str]
 ) -> RoundEvaluation:
-    """Put together what processes read of their clients, in the order of all clients' names."""
+    """Join the evaluations of all processes, in name order."""
     read = [name for part, *_ in parts for name in part]
     place = {name: number for number, name in enumerate(read)}
     columns: PredictorColumns = {}
@@ -212,16 +205,13 @@ def _join_predictors(
 
 
 def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up how many clients had which trainer, and say each reason once."""
+    """Add up the clients by trainer; list each reason once."""
     counts: dict[str, int] = {}
     fallbacks: list[str] = []
     for part in parts:
         for name, told in part.get("training", {}).items():
             if name == "fallback":
                 fallbacks += [each for each in told if each not in fallbacks]
-            elif name == "cache_bytes":
-                # Machines of a group may differ.
-                counts[name] = max(counts.get(name, 0), told)
             else:
                 counts[name] = counts.get(name, 0) + told
     told = dict(sorted(counts.items())) | ({"fallback": fallbacks} if fallbacks else {})

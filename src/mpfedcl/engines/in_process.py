@@ -1,26 +1,25 @@
-"""The engine of one process: it keeps the clients' states and leaves the training to a trainer."""
+"""The engine of one process: keeps the clients' states, trains and evaluates the clients."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.client_evaluation import ClientEvaluation
-from mpfedcl.engines.client_groups import group_clients
-from mpfedcl.engines.client_prototypes import ClientPrototypes
 from mpfedcl.engines.client_states import ClientStates, restore_states
-from mpfedcl.engines.handover import Handover
-from mpfedcl.engines.trained_clients import (
+from mpfedcl.engines.evaluation import ClientEvaluation
+from mpfedcl.engines.trainers import TrainerChoice
+from mpfedcl.engines.trainers.base import (
+    ClientTask,
     TrainedClients,
     TrainedStack,
+    distinct_groups,
 )
-from mpfedcl.engines.trainer import ClientTask
-from mpfedcl.engines.trainer_choice import TrainerChoice
 from mpfedcl.methods import (
     ClosedForm,
     CollectsStatistics,
@@ -37,13 +36,15 @@ from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 
 CLIENTS_AT_ONCE = 64
-"""Clients that are trained and clustered together: enough to batch well."""
-_NUMBERS_AT_ONCE = 2**26
-"""Parameters that may be held for them at a time: few enough to bound the memory."""
+"""Clients that are trained and clustered together: enough for large batches."""
+_VALUES_AT_ONCE = 2**26
+"""Parameters of all clients that are trained together, to bound the memory."""
+MOST_INPUTS = 2**24
+"""Input values of a group of clients: their statistics take several times that memory."""
 
 
 class InProcessEngine(Engine):
-    """Runs clients in this process, several at once where that is faster."""
+    """Run clients in this process, several at once if that is faster."""
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self.sizes = data.sizes
@@ -62,33 +63,13 @@ class InProcessEngine(Engine):
         ]
         self._processors.keep_in(unsent)
         self._trained: dict[str, tuple[TrainedClients, int]] = {}
-        """The clients of the round under way, and after it those whose models were asked for."""
+        """The clients of the current round; after it, those in `keep`."""
         self._requested_names: set[str] = set()
-        self._begun_elsewhere: tuple[str, Handover] | None = None
-        """The client whose first steps another process takes."""
-        self._prepared: tuple[Broadcast, Any] | None = None
-
-    def begin_for_another(
-        self, client: ClientData, part: float, broadcast: Broadcast, handover: Handover
-    ) -> None:
-        """Take the first steps of a client that another process answers for."""
-        received = self._prepare(broadcast)
-        with self._clock.phase("train"):
-            task = self._make_task(client, broadcast)
-            handover.give(
-                broadcast.round,
-                task.start,
-                lambda memory: self._trainers.begin(task, broadcast.round, received, part, memory),
-            )
-
-    def begin_elsewhere(self, name: str, handover: Handover) -> None:
-        """Let another process take the first steps of one of the clients here, in all rounds."""
-        self._begun_elsewhere = name, handover
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        """Train the named clients and yield their updates, by name but for one begun elsewhere."""
+        """Train the named clients and yield their updates in name order."""
         self._trained, self._requested_names = {}, set(keep)
         self._begin_round()
         updates = self._train if self._method.trains else self._collect
@@ -96,7 +77,6 @@ class InProcessEngine(Engine):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
-        self._prepared = None
         self._processors.end_round()
 
     def _begin_round(self) -> None:
@@ -105,7 +85,7 @@ class InProcessEngine(Engine):
             kept.begin_round()
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
-        """Let clients send what a method that does not train makes of their samples."""
+        """Collect the statistics of clients for a method that does not train."""
         for clients in group_clients(map(self._data.client, ordered), CLIENTS_AT_ONCE):
             with self._clock.phase("train"):
                 parts: Sequence[Mapping[str, Tensor]] = [{} for _ in clients]
@@ -118,12 +98,14 @@ class InProcessEngine(Engine):
                 yield Update(each.name, count, {}, nothing, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
-        received = self._prepare(broadcast)
-        for names in self._in_turn(ordered):
+        with self._clock.phase("broadcast"):
+            received = self._method.prepare(broadcast)
+        for first in range(0, len(ordered), self._clients_at_once):
+            names = ordered[first : first + self._clients_at_once]
             clients = [self._data.client(name) for name in names]
             with self._clock.phase("train"):
                 tasks = [self._make_task(client, broadcast) for client in clients]
-                for trained in self._train_tasks(tasks, broadcast.round, received):
+                for trained in self._trainers.train(tasks, broadcast.round, received):
                     self._remember(trained)
             rows = self._summarize(clients, broadcast.round)
             for client, prototypes in zip(clients, rows, strict=True):
@@ -138,34 +120,8 @@ class InProcessEngine(Engine):
                 )
                 yield fill_part(update, broadcast) if client.name in broadcast.units else update
             if not self._has_client_state:
-                # The updates are out: nobody will ask for the other models again.
+                # The updates are out, and the other models are not needed again.
                 self._trained = self._requested()
-
-    def _prepare(self, broadcast: Broadcast) -> Any:
-        """Return what the method makes of a broadcast, once for each."""
-        if self._prepared is None or self._prepared[0] is not broadcast:
-            with self._clock.phase("broadcast"):
-                self._prepared = broadcast, self._method.prepare(broadcast)
-        return self._prepared[1]
-
-    def _in_turn(self, ordered: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Yield the clients that are trained and clustered together; last one begun elsewhere."""
-        begun = self._begun_elsewhere[0] if self._begun_elsewhere else None
-        turns = [name for name in ordered if name != begun] + [n for n in ordered if n == begun]
-        for first in range(0, len(turns), self._clients_at_once):
-            yield turns[first : first + self._clients_at_once]
-
-    def _train_tasks(
-        self, tasks: Sequence[ClientTask], round_number: int, received: object
-    ) -> list[TrainedClients]:
-        name, handover = self._begun_elsewhere or (None, None)
-        whole = [task for task in tasks if task.client.name != name]
-        done = self._trainers.train(whole, round_number, received) if whole else []
-        for task in tasks:
-            if handover is not None and task.client.name == name:
-                begun, memory = handover.take(round_number, task.start)
-                done += self._trainers.finish(task, round_number, received, begun, memory)
-        return done
 
     def evaluate(
         self,
@@ -175,7 +131,7 @@ class InProcessEngine(Engine):
         *,
         with_confusion: bool = False,
     ) -> RoundEvaluation:
-        """Read the personal models of this round and the global model, on both tests."""
+        """Evaluate the personal models of this round and the global model on both test sets."""
         names, predictors = self.readable(names), self.predictors
         wanted = predictors.wanted(is_complete=with_confusion)
         if pool is None and predictors.needs_pool(averaged, wanted):
@@ -187,11 +143,11 @@ class InProcessEngine(Engine):
 
     @cached_property
     def predictors(self) -> ClientEvaluation:
-        """Reads the clients of this process."""
+        """Evaluates the clients of this process."""
         return ClientEvaluation.of(self._method, self._model, self._data)
 
     def readable(self, names: Sequence[str]) -> Sequence[str]:
-        """Return those of the named clients that have a model of their own to be read."""
+        """Return the named clients that have a personal model."""
         return names if self._method.trains else [n for n in names if n in self._trained]
 
     def trained(self, names: Sequence[str]) -> dict[str, TrainedClients]:
@@ -199,13 +155,13 @@ class InProcessEngine(Engine):
         return {name: self._trained[name][0] for name in names}
 
     def prototypes_for_evaluation(self, names: Sequence[str]) -> dict[str, Prototypes]:
-        """Make prototypes that never travel, to read a method without any by nearest prototype."""
+        """Make prototypes for evaluation only, for methods that share none."""
         clients = [self._data.client(name) for name in names]
         rows = self._prototypes.cluster(clients, self._embed(clients), 0)
         return {client.name: each for client, each in zip(clients, rows, strict=True)}
 
     def pool_for_evaluation(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
-        """Return these prototypes as a pool, or None where there is no client."""
+        """Return these prototypes as a pool, or None if there is no client."""
         if not rows:
             return None
         return PrototypePool.gather(
@@ -221,7 +177,7 @@ class InProcessEngine(Engine):
     def keep_accepted(
         self, accepted: Sequence[str], following: Callable[[], Broadcast] | None = None
     ) -> None:
-        """Keep the accepted clients' new states; a rejected one has not trained at all."""
+        """Keep the new states of accepted clients; those of rejected clients stay as they were."""
         with self._clock.phase("aggregate"):
             self._keep_states(set(accepted))
             self._processors.keep_accepted(accepted)
@@ -231,7 +187,7 @@ class InProcessEngine(Engine):
                 self._personalize([n for n in accepted if n in self._requested_names], following())
 
     def _personalize(self, names: Sequence[str], broadcast: Broadcast) -> None:
-        """Let clients that do not train make their own models of what the round has brought."""
+        """Make the personal models of clients that do not train from the next broadcast."""
         if not isinstance(self._method, ClosedForm):
             return
         received = self._method.prepare(broadcast)
@@ -258,7 +214,7 @@ class InProcessEngine(Engine):
             self._keep_own(name, trained, index)
 
     def _keep_own(self, name: str, trained: TrainedClients, index: int) -> None:
-        """Keep what a client takes along to its next round."""
+        """Keep the state and the local parameters of a client for its next round."""
         if trained.states[index]:
             # Copies: a view of a stack would keep the whole stack in memory.
             self._states[name] = {n: v.clone() for n, v in trained.states[index].items()}
@@ -269,7 +225,7 @@ class InProcessEngine(Engine):
             }
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
-        """Yield what each client would predict with: its last own model, where it keeps one."""
+        """Yield the last personal model of each client that has one."""
         for name in self._data.names:
             if name in self._trained:
                 trained, index = self._trained[name]
@@ -278,27 +234,27 @@ class InProcessEngine(Engine):
                 yield name, {**self._initial, **shared, **self._local_parameters[name]}
 
     def keep_states_in(self, place: StatePlace) -> None:
-        """Say where states may be kept that are too many for the memory."""
+        """Set the folder of states that are too large for the memory."""
         for kept in self._kept:
             kept.keep_in(place, some_rest=self._experiment.fraction < 1)
 
     def state(self) -> Tensors:
-        """Return what is kept by client: parameters, the method's states, what is unsent."""
+        """Return the local parameters, the method's states and the unsent updates, by client."""
         return {name: value for kept in self._kept for name, value in kept.snapshot().items()}
 
     def sync_state(self) -> None:
-        """Wait until what is kept in files is on disk."""
+        """Wait until the files of client states are on disk."""
         for kept in self._kept:
             kept.sync()
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned; what belongs to clients elsewhere is passed over."""
-        restore_states(self._kept, state)
+        """Continue from the result of `state`; clients of other processes are skipped."""
+        restore_states(self._kept, state, record.get("round", 0))
 
     @property
     def _clients_at_once(self) -> int:
         size = sum(value.numel() for value in self._initial.values())
-        return max(1, min(CLIENTS_AT_ONCE, _NUMBERS_AT_ONCE // size))
+        return max(1, min(CLIENTS_AT_ONCE, _VALUES_AT_ONCE // size))
 
     @property
     def _has_local_parameters(self) -> bool:
@@ -306,8 +262,8 @@ class InProcessEngine(Engine):
 
     @property
     def _has_client_state(self) -> bool:
-        """Whether clients take something along to the next round."""
-        # Only a `finish` of the method's own returns a state; whether it does shows when it runs.
+        """Whether clients keep anything for the next round."""
+        # Only an overridden `finish` returns a state; whether it does shows when it runs.
         return self._has_local_parameters or not self._method.plain_steps
 
     def _requested(self) -> dict[str, tuple[TrainedClients, int]]:
@@ -319,7 +275,7 @@ class InProcessEngine(Engine):
         start = {**self._initial, **self._local_parameters.get(client.name, {}), **broadcast.params}
         units = broadcast.units.get(client.name, {})
         if units:
-            # In a network of ReLUs this is all: what is zero has no slope, and stays zero.
+            # In a network of ReLUs this suffices: zeros have no gradient and stay zero.
             masks = mask_params(broadcast.params, units)
             start |= {n: start[n].masked_fill(~mask, 0) for n, mask in masks.items()}
         state = self._states.get(client.name)
@@ -334,7 +290,7 @@ class InProcessEngine(Engine):
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}
 
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
-        """Return the clients' prototypes, or none of them where the method shares none."""
+        """Return the clients' prototypes; empty ones if the method shares none in this round."""
         if not shares_prototypes_in(self._method, round_number):
             return [self._prototypes.none()] * len(clients)
         with self._clock.phase("embed"):
@@ -345,3 +301,65 @@ class InProcessEngine(Engine):
     def _embed(self, clients: Sequence[ClientData]) -> list[Tensor]:
         groups = (self._trained[client.name][0] for client in clients)
         return self._prototypes.embed(clients, groups)
+
+
+def group_clients(clients: Iterable[ClientData], most: int) -> Iterator[list[ClientData]]:
+    """Yield clients in groups of at most `most` clients and MOST_INPUTS input values.
+
+    A larger client is a group of its own.
+    """
+    group: list[ClientData] = []
+    values = 0
+    for client in clients:
+        values += client.inputs.numel()
+        if group and (len(group) == most or values > MOST_INPUTS):
+            yield group
+            group, values = [], client.inputs.numel()
+        group.append(client)
+    if group:
+        yield group
+
+
+class ClientPrototypes:
+    """Make the prototypes of several clients together."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._seed = assembly.experiment.seed
+        self._rule = prototype_rule(assembly.method)
+        like = next(iter(assembly.initial.values()))
+        self._none = Prototypes.empty(assembly.model.embedding_size, like.dtype, like.device)
+
+    def none(self) -> Prototypes:
+        """Return empty prototypes."""
+        return self._none
+
+    @torch.no_grad()
+    def embed(
+        self, clients: Sequence[ClientData], groups: Iterable[TrainedClients]
+    ) -> list[Tensor]:
+        """Return the clients' embeddings of their own samples, in the space of prototypes."""
+        found = {
+            name: self._rule.project(embeddings)
+            for group in distinct_groups(groups)
+            for name, embeddings in zip(group.names, group.embed(), strict=True)
+        }
+        return [found[client.name] for client in clients]
+
+    def cluster(
+        self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
+    ) -> list[Prototypes]:
+        """Return each client's prototypes."""
+        # A client whose training diverged sends no prototypes; validation rejects its model.
+        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
+        rows = self._rule.summarize(
+            [embeddings[number] for number in sound],
+            [clients[number].labels for number in sound],
+            [seed_for(self._seed, round_number, clients[n].name, "clusters") for n in sound],
+        )
+        found = dict(zip(sound, rows, strict=True))
+        return [found.get(number, self._none) for number in range(len(clients))]
+
+
+def _is_sound(embeddings: Tensor) -> bool:
+    """Return whether embeddings can be clustered: they and their squares are finite."""
+    return bool(embeddings.square().sum(dtype=torch.float64) < 1e30)

@@ -1,4 +1,4 @@
-"""Secure aggregation in a simulation: the whole protocol in this process, whichever way clients train."""
+"""Secure aggregation in a simulation: the whole protocol in this process."""
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,11 +15,11 @@ from mpfedcl.rounds.engine import Engine, WrappedEngine
 from mpfedcl.rounds.sum_layout import SumLayout
 
 Vanishes = Callable[[int, str, str], bool]
-"""(round, stage, client) -> whether the client goes away before it answers that stage."""
+"""(round, stage, client) -> whether the client drops out before it answers that stage."""
 
 
 class SecureAggregationEngine(WrappedEngine):
-    """Lets another engine train, masks each update, and hands on the total alone."""
+    """Let another engine train, mask each update, and yield only the total."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SecureAggregationEngine(WrappedEngine):
         self._share = assembly.experiment.secure.threshold
         self._clock = assembly.clock
         self._vanishes = vanishes
-        # Masks cancel out: no result depends on it.
+        # Masks cancel out: no result depends on this token.
         self._run = secrets.token_hex(16)
         self._told: dict[str, Any] = {}
 
@@ -47,7 +47,7 @@ class SecureAggregationEngine(WrappedEngine):
             self._told = {"warnings": [describe_lost_round(broadcast.round, error)]}
 
     def remarks(self) -> dict[str, Any]:
-        """Say what became of the sum."""
+        """Return the remarks of the engine, and why the sum was lost."""
         return {**super().remarks(), **self._told}
 
     def _add_up(

@@ -115,12 +115,14 @@ class Experiment(Settings):
     """Device to compute on: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the arithmetic."""
-    engine: Literal["auto", "loop", "stacked"] = "auto"
-    """How clients are trained: one after the other, or many at once; auto takes the faster."""
+    engine: Literal["auto", "loop", "stacked", "factored"] = "auto"
+    """How clients are trained: loop, one after the other; stacked or factored, many at once; auto
+    chooses by the number of clients and samples."""
     workers: Workers = "auto"
-    """Processes that share the clients; auto: one per core, where a run is long enough to gain."""
-    worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 300.0
-    """Seconds without a sign of life after which a process of the run is taken for lost."""
+    """Processes that share the clients, at most one per core and client; auto: one per core if the
+    run is long enough to gain."""
+    worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 1800.0
+    """Seconds that a process of the run waits for another one before the run ends, resumable."""
     evaluate_every: EvaluateEvery = "auto"
     """Rounds between two evaluations; auto: so many that they take about a fifth of the run, at
     most. The last round is always evaluated."""

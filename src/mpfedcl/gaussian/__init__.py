@@ -1,30 +1,36 @@
-"""Gaussian prototypes in closed form, from sums over clients: tensors in, tensors out."""
+"""Gaussian classifiers in closed form, from sufficient statistics: tensors in, tensors out."""
 
-from mpfedcl.gaussian.classifier import ABSENT, Components, make_components, score
-from mpfedcl.gaussian.covariance import Covariance, Shrinkage, choose_shrinkage
+from mpfedcl.gaussian.classifier import ABSENT, Components, Metric, make_components, score
+from mpfedcl.gaussian.covariance import (
+    Covariance,
+    Degrees,
+    OwnCovariance,
+    Shrinkage,
+    choose_shrinkage,
+    own_strength,
+)
 from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effects
-from mpfedcl.gaussian.features import project_features, unit_features
-from mpfedcl.gaussian.metric import Metric
-from mpfedcl.gaussian.own_covariance import Degrees, OwnCovariance, own_strength
 from mpfedcl.gaussian.plausibility import find_impossible_statistics, find_impossible_sums
-from mpfedcl.gaussian.stacked_sums import MemberSums, SecondMoment, StackedSums
 from mpfedcl.gaussian.statistics import (
+    MemberSums,
     PoolTotals,
+    SecondMoment,
+    StackedSums,
     add_statistics,
+    center_by_class,
     complete_pool,
+    moment_from_within,
     own_statistics,
+    pack_symmetric,
+    packed_size,
     pool_of_one,
+    project_features,
     scatter_rows,
     sums_to_fit,
     take_from_pool,
-    widen_classes,
-)
-from mpfedcl.gaussian.sums import (
-    centre_by_class,
-    moment_from_within,
-    pack_symmetric,
-    packed_size,
+    unit_features,
     unpack_symmetric,
+    widen_classes,
     within_from_moment,
 )
 from mpfedcl.gaussian.totals import (
@@ -49,7 +55,7 @@ __all__ = [
     "Shrinkage",
     "StackedSums",
     "add_statistics",
-    "centre_by_class",
+    "center_by_class",
     "choose_shrinkage",
     "complete_pool",
     "estimate_effects",

@@ -1,12 +1,17 @@
-"""From prototypes and a metric to a classifier that is linear in the features, class by class."""
+"""Gaussian prototypes as a classifier that is linear in the features, and as a metric."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mpfedcl.gaussian.covariance import NO_SCATTER
+from mpfedcl.gaussian.statistics import unpack_symmetric
+from mpfedcl.prototypes import PrototypePool
+
 ABSENT = -1e30
-"""The score of a class that nobody holds; finite, so that no arithmetic on it gives NaN."""
+"""The score of a class that no client holds; finite, so that no arithmetic on it gives NaN."""
 
 
 class Components(NamedTuple):
@@ -59,3 +64,33 @@ def score(components: Components, features: Tensor) -> Tensor:
     if weight.shape[1] == 1:
         return parts
     return torch.logsumexp(parts.view(*parts.shape[:-1], *bias.shape), dim=-1)
+
+
+class Metric:
+    """D² = (phi - m)' A (phi - m), with A = ((1 - lambda) S + lambda tr(S)/d I)^-1.
+
+    With A^-1 = L L' it is a plain distance between L^-1 phi and L^-1 m.
+
+    Args:
+        covariance: [d (d + 1) / 2], S, packed.
+        shrinkage: lambda.
+        prototypes: The m.
+    """
+
+    def __init__(self, covariance: Tensor, shrinkage: float, prototypes: PrototypePool) -> None:
+        size = prototypes.dimension
+        matrix = unpack_symmetric(covariance.double(), size)
+        trace = float(matrix.trace())
+        # Without any scatter, if no client has two samples of a class, A is d I.
+        even = shrinkage * trace / size if trace > NO_SCATTER else 1 / size
+        matrix = (1 - shrinkage) * matrix
+        matrix.diagonal().add_(even)
+        self._root = torch.linalg.cholesky(matrix)
+        self.prototypes = replace(prototypes, vectors=self.whiten(prototypes.vectors))
+        """Where plain distances are those of the metric."""
+
+    def whiten(self, features: Tensor) -> Tensor:
+        """Return L^-1 phi for each row of `features` [B, d], in float64."""
+        columns = features.double().T
+        solved: Tensor = torch.linalg.solve_triangular(self._root, columns, upper=False)
+        return solved.T

@@ -1,5 +1,6 @@
-"""The covariance within classes, how far it is shrunk, and how far its scores can be trusted."""
+"""The pooled covariance within classes and its shrinkage, and a client's own covariance."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -9,11 +10,12 @@ from torch import Tensor
 SHRINKAGES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """What lambda is chosen from; less than 0.4 has never helped."""
 _CAUTION = 2.0
-"""The one constant of the method: how much wider than estimated scores are taken to spread."""
+"""The one constant of the method: scores are taken to spread this much wider, and a client's
+scatter to be this much noisier, than estimated."""
 _LEAST_SEPARATION = 0.1
 """Of what the training samples show: what is left of it on new samples is at least this share."""
 NO_SCATTER = 1e-12
-"""A trace no larger is rounding: features have length 1, and equal ones scatter nowhere."""
+"""A trace no larger is rounding: features have norm 1, and equal ones scatter nowhere."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Covariance:
 
     @classmethod
     def spherical(cls, trace: float, like: Tensor) -> Self:
-        """Return a covariance of this trace that is alike in all directions of `like` [..., d]."""
+        """Return a covariance of this trace that is equal in all directions of `like` [..., d]."""
         size = like.shape[-1]
         basis = torch.eye(size, dtype=torch.float64, device=like.device)
         return cls(basis, torch.full_like(basis[0], trace / size))
@@ -47,7 +49,7 @@ class Covariance:
     def precision(self, shrinkage: float) -> Tensor:
         """Return a [d], the eigenvalues of A = ((1 - lambda) S + lambda tr(S)/d I)^-1.
 
-        Without any scatter, where nobody has two samples of a class, A is d I: the nearest mean.
+        Without any scatter, if no client has two samples of a class, A is d I: the nearest mean.
         """
         size = len(self.spectrum)
         if not self.trace:
@@ -80,7 +82,7 @@ def choose_shrinkage(
     Args:
         covariance: S.
         degrees: F, the degrees of freedom behind it.
-        means, counts: [C, d] and [C], of the classes that somebody holds.
+        means, counts: [C, d] and [C], of the classes that any client holds.
 
     The training samples lean on the S and the means that they made themselves. With the leverage
     h = (1 - lambda) Σ a e / F taken out, classes are separated on new samples by
@@ -107,3 +109,81 @@ def choose_shrinkage(
             temperature = _CAUTION * variance / max(separation, _LEAST_SEPARATION * seen)
             best, chosen = quality, Shrinkage(weight, temperature)
     return chosen
+
+
+class Degrees(NamedTuple):
+    """The degrees of freedom f_i of all clients' scatters, by totals."""
+
+    total: float
+    squares: float
+    """Σ_i f_i²."""
+    clients: int
+    """Those with f_i > 0."""
+
+    @classmethod
+    def of(cls, degrees: Tensor) -> Self:
+        """Return the totals of f_i [N]."""
+        return cls(float(degrees.sum()), float(degrees.square().sum()), int((degrees > 0).sum()))
+
+
+def own_strength(covariance: Covariance, degrees: Degrees, scatter: float) -> float:
+    """Return nu, the samples that the pooled covariance counts for next to a client's own.
+
+    Args:
+        covariance: S.
+        degrees: Of the clients' scatters.
+        scatter: Σ_i |W_i|² / f_i over clients.
+
+    Infinity where clients' scatters differ no more than samples of one covariance would.
+    """
+    total = degrees.total
+    if not total or not covariance.trace:
+        return math.inf
+    square, trace = float(covariance.spectrum.square().sum()), covariance.trace
+    noise = (square - trace**2 / total) / (1 + 1 / total) + trace**2
+    others = degrees.clients - 1
+    room = total - degrees.squares / total
+    if room <= 1e-9 * total:
+        return math.inf
+    differ = (scatter - total * square - others * noise) / room
+    return _CAUTION * noise / differ if differ > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class OwnCovariance:
+    """S_i = (W_i + nu S) / (f_i + nu), given by the pooled S and a client's centered samples."""
+
+    pooled: Covariance
+    centered: Tensor
+    """[n, d]: features less their class means, W_i = X'X."""
+    degrees: float
+    strength: float
+    """nu."""
+
+    def solve(self, vectors: Tensor, shrinkage: Shrinkage) -> Tensor:
+        """Return A_i v for each row of `vectors` [V, d]."""
+        if math.isinf(self.strength):
+            return self.pooled.solve(vectors, shrinkage.weight)
+        weight, size = shrinkage.weight, len(self.pooled.spectrum)
+        total = self.degrees + self.strength
+        rows = self.centered
+        trace = (float(rows.square().sum()) + self.strength * self.pooled.trace) / total
+        own = (1 - weight) / total
+        diagonal = own * self.strength * self.pooled.spectrum + weight * trace / size
+        rotated, rights = rows @ self.pooled.basis * own**0.5, vectors @ self.pooled.basis
+        if len(rows) < size:
+            found = _solve_few_rows(diagonal, rotated, rights)
+        else:
+            whole = rotated.T @ rotated + diagonal.diag()
+            found = torch.cholesky_solve(rights.T, torch.linalg.cholesky(whole)).T
+        return found @ self.pooled.basis.T
+
+
+def _solve_few_rows(diagonal: Tensor, rows: Tensor, rights: Tensor) -> Tensor:
+    """Solve (D + Z'Z) x = r for each row r, by a system as small as Z has rows (Woodbury)."""
+    scaled = rows / diagonal
+    small = scaled @ rows.T
+    small.diagonal().add_(1)
+    begun = rights / diagonal
+    inner = torch.cholesky_solve(rows @ begun.T, torch.linalg.cholesky(small))
+    return begun - inner.T @ scaled

@@ -1,4 +1,4 @@
-"""How clients differ: a shift of all that a client sees, and an effect on each of its classes."""
+"""Estimates of how clients differ: a shift of all samples of a client, and effects on classes."""
 
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class ClientMeans(NamedTuple):
 
     @property
     def class_means(self) -> Tensor:
-        """Return mu_c [C, d]; zeros for a class that nobody holds."""
+        """Return mu_c [C, d]; zeros for a class that no client holds."""
         sums = self.by_class(self.counts.unsqueeze(1) * self.vectors)
         return sums / self.class_counts.clamp(min=1).unsqueeze(1)
 
@@ -56,9 +56,9 @@ class ClientEffects(NamedTuple):
     """The variances of what clients do to their samples, in units of tr(S)."""
 
     shift: float
-    """t_b: of what a client adds to everything, a camera or a pen."""
+    """t_b: of what a client adds to all its samples, such as a camera or a pen does."""
     by_class: float
-    """t_e: of what it adds to a class beside."""
+    """t_e: of what it adds to each single class."""
 
     def shifts(self, groups: ClientMeans, means: Tensor) -> Tensor:
         """Return b_i [N, d], the best guess at each client's shift."""

@@ -1,4 +1,4 @@
-"""Sums that no samples can have: what a server looks at before it adds a client's to the others."""
+"""Checks of statistics that no samples can have, before the server adds them to the others."""
 
 from collections.abc import Mapping
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 from mpfedcl.gaussian.effects import ClientMeans
-from mpfedcl.gaussian.sums import unpack_symmetric
+from mpfedcl.gaussian.statistics import unpack_symmetric
 
 _ROUNDING = 1e-3
-"""Of single precision, with much to spare: what is said falsely by less does no harm."""
+"""Of single precision, with much to spare: smaller errors do no harm."""
 
 
 def find_impossible_sums(
     summed: Mapping[str, Tensor], num_samples: int, *, in_full: bool
 ) -> str | None:
-    """Return why no features of length 1 have these sums, or None if some may.
+    """Return why no features of norm 1 have these sums, or None if some may.
 
     Args:
         summed: `counts`, `sums` and, where a method has them, `within` and `scatter`, or `moment`.
-        num_samples: What the client has said that it holds.
-        in_full: Whether to look at positive semidefiniteness too, at the cost of a factorization.
+        num_samples: The number of samples that the client has announced.
+        in_full: Whether to check positive semidefiniteness too, at the cost of a factorization.
     """
     counts, sums = summed["counts"].double(), summed["sums"].double()
     if not bool((counts.round() == counts).all()) or bool((counts < 0).any()):
@@ -49,7 +49,7 @@ def find_impossible_sums(
 def find_impossible_statistics(
     statistics: Mapping[str, Tensor], groups: ClientMeans, num_classes: int
 ) -> str | None:
-    """Return what of kept statistics cannot be of clients with these class means, or None.
+    """Return which of the kept statistics contradicts the clients' class means, or None.
 
     Args:
         statistics: As `mpfedcl.gaussian.statistics` has them, of one client or of several.

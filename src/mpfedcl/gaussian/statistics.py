@@ -1,8 +1,8 @@
-"""A federation as sums that are kept: what a client adds to them, and what they are without it.
+"""Sufficient statistics of features: sums over samples and clients, to fit classifiers to.
 
 One client's statistics are `counts` [C], `sums` [C, d] and, where its method has second moments,
 `moment` [d, d] = Σ phi phi', all in float64 and all sums over samples: those of more samples are
-added, those of fewer subtracted. The pooled statistics have the same of all clients, and beside:
+added, those of fewer subtracted. The pooled statistics have the same of all clients, and also:
 
 - `groups` [C], the clients that hold a class, `counts_squared` [C] = Σ_i n_ic² and
   `squares` [C] = Σ_i |s_ic|²/n_ic, from which effects of clients are found;
@@ -12,24 +12,239 @@ added, those of fewer subtracted. The pooled statistics have the same of all cli
 They are sums over clients: a client that leaves is subtracted, and nothing is left of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian.stacked_sums import SecondMoment
-from mpfedcl.gaussian.sums import (
-    moment_from_within,
-    pack_symmetric,
-    unpack_symmetric,
-    within_from_moment,
-)
 
+SecondMoment = Literal["within", "moment"]
+"""The scatter of samples around their class means, or the sum of phi phi'."""
 _ROWS_AT_ONCE = 1024
 """Clients whose class sums are kept until they are folded."""
 BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 """The statistics that have a row per class."""
+
+
+def unit_features(inputs: Tensor) -> Tensor:
+    """Return phi(x) = sign(x) sqrt|x|, scaled to norm 1: [..., d] for [..., d].
+
+    The root tames the few large numbers of a feature; the norm bounds what one sample can add
+    to any sum. A sample of zeros has no direction and gets the one that favors no coordinate.
+
+    Example:
+        >>> import torch
+        >>> unit_features(torch.tensor([[9.0, -16.0], [0.0, 0.0]]))
+        tensor([[ 0.6000, -0.8000],
+                [ 0.7071,  0.7071]])
+    """
+    roots = inputs.abs().sqrt() * inputs.sign()
+    # |phi|² is the sum of |x|, which single precision may not hold; its root it does.
+    lengths = inputs.abs().sum(dim=-1, keepdim=True, dtype=torch.float64).sqrt().to(inputs.dtype)
+    even = torch.full_like(roots, inputs.shape[-1] ** -0.5)
+    # Asked so that NaN stays NaN.
+    return torch.where(lengths == 0, even, roots / lengths)
+
+
+def project_features(features: Tensor, dimensions: int, seed: int) -> Tensor:
+    """Return features in fewer dimensions, of norm 1 again: [..., k] for [..., d].
+
+    The projection depends only on the seed, so that all clients have the same. The mean over the
+    coordinates of a sample is subtracted first: most features are positive in every class. With no
+    more dimensions than asked for, features stay as they are.
+
+    Example:
+        >>> import torch
+        >>> project_features(torch.eye(8), 3, seed=0).norm(dim=1)
+        tensor([1., 1., 1., 1., 1., 1., 1., 1.])
+    """
+    size = features.shape[-1]
+    if dimensions >= size:
+        return features
+    centered = features - features.mean(dim=-1, keepdim=True)
+    return normalize(centered @ _projection(size, dimensions, seed).to(features), dim=-1, eps=1e-12)
+
+
+@lru_cache(maxsize=4)
+def _projection(size: int, dimensions: int, seed: int) -> Tensor:
+    """Return [d, k] with orthonormal columns."""
+    drawn = torch.randn(
+        size, dimensions, generator=generator(seed, "projection"), dtype=torch.float64
+    )
+    basis: Tensor = torch.linalg.qr(drawn).Q
+    return basis
+
+
+# Symmetric matrices and second moments
+
+
+def center_by_class(features: Tensor, labels: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
+    """Return the features less the mean of their class."""
+    return features - (sums / counts.clamp(min=1).unsqueeze(1))[labels]
+
+
+def moment_from_within(within: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
+    """Return Σ phi phi' [d, d] of one client, which adds up and can be subtracted, from its W_i."""
+    return within + _between(counts, sums)
+
+
+def within_from_moment(moment: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
+    """Return W_i [d, d] of one client from its Σ phi phi'."""
+    return moment - _between(counts, sums)
+
+
+def _between(counts: Tensor, sums: Tensor) -> Tensor:
+    """Return Σ_c s_c s_c' / n_c."""
+    scaled = sums / counts.clamp(min=1).sqrt().unsqueeze(1)
+    return scaled.T @ scaled
+
+
+def packed_size(dimension: int) -> int:
+    """Return the numbers that a symmetric matrix takes once packed."""
+    return dimension * (dimension + 1) // 2
+
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """Return the upper half of a symmetric matrix [d, d], row by row."""
+    return matrix.flatten()[_upper_places(len(matrix)).to(matrix.device)]
+
+
+def unpack_symmetric(packed: Tensor, dimension: int) -> Tensor:
+    """Return the matrix [d, d] that `pack_symmetric` was given."""
+    matrix = packed.new_zeros(dimension * dimension)
+    matrix[_upper_places(dimension).to(packed.device)] = packed
+    square = matrix.view(dimension, dimension)
+    return square + square.triu(1).T
+
+
+@lru_cache(maxsize=2)
+def _upper_places(dimension: int) -> Tensor:
+    rows, columns = torch.triu_indices(dimension, dimension)
+    places: Tensor = rows * dimension + columns
+    return places
+
+
+# Statistics of several clients of one process
+
+
+class StackedSums:
+    """Σ_i W_i is one product over the samples of all clients; each W_i is made when asked for.
+
+    Args:
+        features: [samples, d] of all clients, client after client.
+        labels: [samples].
+        sizes: The samples of each client.
+        num_classes: C.
+        second_moment: The second moment that is sent next to counts and sums, if any.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        sizes: Sequence[int],
+        num_classes: int,
+        second_moment: SecondMoment | None,
+    ) -> None:
+        self._sizes = list(sizes)
+        self._second_moment = second_moment
+        num_clients, dimension = len(self._sizes), features.shape[1]
+        owners = torch.arange(num_clients).repeat_interleave(torch.tensor(self._sizes)).to(labels)
+        cells = owners * num_classes + labels
+        counts = torch.bincount(cells, minlength=num_clients * num_classes)
+        sums = features.new_zeros(num_clients * num_classes, dimension)
+        sums.index_add_(0, cells, features)
+        self._rows = features
+        if second_moment == "within":
+            self._rows = features - (sums / counts.clamp(min=1).unsqueeze(1))[cells]
+        self._small: Tensors = {
+            "counts": counts.view(num_clients, num_classes).to(features.dtype),
+            "sums": sums.view(num_clients, num_classes, dimension),
+        }
+        if second_moment == "within":
+            self._small["scatter"] = self._scatters(counts.view(num_clients, num_classes))
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def member(self, index: int) -> "MemberSums":
+        """Return one client's sums."""
+        return MemberSums(self, index)
+
+    @property
+    def names(self) -> list[str]:
+        """Return what each client sends."""
+        return [*self._small, *([self._second_moment] if self._second_moment else [])]
+
+    def tensor(self, name: str, index: int) -> Tensor:
+        """Return one tensor of one client, written out."""
+        if name != self._second_moment:
+            return self._small[name][index]
+        rows = torch.split(self._rows, self._sizes)[index]
+        return pack_symmetric(rows.T @ rows)
+
+    def total(self, members: Sequence[int]) -> Tensors:
+        """Return the sums over some clients, in float64."""
+        chosen = torch.tensor(members, device=self._rows.device)
+        total = {n: v[chosen].sum(0, dtype=torch.float64) for n, v in self._small.items()}
+        if self._second_moment:
+            rows = self._rows
+            if len(members) < len(self):
+                parts = torch.split(rows, self._sizes)
+                rows = torch.cat([parts[index] for index in members])
+            total[self._second_moment] = pack_symmetric(rows.T @ rows).double()
+        return total
+
+    @cached_property
+    def is_finite(self) -> list[bool]:
+        """Whether all numbers of each client are: a sum of squares is only then."""
+        squares = self._rows.square().sum(1, dtype=torch.float64)
+        return [bool(part.sum().isfinite()) for part in torch.split(squares, self._sizes)]
+
+    @cached_property
+    def template(self) -> Tensors:
+        """Return tensors of the shapes and types of what one client sends; values mean nothing."""
+        shapes = {name: value[0] for name, value in self._small.items()}
+        if self._second_moment:
+            size = packed_size(self._rows.shape[1])
+            shapes[self._second_moment] = self._rows.new_empty(1).expand(size)
+        return shapes
+
+    def _scatters(self, counts: Tensor) -> Tensor:
+        """Return |W_i|² / f_i of each client, by whichever of X X' and X'X is smaller."""
+        degrees = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=1)
+        squares = []
+        for rows in torch.split(self._rows, self._sizes):
+            product = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
+            squares.append(product.square().sum(dtype=torch.float64))
+        return (torch.stack(squares) / degrees).to(self._rows.dtype)
+
+
+class MemberSums(Mapping[str, Tensor]):
+    """One client's sums out of a stack. It never leaves the process that made it."""
+
+    def __init__(self, stack: StackedSums, index: int) -> None:
+        self.stack = stack
+        self.index = index
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.stack.names:
+            raise KeyError(name)
+        return self.stack.tensor(name, self.index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stack.names)
+
+    def __len__(self) -> int:
+        return len(self.stack.names)
+
+
+# Statistics that are kept, and the pool of all clients
 
 
 def own_statistics(summed: Mapping[str, Tensor]) -> Tensors:
@@ -45,7 +260,7 @@ def own_statistics(summed: Mapping[str, Tensor]) -> Tensors:
 
 
 def pool_of_one(own: Tensors, second_moment: SecondMoment | None) -> Tensors:
-    """Return the pooled statistics of a federation that has this one client alone."""
+    """Return the pooled statistics of a federation of this one client."""
     counts, sums = own["counts"], own["sums"]
     pooled = {
         **own,
@@ -61,7 +276,7 @@ def pool_of_one(own: Tensors, second_moment: SecondMoment | None) -> Tensors:
 
 
 def add_statistics(left: Tensors, right: Tensors) -> Tensors:
-    """Return what both have in all: two parts of a client's samples, or two parts of a pool."""
+    """Return the sum of two parts of a client's samples, or of two parts of a pool."""
     return {name: value + right[name] for name, value in left.items()} if left else right
 
 
@@ -80,7 +295,7 @@ def take_from_pool(pooled: Tensors, own: Tensors, second_moment: SecondMoment | 
 
 
 def widen_classes(statistics: Tensors, num_classes: int) -> Tensors:
-    """Return statistics with room for more classes, of which there is nothing yet."""
+    """Return statistics with zeros for more classes."""
     wide = dict(statistics)
     for name in BY_CLASS:
         if name in wide:
@@ -112,7 +327,7 @@ def scatter_rows(own: Tensors) -> Tensor:
 
 
 class PoolTotals:
-    """The statistics of many clients whose second moments are known in total alone.
+    """The statistics of many clients of whose second moments only the total is known.
 
     A thousand of them would take longer to write out than all else that a server does.
     """

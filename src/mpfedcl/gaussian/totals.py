@@ -1,7 +1,7 @@
-"""A federation known by totals alone: what each client adds to them, and what they tell.
+"""Totals under secure aggregation: what each client adds to them, and estimates from them.
 
-Where nobody may see one client's sums, everything that is estimated from the differences between
-clients is found from further sums over clients. Beside the pooled statistics of
+If no single client's statistics may be seen (secure aggregation), the differences between clients
+are estimated from further sums over clients. Next to the pooled statistics of
 `mpfedcl.gaussian.statistics` these are, with n_ic and s_ic a client's counts and sums by class, n_i
 and s_i those of all its classes and f_i = n_i - (classes that it holds):
 
@@ -20,8 +20,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian.effects import ClientEffects
 from mpfedcl.gaussian.plausibility import judge_matrix
-from mpfedcl.gaussian.statistics import BY_CLASS
-from mpfedcl.gaussian.sums import pack_symmetric, unpack_symmetric
+from mpfedcl.gaussian.statistics import BY_CLASS, pack_symmetric, unpack_symmetric
 
 _MATRICES = ("moment", "within")
 _WHOLE = (
@@ -32,7 +31,7 @@ _ROUNDING = 1e-3
 
 
 def totals_of_one(pooled: Tensors, *, with_effects: bool) -> Tensors:
-    """Return what one client adds to the totals, given the pooled statistics of it alone.
+    """Return what a client adds to the totals, given its pooled statistics.
 
     Counts are whole numbers; of symmetric matrices half is enough. Of no samples all are zeros.
     """
@@ -72,11 +71,11 @@ def pooled_of_totals(totals: Mapping[str, Tensor]) -> Tensors:
 
 
 def estimate_effects_of_totals(totals: Tensors, means: Tensor, trace: float) -> ClientEffects:
-    """Return what `estimate_effects` finds from the clients' own means, from totals alone.
+    """Return what `estimate_effects` finds from the clients' own means, from totals.
 
     Args:
         totals: In float64.
-        means: mu_c [C, d], zeros for a class that nobody holds.
+        means: mu_c [C, d], zeros for a class that no client holds.
         trace: tr(S).
     """
     counts = totals["counts"]
@@ -111,7 +110,7 @@ def estimate_effects_of_totals(totals: Tensors, means: Tensor, trace: float) -> 
 
 
 def find_impossible_totals(totals: Mapping[str, Tensor]) -> str | None:
-    """Return why no clients with features of length 1 have these totals, or None if some may."""
+    """Return why no clients with features of norm 1 have these totals, or None if some may."""
     counts, sums = totals["counts"].double(), totals["sums"].double()
     if bool((counts < 0).any()) or bool((totals["groups"].double() > counts).any()):
         return "counts are negative, or fewer than the clients that hold the class"

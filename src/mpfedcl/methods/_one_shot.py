@@ -161,7 +161,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
     has_private_sums: ClassVar[bool] = True
     """Whether noisy sums over all clients suffice to fit the classifier (privacy budget)."""
     sends_fit: ClassVar[bool] = False
-    """Whether clients are sent what `fit` found next to the classifier; else the server keeps it."""
+    """Whether clients are sent the further estimates of `fit`; else the server keeps them."""
     estimates_effects: ClassVar[bool] = False
     """Whether `fit` estimates how clients differ, for which totals need further statistics."""
     _nothing_sent: bool = False
@@ -220,12 +220,12 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         return find_impossible_sums(update.summed, update.num_samples, in_full=in_full)
 
     def _judge_private_sums(self, update: Update) -> str | None:
-        """Check statistics under a privacy budget, where numbers of samples are not announced."""
+        """Check statistics under a privacy budget, for which sizes are not announced."""
         assert self.private_sums is not None
         if self.private_sums.is_local:
             return self.private_sums.find_impossible(update.summed)
         if self.private_sums.unit == "client":
-            # Shortened to the clip, counts are no whole numbers any more.
+            # Clipped counts are not whole numbers any more.
             return None
         most = self.experiment.network.max_images
         return find_impossible_sums(update.summed, most, in_full=False)
@@ -326,7 +326,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """Return one prototype per class: the mean of all clients' samples."""
-        return pool.class_centres()
+        return pool.class_centers()
 
     def metric(self, fitted: Tensors, pool: PrototypePool) -> Metric | None:
         """Return the metric of the classifier around its components; None if it has none.

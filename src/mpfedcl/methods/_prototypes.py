@@ -148,10 +148,10 @@ def update_class_means(
     """
     if not any(len(each) for each in prototypes.values()):
         return kept
-    centres = PrototypePool.gather(prototypes, num_classes=num_classes).class_centres()
+    centers = PrototypePool.gather(prototypes, num_classes=num_classes).class_centers()
     old = kept.get(CLASS_MEANS)
-    means = centres.vectors.new_zeros(num_classes, centres.dimension) if old is None else old
-    return {CLASS_MEANS: means.index_copy(0, centres.labels, centres.vectors)}
+    means = centers.vectors.new_zeros(num_classes, centers.dimension) if old is None else old
+    return {CLASS_MEANS: means.index_copy(0, centers.labels, centers.vectors)}
 
 
 def class_means_pool(kept: Tensors, like: PrototypePool) -> PrototypePool:

@@ -22,7 +22,7 @@ class LastUpdate(NamedTuple):
 class Cmfl(FedAvg):
     """A client uploads only if enough signs of its update agree with the last global update.
 
-    e(u) = share of all numbers j with sgn(u_j) = sgn(last_j); two zeros agree. The work of a client
+    e(u) = share of all parameters j with sgn(u_j) = sgn(last_j); two zeros agree. The work of a client
     that does not upload is lost; it begins the next round at the global model again.
     """
 
@@ -46,7 +46,7 @@ class Cmfl(FedAvg):
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
-        """Withhold an update that agrees too little; all upload as long as nothing has moved."""
+        """Withhold an update that agrees too little; all clients upload until the model has moved."""
         last: LastUpdate = context.received
         changes = {name: params[name] - context.start[name] for name in last.change}
         if last.change and agreement(changes, last.change) < last.threshold:
@@ -54,7 +54,7 @@ class Cmfl(FedAvg):
         return super().finish(params, context, num_steps)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average, and note how the model has moved; where it has not, the last time it did."""
+        """Average, and keep the change of the model; without a change, keep the last one."""
         change = {name: mean - server.params[name] for name, mean in means.items()}
         moved = any(bool(value.any()) for value in change.values())
         return replace(
@@ -74,6 +74,6 @@ class Cmfl(FedAvg):
 
 
 def agreement(changes: Tensors, last: Tensors) -> float:
-    """Return the share of all numbers whose signs are the same; 0 has a sign of its own."""
+    """Return the share of parameters whose signs agree; two zeros agree."""
     same = sum(int((changes[name].sign() == value.sign()).sum()) for name, value in last.items())
     return same / sum(value.numel() for value in last.values())

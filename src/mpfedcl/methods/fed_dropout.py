@@ -13,14 +13,16 @@ from mpfedcl.methods.fedavg import FedAvg
 class FedDropout(PartialModel):
     """Each client trains a smaller network: a random part of every hidden layer's units.
 
-    The part is drawn anew for each client and round. Both directions and the work shrink; the whole
-    model predicts.
+    The part is drawn for each client and round. Traffic in both directions and the work shrink; the
+    whole model predicts.
     """
 
     name = "fed-dropout"
     summary = "each client trains a random part of the model's units"
     paper = "Caldas et al., 2018"
-    interpretation = "A number is averaged over the clients that had it; no lossy compression."
+    interpretation = (
+        "A parameter is averaged over the clients that trained it; no lossy compression."
+    )
     settings: FedDropoutSettings
     search_space = MappingProxyType({**FedAvg.search_space, "fed_dropout__scale": (False, True)})
 

@@ -31,5 +31,5 @@ class FedBN(FedAvg):
             )
 
     def shared(self, parameter: str) -> bool:
-        """All but normalization layers travels."""
+        """Send all but normalization layers."""
         return super().shared(parameter) and not is_normalization(parameter)

@@ -46,5 +46,5 @@ class FedCOF(OneShot):
         return components, describe_metric(spread, shrinkage)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Warn where clients are too few."""
+        """Warn if there are too few clients."""
         return {"warnings": [self._shortage]} if self._shortage else super().remarks(broadcast)

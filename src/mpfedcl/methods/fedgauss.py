@@ -1,4 +1,4 @@
-"""FedGauss: Gaussian prototypes in closed form, from one exchange of sums."""
+"""FedGauss: Gaussian prototypes in closed form, from sufficient statistics that are sent once."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from mpfedcl.gaussian import (
     Degrees,
     OwnCovariance,
     Shrinkage,
-    centre_by_class,
+    center_by_class,
     choose_shrinkage,
     estimate_effects,
     estimate_effects_of_totals,
@@ -38,7 +38,7 @@ from mpfedcl.prototypes import PrototypePool
 
 
 class GaussianPool(NamedTuple):
-    """What a client needs from the others to make its own classifier."""
+    """The pooled estimates that a client needs for its own classifier."""
 
     covariance: Covariance
     shrinkage: Shrinkage
@@ -48,7 +48,7 @@ class GaussianPool(NamedTuple):
     means: Tensor
     """[C, d], float64."""
     counts: Tensor
-    """[C], float64: 0 for a class that nobody holds."""
+    """[C], float64: 0 for a class that no client holds."""
 
     def to(self, dtype: torch.dtype) -> Self:
         """Return the same in another precision: enough for what one client computes."""
@@ -59,15 +59,15 @@ class GaussianPool(NamedTuple):
 class FedGauss(OneShot):
     """Each class of each client is a Gaussian around a prototype; all share one covariance.
 
-    How much a client's prototypes and covariance differ from everybody's is found from the sums:
-    under label skew clients differ only in their classes, under feature skew in everything. A
-    client's local test set is predicted with its own prototypes, covariance and label shares; everybody's
-    test with the mixture over all clients, or, where only totals are known, with one Gaussian per
-    class.
+    How much a client's prototypes and covariance differ from the pooled ones is estimated from the
+    sums: under label skew clients differ only in their classes, under feature skew in everything.
+    Local test sets are predicted with the client's own prototypes, covariance and label shares, the
+    global test set with the mixture over all clients, or, under secure aggregation, with one
+    Gaussian per class.
     """
 
     name = "fedgauss"
-    summary = "Gaussian prototypes in closed form from one exchange of sums, no training"
+    summary = "Gaussian prototypes in closed form, one-shot, no training"
     paper = "this package"
     primary_predictor = "personal_classifier_prior"
     primary_predictor_global = "global_classifier"
@@ -75,7 +75,7 @@ class FedGauss(OneShot):
     sends_fit = True
     estimates_effects = True
     lost_by_totals = (
-        "With totals alone, global test set is predicted with one Gaussian per class, not with "
+        "With totals only, the global test set is predicted with one Gaussian per class, not with "
         "the mixture over clients."
     )
     _pool: tuple[Tensor, GaussianPool] | None = None
@@ -101,7 +101,7 @@ class FedGauss(OneShot):
         pool = GaussianPool(
             covariance, shrinkage, effects, strength, everywhere, sums["counts"].double()
         )
-        # Infinity would not pass as a number of a message.
+        # Messages carry no infinities.
         numbers = [*shrinkage, *effects, 1 / strength]
         self._pool = within, pool
         components = _classes(sums) if is_total(sums) else _mixture(pool, groups)
@@ -111,7 +111,7 @@ class FedGauss(OneShot):
         }
 
     def prepare(self, broadcast: Broadcast) -> GaussianPool | None:
-        """Open what the server sends once it has everybody's sums; before that there is nothing."""
+        """Return the pooled estimates that the server sends; None before the statistics are summed."""
         if "covariance" not in broadcast.extra:
             return None
         within, pool = broadcast.extra["covariance"], broadcast.pool
@@ -140,7 +140,7 @@ class FedGauss(OneShot):
         features = self.features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
-        centered = centre_by_class(features, labels, counts, sums)
+        centered = center_by_class(features, labels, counts, sums)
         return self._own_classifier(received, counts.to(sums), sums, centered)
 
     def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
@@ -163,7 +163,7 @@ class FedGauss(OneShot):
             1,
             self.num_classes,
         )
-        # A class that nobody has sent is known from the client's own samples alone.
+        # A class that no client has sent is known only from the client's own samples.
         known = received.counts > 0
         means = torch.where(known.unsqueeze(1), received.means, own.class_means)
         shifts = received.effects.shifts(own, means)
@@ -186,7 +186,7 @@ class FedGauss(OneShot):
         return components._asdict()
 
     def component_prototypes(self, fitted: Tensors, pool: PrototypePool) -> PrototypePool:
-        """Each client's prototypes; one per class where clients do not differ."""
+        """Return each client's prototypes, or one per class if clients do not differ."""
         effects = ClientEffects(*fitted["fit"][2:4].tolist())
         if not any(effects):
             return self.reference(pool)
@@ -196,7 +196,7 @@ class FedGauss(OneShot):
         return replace(pool, vectors=vectors)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Say what was estimated from the sums."""
+        """Record the estimates."""
         if self._pool is None:
             return super().remarks(broadcast)
         pool = self._pool[1]
@@ -229,7 +229,7 @@ def _classes(totals: Tensors) -> Components:
 
 
 def _mixture(pool: GaussianPool, groups: ClientMeans) -> Components:
-    """Return each class as the mixture of its clients' Gaussians; one where they coincide."""
+    """Return each class as the mixture of its clients' Gaussians; one if they coincide."""
     if pool.effects.shift or pool.effects.by_class:
         shifts = pool.effects.shifts(groups, pool.means)
         prototypes = pool.effects.group_means(groups, pool.means, shifts)

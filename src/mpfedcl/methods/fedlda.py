@@ -1,4 +1,4 @@
-"""FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), in one exchange."""
+"""FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), one-shot."""
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
@@ -14,7 +14,7 @@ class FedLDA(OneShot):
     """FedGauss without anything personal: one Gaussian per class, one covariance."""
 
     name = "fedlda"
-    summary = "linear discriminant analysis of frozen features, one exchange of sums"
+    summary = "linear discriminant analysis of frozen features, one-shot"
     paper = "as FedCGS and GH-OFL"
     second_moment = "within"
 

@@ -1,4 +1,4 @@
-"""FedNCM (Legate et al., 2023): the nearest class mean of frozen features, in one exchange."""
+"""FedNCM (Legate et al., 2023): the nearest class mean of frozen features, one-shot."""
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
@@ -9,7 +9,7 @@ class FedNCM(OneShot):
     """Clients send sums per class, the smallest message there is; the nearest mean predicts."""
 
     name = "fedncm"
-    summary = "nearest class mean of frozen features, one exchange of class sums"
+    summary = "nearest class mean of frozen features, one-shot"
     paper = "Legate et al., NeurIPS 2023"
     sends = "counts and sums per class"
 
@@ -17,7 +17,7 @@ class FedNCM(OneShot):
         """Return the class means, with a covariance that is alike in all directions."""
         _, means, counts = class_means(sums)
         degrees = max(1.0, float(counts.sum()) - len(counts))
-        # Features have length 1, so that the scatter around the means is known from the means.
+        # Features have norm 1, so that the scatter around the means is known from the means.
         scatter = float((counts * (1 - means.square().sum(1))).sum())
         covariance = Covariance.spherical(max(0.0, scatter) / degrees, means)
         return fit_classes(covariance, degrees, sums)[0], {}

@@ -33,15 +33,15 @@ class FedProc(SharesPrototypes, FedAvg):
     """FedAvg that first aligns embeddings with global class means, later trains the classifier.
 
     alpha L + (1 - alpha) cross-entropy, with L = -log softmax_c(z·g_c / t)_y and, in round r of T,
-    alpha = 1 - (r - 1) / T; the first round has no g yet. g_c is the mean by samples, of length 1;
-    a class that nobody held in a round keeps its own.
+    alpha = 1 - (r - 1) / T; the first round has no g yet. g_c is the sample-weighted mean, scaled
+    to norm 1; a class that no client held in a round keeps its own.
     """
 
     name = "fedproc"
     summary = "FedAvg; first aligns embeddings with global class means"
     family = "prototypes"
     paper = "Mu et al., FGCS 2023"
-    interpretation = "The classifier sees embeddings as they are, not scaled to length 1."
+    interpretation = "The classifier sees embeddings as they are, not scaled to norm 1."
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
     totals_suffice = False
@@ -79,11 +79,11 @@ class FedProc(SharesPrototypes, FedAvg):
         return received.alpha * contrast + (1 - received.alpha) * batch.cross_entropy(logits)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average the models; renew the prototypes of the classes that somebody held."""
+        """Average the models; update the prototypes of the classes that clients held."""
         renewed = update_class_means(server.extra, tally.prototypes, self.num_classes)
         unit = {name: normalize(value, dim=-1) for name, value in renewed.items()}
         return replace(super().reduce(server, means, tally), extra=unit)
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """One prototype a class, by samples."""
-        return pool.class_centres()
+        return pool.class_centers()

@@ -1,4 +1,4 @@
-"""FedRidge: ridge regression on one-hot targets from sums (Fed3R, AFL), in one exchange."""
+"""FedRidge: ridge regression on one-hot targets from sums (Fed3R, AFL), one-shot."""
 
 import torch
 
@@ -14,7 +14,7 @@ class FedRidge(OneShot):
     """w_c = (M + 0.1 tr(M)/d I)^-1 s_c, exactly as if all samples were in one place."""
 
     name = "fedridge"
-    summary = "ridge regression on one-hot targets, one exchange of sums"
+    summary = "ridge regression on one-hot targets, one-shot"
     paper = "as Fed3R and AFL"
     second_moment = "moment"
 

@@ -1,4 +1,4 @@
-"""Local-Gauss: each client's own closed form, to see what the others' sums are worth."""
+"""Local-Gauss: FedGauss by each client alone, a control without any federation."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What travels between server and clients, whatever the engine: a broadcast down, an update up."""
+"""Messages between server and clients, in every engine: a broadcast down, an update up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,20 +15,20 @@ from mpfedcl.prototypes import PrototypePool, Prototypes
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends to each chosen client at the start of a round."""
+    """The message that the server sends to each sampled client at the start of a round."""
 
     round: int
     params: Tensors
-    """The shared parameters; empty for methods that keep models at home."""
+    """The shared parameters; empty if no parameters are shared."""
     extra: Tensors
-    """What else the method's server keeps for its clients."""
+    """Further tensors of the server's state, `Server.extra`."""
     pool: PrototypePool
     units: Mapping[str, Tensors] = field(default_factory=dict)
-    """By client, where it is sent a part of the model: which units it has of each hidden layer."""
+    """`PartialModel`: masks of the hidden units that a client is sent, by client and layer."""
     version: int | None = None
-    """Asynchronous methods: how often the model was changed before."""
+    """`Asynchronous`: the number of changes of the model so far."""
     dispatch: int | None = None
-    """Asynchronous methods: which of the server's sendings this is; draws go by it."""
+    """`Asynchronous`: the number of this dispatch, which batches are drawn by."""
 
     def to(self, device: torch.device) -> Self:
         """Return the broadcast on a device."""
@@ -50,7 +50,7 @@ class Broadcast:
         return tensors + _prototype_bytes(self.pool)
 
     def num_bytes_to(self, clients: Sequence[str]) -> int:
-        """Return the bytes that these clients receive, of whom some may be sent a part."""
+        """Return the bytes that these clients receive; some may be sent a part of the model."""
         total = self.num_bytes * len(clients)
         for units in (self.units[client] for client in clients if client in self.units):
             for name, mask in mask_params(self.params, units).items():
@@ -60,31 +60,31 @@ class Broadcast:
 
 
 class UpdateStack(Protocol):
-    """What several clients of one process share, in whatever form costs least.
+    """The updates of several clients of one process, without a tensor for each of them.
 
-    A thousand models need not exist to be averaged; a stack only has to answer these.
+    Averaging a thousand models does not need a thousand models in memory.
     """
 
     def __len__(self) -> int: ...
 
     @property
     def template(self) -> Tensors:
-        """Tensors of the shapes and types of what one client shares."""
+        """Tensors of the shapes and types of one client's update."""
 
     def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return Σ_i weights_i x_i over the clients of the stack."""
 
     @property
     def squared_changes(self) -> Sequence[float]:
-        """|x_i - x|² of each client, x what it was sent; not finite where a value is not."""
+        """|x_i - x|² of each client, x the parameters it was sent; not finite if a value is not."""
 
     def tensors(self, index: int) -> Tensors:
-        """Return what one client shares, written out."""
+        """Return the tensors of one client's update."""
 
 
 @dataclass(frozen=True)
 class StackMember:
-    """One client's part of a stack. It never leaves the process that made it."""
+    """One client's part of a stack; it stays in the process that made it."""
 
     stack: UpdateStack
     index: int
@@ -92,31 +92,31 @@ class StackMember:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends back."""
+    """The message that a client sends back."""
 
     client: str
     num_samples: int
     averaged: Tensors | StackMember | None
-    """Averaged over clients by weight: the shared parameters, and a method's own. None where the
-    client withholds its update: it has answered, and has nothing to send."""
+    """The tensors that `finish` returned, to be averaged over clients by weight. None if the client
+    withholds its update."""
     prototypes: Prototypes
     """Collected from all clients, never averaged."""
     loss: float | None
-    """Mean training loss over the round's samples; None where the method does not train."""
+    """Mean training loss over the round's samples; None if the method does not train."""
     summed: Mapping[str, Tensor] = field(default_factory=dict)
-    """Added up over clients as they are: statistics of their samples."""
+    """Statistics of the client's samples, to be added up over clients."""
     processed: tuple[str, ...] = ()
-    """The processors that have changed something on the way."""
+    """The processors that have changed the update."""
     left_out: int = 0
-    """Numbers among those that are averaged which the client was not sent, and does not send: they
-    are the server's own."""
+    """The number of averaged values that the client was not sent and does not send: they are the
+    server's own."""
     coding: Mapping[str, Tensor] = field(default_factory=dict)
-    """Where tensors are compressed, by group and name (`averaged/output.weight`): what they must be
-    multiplied by, or the places of their numbers."""
+    """For compressed tensors, by group and name (`averaged/output.weight`): their scales, or the
+    indices of their values."""
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the tensors that are averaged or added up, as far as they travel."""
+        """The number of values that are sent in tensors to average or add up."""
         tensors = [*self._shapes.values(), *self.summed_shapes.values()]
         return sum(value.numel() for value in tensors) - self.left_out
 
@@ -129,7 +129,7 @@ class Update:
         return tensors + _num_bytes(self.coding) + _prototype_bytes(self.prototypes)
 
     def to(self, device: torch.device) -> Self:
-        """Return an update that is written out on a device."""
+        """Return a written-out update on a device."""
         assert not isinstance(self.averaged, StackMember)
         averaged = self.averaged
         if averaged is not None:
@@ -143,7 +143,7 @@ class Update:
         )
 
     def written_out(self) -> Self:
-        """Return the update with tensors of its own in place of a part of a stack."""
+        """Return the update with its own tensors instead of a part of a stack."""
         found = replace(self, summed=dict(self.summed))
         if not isinstance(self.averaged, StackMember):
             return found
@@ -151,7 +151,7 @@ class Update:
 
     @property
     def summed_shapes(self) -> Mapping[str, Tensor]:
-        """Tensors of the shapes and types of the sums, which need not be written out for it."""
+        """Tensors of the shapes and types of the statistics, which are not written out for it."""
         return self.summed.stack.template if isinstance(self.summed, MemberSums) else self.summed
 
     @property
@@ -163,45 +163,45 @@ class Update:
 
 @dataclass(frozen=True)
 class Total:
-    """What the updates of several clients add up to, where nobody may see one of them."""
+    """The sum of several clients' updates under secure aggregation."""
 
     clients: tuple[str, ...]
-    """Those whose updates are in it, in order of name."""
+    """The clients whose updates are in the sum, in order of name."""
     weight: float
     """Σ_i w_i."""
     averaged: Tensors
-    """Σ_i w_i x_i of what is averaged, in float64."""
+    """Σ_i w_i x_i of the averaged tensors, in float64."""
     summed: Tensors
-    """Sums of what clients have collected, in float64 or whole numbers."""
+    """Sums of the clients' statistics, in float64 or int64."""
     num_samples: int
     """Σ_i n_i."""
     loss: float
     """Σ_i n_i loss_i."""
     is_possible: bool
-    """False where no clients in range can have sent this."""
+    """False if no clients with values in range can have sent it."""
     num_parameters: int
-    """Numbers that one client has sent."""
+    """The number of values that one client has sent."""
     num_bytes: int
-    """Bytes that all of them have sent."""
+    """The bytes that all clients have sent."""
     noise: Tensor | None = None
-    """Under a privacy budget: the variance of the noise in it, over what the budget asks for."""
+    """Under a privacy budget: the variance of its noise, relative to the required one."""
 
     @property
     def client(self) -> str:
-        """Nobody's: it comes after what single clients send."""
+        """The empty name: a total belongs to no single client."""
         return ""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What comes in place of an update where a client could not make one, or none can be read."""
+    """The reason why there is no update of a client, or none that can be read."""
 
     client: str
     reason: str
 
 
 def fill_part(update: Update, broadcast: Broadcast) -> Update:
-    """Return the update of a client that has a part of the model, the rest as the server has it."""
+    """Return the update of a client with a part of the model, completed by the server's values."""
     averaged = update.written_out().averaged
     if averaged is None:
         return update

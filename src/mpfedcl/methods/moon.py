@@ -20,7 +20,7 @@ class Moon(FedAvg):
     name = "moon"
     summary = "FedAvg whose embeddings stay near the global model's"
     paper = "Li, He and Song, CVPR 2021"
-    interpretation = "No projection head is added: embeddings are compared where the classifier is."
+    interpretation = "No projection head is added: the inputs of the classifier are compared."
     keeps = "its last model"
     settings: MoonSettings
     search_space = MappingProxyType({**FedAvg.search_space, "moon__mu": (0.1, 1.0, 5.0)})

@@ -1,4 +1,4 @@
-"""MPFed (Qiao et al., 2023), from which MP-FedCL has grown."""
+"""MPFed (Qiao et al., 2023), the predecessor of MP-FedCL."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,7 +22,7 @@ class MpFed(ProtoInference):
     paper = "Qiao et al., ICOIN 2023"
     interpretation = (
         "The formula is ours, after the paper's abstract: a centroid counts by its share of its "
-        "owner's samples of that class where the server merges them into K."
+        "owner's samples of that class when the server merges them into K."
     )
     sends = "its model; in the last round also K prototypes per class"
     clustering = "kmeans"
@@ -45,21 +45,21 @@ class MpFed(ProtoInference):
         return _average_by_share(pool, found)
 
 
-def _average_by_share(pool: PrototypePool, centres: Prototypes) -> PrototypePool:
-    """Return the weighted means of the pool's prototypes around each centre of their class."""
-    distances = torch.cdist(pool.vectors, centres.vectors)
-    others = pool.labels.unsqueeze(1) != centres.labels
+def _average_by_share(pool: PrototypePool, centers: Prototypes) -> PrototypePool:
+    """Return the weighted means of the pool's prototypes around each center of their class."""
+    distances = torch.cdist(pool.vectors, centers.vectors)
+    others = pool.labels.unsqueeze(1) != centers.labels
     places = distances.masked_fill(others, torch.inf).argmin(dim=1)
     shares = _shares(pool).unsqueeze(1)
-    sums = torch.zeros_like(centres.vectors).index_add_(0, places, shares * pool.vectors)
+    sums = torch.zeros_like(centers.vectors).index_add_(0, places, shares * pool.vectors)
     totals = torch.zeros_like(sums[:, :1]).index_add_(0, places, shares)
-    counts = torch.zeros_like(centres.labels).index_add_(0, places, pool.counts)
-    # A centre of two that coincide may be nobody's nearest.
+    counts = torch.zeros_like(centers.labels).index_add_(0, places, pool.counts)
+    # Of two centers that coincide, one may have no points.
     used = counts > 0
     return replace(
         pool,
         vectors=sums[used] / totals[used],
-        labels=centres.labels[used],
+        labels=centers.labels[used],
         counts=counts[used],
         owners=torch.zeros_like(counts[used]),
         names=("global",),

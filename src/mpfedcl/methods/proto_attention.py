@@ -65,7 +65,7 @@ def find_margin(prototypes: Prototypes, means: Tensor) -> float:
     """Return how much nearer class means are to their own class's than to any other's, on average.
 
     In units of the mean distance between the global means [C, d]. Classes without a global mean,
-    which has zeros, are left out; 0 where nothing can be compared.
+    which has zeros, are left out; 0 if nothing can be compared.
     """
     known = means.any(dim=1)
     unit = torch.pdist(means[known]).mean() if known.sum() > 1 else means.new_zeros(())

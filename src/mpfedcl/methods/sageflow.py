@@ -21,7 +21,7 @@ _SMALLEST_LOSS = 1e-8
 class Sageflow(Asynchronous):
     """Collects answers at each tick, by version; public images show how good a model is.
 
-    Of each version clients are averaged by n_k / F_k^power where E_k is below a threshold: E_k is
+    Of each version clients are averaged by n_k / F_k^power if E_k is below a threshold: E_k is
     the entropy of a model's answers to the public images, F_k its loss on them. Versions are
     averaged by their samples / (staleness + 1)^power, and mixed into w.
     """
@@ -31,7 +31,7 @@ class Sageflow(Asynchronous):
     paper = "Park et al., NeurIPS 2021"
     interpretation = (
         "Clients and versions weigh by samples, as in the paper; its code counts clients. In the "
-        "first ticks nobody is left out."
+        "first ticks no client is left out."
     )
     keeps = "nothing; the server has public images"
     timing = "ticks"

@@ -1,4 +1,4 @@
-"""From a client's embeddings to its prototypes: k-means, DBSCAN or plain class means."""
+"""Clustering of a client's embeddings into prototypes: k-means, DBSCAN or class means."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -6,14 +6,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mpfedcl.prototypes.automatic import MOST_PROTOTYPES, choose_clusters
-from mpfedcl.prototypes.dbscan import run_dbscan
-from mpfedcl.prototypes.groups import average_clusters, group_samples
-from mpfedcl.prototypes.kmeans import run_kmeans
-from mpfedcl.prototypes.prototypes import Prototypes
+from mpfedcl.prototypes.kmeans import Groups, group_samples, mean_by, run_kmeans
+from mpfedcl.prototypes.pool import Prototypes
 
 ClusteringMethod = Literal["kmeans", "mean", "dbscan"]
 Initialization = Literal["k-means++", "random"]
+
+MOST_PROTOTYPES = 8
+"""The largest K that is tried: also the largest in the paper's figure on K."""
+_LEAST_SHARE = 1e-6
+"""Of a group's squares: below it clusters are points, and points cannot be more distinct."""
 
 
 def cluster_prototypes(
@@ -101,8 +103,8 @@ def kmeans_prototypes(
 ) -> list[Prototypes]:
     """Return the k-means prototypes of several clients, all classes of all of them at once.
 
-    A client draws from its own seed alone, so its result does not depend on its company. "auto"
-    chooses K for each class of each client: see `choose_clusters`.
+    A client draws from its own seed only, so its result does not depend on the other clients.
+    "auto" chooses K for each class of each client: see `choose_clusters`.
     """
     most = MOST_PROTOTYPES if num_prototypes == "auto" else num_prototypes
     if most < 1:
@@ -171,3 +173,200 @@ def dbscan_prototypes(
         clusters[members] = run_dbscan(groups.points[members], eps=eps, min_samples=min_samples)
     num_clusters = int(clusters.max()) + 1 if len(clusters) else 1
     return average_clusters(groups, clusters, num_clusters, min_cluster_size)
+
+
+# The number of clusters
+
+
+def choose_clusters(
+    groups: Groups, draws: Tensor, *, spread: bool, min_cluster_size: int = 1
+) -> Tensor:
+    """Return the cluster [P] of each sample by k-means, with K from 1 to `draws`' width by group.
+
+    The K of a group has the greatest Bayesian information criterion (Pelleg and Moore's X-means:
+    spherical Gaussians of one variance, each sample given to one of them),
+
+        BIC = Σ_k n_k log(n_k / n) - n D/2 log σ² - D (n - K)/2 - (K (D + 1))/2 log n,
+        σ² = Σ_x |x - u_{k(x)}|² / (D (n - K)),
+
+    and the lowest of equals. D is not the number of coordinates but of the directions in which the
+    group spreads, (Σ λ)² / Σ λ² over the eigenvalues of its covariance. Embeddings use few of their
+    coordinates. If all counted, each halving of a cloud would seem to explain all of them, and as
+    training went on most classes would take nearly the largest K. The silhouette would need a bar
+    below which K is 1, and no bar serves both small groups and large ones.
+
+    A K that would leave a cluster of one sample, or of fewer than `min_cluster_size`, is not
+    chosen: an outlier is not a second form of its class, and its prototype would be the sample.
+    """
+    centered = _center(groups)
+    directions = _count_directions(groups, centered)
+    least = max(2, min_cluster_size)
+    best, chosen, floor = None, torch.zeros_like(groups.group), torch.zeros(0)
+    for num_clusters in range(1, draws.shape[1] + 1):
+        clusters = torch.zeros_like(chosen)
+        if num_clusters > 1:
+            clusters = run_kmeans(groups, draws[:, :num_clusters], spread=spread)
+        counts, squares = _measure(groups, centered, clusters, num_clusters)
+        if best is None:
+            floor = _LEAST_SHARE * squares
+            best = _criterion(counts, squares, directions)
+            continue
+        value = _criterion(counts, squares.maximum(floor), directions)
+        is_usable = ((counts == 0) | (counts >= least)).all(1)
+        is_better = is_usable & (value > best)
+        best = value.where(is_better, best)
+        chosen = clusters.where(is_better[groups.group], chosen)
+    return chosen
+
+
+def _center(groups: Groups) -> Tensor:
+    """Return the samples [P, d] as differences to the mean of their group."""
+    # To one member first, so that a common offset costs no digits.
+    first = groups.order[groups.starts]
+    offsets = groups.points - groups.points[first][groups.group]
+    return offsets - mean_by(offsets, groups.group, len(groups))[groups.group]
+
+
+def _count_directions(groups: Groups, centered: Tensor) -> Tensor:
+    """Return [G]: (Σ λ)² / Σ λ² of each group's covariance, at least 1."""
+    found = []
+    for members in torch.split(groups.order, groups.sizes.tolist()):
+        points = centered[members].double()
+        # Both products have the same eigenvalues but for zeros; the smaller one is cheaper.
+        product = points @ points.T if len(points) < points.shape[1] else points.T @ points
+        squares = product.square().sum().clamp(min=torch.finfo(torch.float64).tiny)
+        found.append(points.square().sum().square() / squares)
+    return torch.stack(found).clamp(min=1) if found else centered.new_zeros(0).double()
+
+
+def _measure(
+    groups: Groups, centered: Tensor, clusters: Tensor, num_clusters: int
+) -> tuple[Tensor, Tensor]:
+    """Return the samples [G, K] of each cluster, and each group's [G] squared distances summed."""
+    slot = groups.group * num_clusters + clusters
+    counts = torch.bincount(slot, minlength=len(groups) * num_clusters)
+    distances = (centered - mean_by(centered, slot, len(counts))[slot]).square().sum(1).double()
+    squares = distances.new_zeros(len(groups)).index_add_(0, groups.group, distances)
+    return counts.view(-1, num_clusters), squares
+
+
+def _criterion(counts: Tensor, squares: Tensor, directions: Tensor) -> Tensor:
+    """Return [G]: the information criterion of groups cut into K clusters."""
+    num_clusters = counts.shape[1]
+    size = counts.sum(1).double()
+    free = (size - num_clusters).clamp(min=1)
+    # Equal points have no variance: any number serves, since K is then 1.
+    variance = (squares / (directions * free)).clamp(min=torch.finfo(torch.float64).tiny)
+    mixing = torch.special.entr(counts / size.unsqueeze(1)).sum(1) * size
+    likelihood = -mixing - directions / 2 * (size * variance.log() + free)
+    value: Tensor = likelihood - num_clusters * (directions + 1) / 2 * size.log()
+    return value
+
+
+# DBSCAN
+
+
+def find_knee(distances: Tensor) -> float:
+    """Return the value at the knee of a rising curve: the point farthest from its chord.
+
+    With d_0 ≤ … ≤ d_{n-1} and the chord c_i = d_0 + i (d_{n-1} - d_0) / (n - 1), the knee is d_i
+    for the lowest i that maximizes |d_i - c_i|; the distance measured across the chord is the same up to a
+    constant factor.
+    """
+    curve = distances.cpu().double().sort().values
+    chord = torch.linspace(0, 1, len(curve), dtype=curve.dtype)
+    gap = (curve - (curve[0] + chord * (curve[-1] - curve[0]))).abs()
+    return float(curve[gap.argmax()])
+
+
+def run_dbscan(points: Tensor, *, eps: float | None, min_samples: int) -> Tensor:
+    """Return the cluster [n] of each of one group's points, from 0, with no noise left.
+
+    `eps` is the neighborhood radius; None takes the knee of the sorted distances to the
+    `min_samples`-th neighbor, the point itself being the first. Noise joins the cluster whose mean
+    of core and border points is nearest (ties to the lowest). Too few points, a radius of 0 or no
+    cluster at all leave one cluster, and its mean is the class mean.
+    """
+    together = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    if len(points) <= min_samples:
+        return together
+    # From differences: equal points are at distance 0, which a product would blur.
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    if eps is None:
+        eps = find_knee(distances.kthvalue(min_samples, dim=1).values)
+    if eps == 0:
+        return together
+
+    from sklearn.cluster import DBSCAN  # a second to import, and only this method needs it
+
+    model = DBSCAN(eps=eps, min_samples=min_samples, metric="precomputed")
+    found = torch.from_numpy(model.fit_predict(distances.cpu().numpy())).to(together)
+    num_clusters = int(found.max()) + 1
+    noise = found < 0
+    if num_clusters == 0:
+        return together
+    means = torch.stack([points[found == k].mean(0) for k in range(num_clusters)])
+    found[noise] = torch.cdist(
+        points[noise], means, compute_mode="donot_use_mm_for_euclid_dist"
+    ).argmin(1)
+    return found
+
+
+# From clusters to prototypes
+
+
+def average_clusters(
+    groups: Groups, clusters: Tensor, num_clusters: int, min_cluster_size: int
+) -> list[Prototypes]:
+    """Return each client's prototypes: the mean of every cluster of every group.
+
+    u_k = 1/|S_k| Σ_{x ∈ S_k} x, where `clusters` [P] gives each sample's k < `num_clusters` within
+    its group. Clusters with exactly equal means become one; those that stand for fewer than
+    `min_cluster_size` samples are dropped.
+    """
+    if min_cluster_size < 1:
+        raise ValueError(f"min_cluster_size is {min_cluster_size}; it must be at least 1.")
+    points, num_samples = groups.points, len(groups.points)
+    slot = groups.group * num_clusters + clusters
+    num_slots = len(groups) * num_clusters
+    counts = torch.bincount(slot, minlength=num_slots)
+    first = torch.full((num_slots,), num_samples, device=points.device).scatter_reduce(
+        0, slot, torch.arange(num_samples, device=points.device), "amin"
+    )
+    # Averaging the differences to one member makes the mean of equal points exactly that point.
+    base = points.index_select(0, first.clamp(max=num_samples - 1)) if num_samples else points
+    offsets = base.index_select(0, slot)
+    sums = torch.zeros_like(base).index_add_(0, slot, torch.sub(points, offsets, out=offsets))
+    means = base + sums / counts.clamp(min=1).unsqueeze(1)
+
+    if num_clusters > 1:
+        merged = _merge_equal(
+            means.view(len(groups), num_clusters, points.shape[1]),
+            counts.view(-1, num_clusters) > 0,
+        )
+        if not torch.equal(
+            merged, torch.arange(num_clusters, device=slot.device).expand_as(merged)
+        ):
+            return average_clusters(groups, merged.flatten()[slot], num_clusters, min_cluster_size)
+
+    # Largest count first, then lowest first member; `first` is at most P, so it only breaks ties.
+    rank = (counts * (num_samples + 1) - first).view(-1, num_clusters)
+    ranked = rank.argsort(dim=1, descending=True, stable=True)
+    ranked += torch.arange(len(groups), device=slot.device).unsqueeze(1) * num_clusters
+    slots = ranked.flatten()
+    slots = slots[counts[slots] >= min_cluster_size]
+    vectors, counts, group = means[slots], counts[slots], slots // num_clusters
+    per_client = torch.bincount(groups.clients[group], minlength=groups.num_clients).tolist()
+    columns = (vectors, groups.labels[group], counts)
+    return [
+        Prototypes(*column)
+        for column in zip(*(torch.split(column, per_client) for column in columns), strict=True)
+    ]
+
+
+def _merge_equal(means: Tensor, filled: Tensor) -> Tensor:
+    """Return [G, K]: for each cluster the lowest one of its group that has the same mean."""
+    equal = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist") == 0
+    equal &= filled.unsqueeze(1) & filled.unsqueeze(2)
+    equal |= torch.eye(means.shape[1], dtype=torch.bool, device=means.device)
+    return equal.int().argmax(dim=1)

@@ -6,16 +6,124 @@ and padding never exceeds one block a group. Rows that pad a block repeat a poin
 always fall to the cluster of the point they repeat, and `mask` keeps them from being counted.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mpfedcl.prototypes.groups import Groups
-
 ROWS = 16
 """Rows of a block."""
 MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Samples of several clients; a group is what one client holds of one class, never empty."""
+
+    points: Tensor
+    """[P, d] embeddings, client after client."""
+    group: Tensor
+    """[P] the group of each sample; groups are numbered by client, then by class."""
+    order: Tensor
+    """[P] samples sorted by group, in their own order within a group."""
+    sizes: Tensor
+    """[G] samples in each group."""
+    clients: Tensor
+    """[G] the client of each group."""
+    labels: Tensor
+    """[G] the class of each group."""
+    num_clients: int
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def starts(self) -> Tensor:
+        """[G] where each group begins in `order`."""
+        return self.sizes.cumsum(0) - self.sizes
+
+
+def group_samples(
+    embeddings: Sequence[Tensor], labels: Sequence[Tensor], num_classes: int
+) -> Groups:
+    """Check the samples of one or more clients and number their (client, class) groups."""
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}; it must be at least 1.")
+    if len(embeddings) != len(labels):
+        raise ValueError(
+            f"there are embeddings of {len(embeddings)} clients and labels of {len(labels)}; "
+            "they must be as many."
+        )
+    for vectors, classes in zip(embeddings, labels, strict=True):
+        _check_shapes(vectors, classes, embeddings[0])
+    points = torch.cat([vectors.detach() for vectors in embeddings])
+    classes = torch.cat([classes.to(points.device, torch.int64) for classes in labels])
+    _check_values(points, classes, num_classes)
+
+    client_sizes = torch.tensor([len(vectors) for vectors in embeddings], device=points.device)
+    client_numbers = torch.arange(len(embeddings), device=points.device)
+    key = client_numbers.repeat_interleave(client_sizes) * num_classes + classes
+    sizes = torch.bincount(key, minlength=len(embeddings) * num_classes)
+    present = sizes > 0
+    keys = present.nonzero().squeeze(1)
+    return Groups(
+        points=points,
+        group=(present.cumsum(0) - 1)[key],
+        order=key.argsort(stable=True),
+        sizes=sizes[keys],
+        clients=keys // num_classes,
+        labels=keys % num_classes,
+        num_clients=len(embeddings),
+    )
+
+
+def mean_by(vectors: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return [size, d]: the mean of the vectors of each index, zeros where there is none."""
+    sums = vectors.new_zeros(size, vectors.shape[1]).index_add_(0, index, vectors)
+    return sums / torch.bincount(index, minlength=size).clamp(min=1).unsqueeze(1)
+
+
+def _check_shapes(embeddings: Tensor, labels: Tensor, reference: Tensor) -> None:
+    """Reject embeddings and labels that do not fit together, or those of another client."""
+    if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"embeddings have shape {tuple(embeddings.shape)} and labels {tuple(labels.shape)}; "
+            "they must be [samples, d] and [samples]."
+        )
+    if embeddings.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"embeddings are {embeddings.dtype}; they must be float32 or float64.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels are {labels.dtype}; they must be integers.")
+    if embeddings.shape[1] != reference.shape[1] or embeddings.dtype != reference.dtype:
+        raise ValueError(
+            f"embeddings of one client are {reference.dtype} of dimension {reference.shape[1]} "
+            f"and of another {embeddings.dtype} of dimension {embeddings.shape[1]}; "
+            "they must agree."
+        )
+
+
+def _check_values(points: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Reject classes that do not exist and values that cannot be squared and summed."""
+    if not len(labels):
+        return
+    lowest, highest = (int(label) for label in labels.aminmax())
+    if lowest < 0 or highest >= num_classes:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"label {wrong} is out of range; it must be from 0 to {num_classes - 1}.")
+    if not points.numel():
+        return
+    # aminmax passes NaN on, so that one pass over the data sees every kind of bad number.
+    lowest_value, highest_value = (float(value) for value in points.aminmax())
+    largest = max(-lowest_value, highest_value)
+    if not math.isfinite(largest):
+        raise ValueError("embeddings hold NaN or infinity; every number must be finite.")
+    limit = math.sqrt(torch.finfo(points.dtype).max / points.shape[1]) / 8
+    if largest > limit:
+        raise ValueError(
+            f"embeddings reach {largest:.3g}; they must stay below {limit:.3g} to be squared."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +160,8 @@ def run_kmeans(
 ) -> Tensor:
     """Return the cluster [P] of each sample within its group, from 0 to K - 1.
 
-    Minimises Σ_x |x - u_{k(x)}|² in every group by Lloyd's iterations: x joins its nearest centre
-    (ties to the lowest), a centre moves to the mean of its points. `draws` [G, K] in [0, 1) start
+    Minimizes Σ_x |x - u_{k(x)}|² in every group by Lloyd's iterations: x joins its nearest center
+    (ties to the lowest), a center moves to the mean of its points. `draws` [G, K] in [0, 1) start
     it: by k-means++ if `spread`, else from points drawn at random. A group with at most K distinct
     points gets one cluster for each of them. A larger one gets K, or fewer where points lie closer
     together than the rounding of their products. With `weights` [P] a sample counts as so many.
@@ -67,7 +175,7 @@ def run_kmeans(
         len(groups),
         None if weights is None else weights[rows.sample] * rows.mask,
     )
-    clusters, unsolved, middle = choose_centres(blocks, groups.sizes, draws, spread=spread)
+    clusters, unsolved, middle = choose_centers(blocks, groups.sizes, draws, spread=spread)
     if bool(unsolved.any()):
         kept = None
         if not bool(unsolved.all()):
@@ -103,17 +211,17 @@ def _lay_out(groups: Groups) -> _Rows:
     return _Rows(sample, position < size, group)
 
 
-def choose_centres(
+def choose_centers(
     blocks: Blocks, sizes: Tensor, draws: Tensor, *, spread: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose up to K points of each group as centres; give each row its nearest one.
+    """Choose up to K points of each group as centers; give each row its nearest one.
 
     k-means++: the first is any point, the next is x with probability D²(x) / Σ D², where D is the
-    distance to the nearest centre so far. Otherwise every point with D > 0 is as likely. Distances
+    distance to the nearest center so far. Otherwise every point with D > 0 is as likely. Distances
     come from differences, so that points that are equal are at 0 exactly and never both chosen.
 
-    Returns the nearest centre [B, ROWS]; which groups [G] have points away from every centre; and
-    the mean [G, d] of the centres, a place amid the group.
+    Returns the nearest center [B, ROWS]; which groups [G] have points away from every center; and
+    the mean [G, d] of the centers, a place amid the group.
     """
     # Which rows to take is settled on the CPU in float64, so that every device draws alike.
     mask, group, sizes = blocks.mask.cpu(), blocks.group.cpu(), sizes.cpu()
@@ -126,16 +234,16 @@ def choose_centres(
     clusters = torch.zeros_like(blocks.mask, dtype=torch.int64)
     distance = flat.new_full(clusters.shape, torch.inf)
     for k in range(draws.shape[1]):
-        centre = flat.index_select(0, row.to(flat.device))
-        middle += centre
-        to_centre = torch.cdist(
+        center = flat.index_select(0, row.to(flat.device))
+        middle += center
+        to_center = torch.cdist(
             blocks.points,
-            centre.index_select(0, blocks.group).unsqueeze(1),
+            center.index_select(0, blocks.group).unsqueeze(1),
             compute_mode="donot_use_mm_for_euclid_dist",
         ).squeeze(2)
-        # In a group without points to spare nothing is closer than 0: a centre in vain.
-        clusters.masked_fill_(to_centre < distance, k)
-        distance = distance.minimum(to_centre)
+        # In a group without points to spare nothing is closer than 0: a center in vain.
+        clusters.masked_fill_(to_center < distance, k)
+        distance = distance.minimum(to_center)
         weight = distance.cpu().double().square() if spread else (distance > 0).cpu().double()
         weight *= mask if blocks.weights is None else blocks.weights.cpu()
         total = weight.new_zeros(len(sizes)).index_add_(0, group, weight.sum(1))
@@ -149,8 +257,8 @@ def draw_rows(
 ) -> Tensor:
     """Draw a row of each group with probability weight / total, through cumulative sums.
 
-    Each group's weights are first scaled to sum to 1, lest one client's large embeddings drown
-    another's small ones. A row of weight 0 never comes up where the total is above 0.
+    Each group's weights are first scaled to sum to 1, so that large embeddings of one client do
+    not drown small ones of another. A row of weight 0 never comes up where the total is above 0.
     """
     share = weight / total.clamp(min=torch.finfo(torch.float64).tiny)[group].unsqueeze(1)
     reached = share.flatten().cumsum(0)
@@ -172,15 +280,15 @@ def run_lloyd(blocks: Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
             member *= blocks.weights.unsqueeze(2)
         counts = blocks.sum_groups(member.sum(1))
         sums = blocks.sum_groups(member.mT @ blocks.points)
-        centres = sums / counts.clamp(min=1).unsqueeze(2)
-        half_square = centres.square().sum(2) / 2
+        centers = sums / counts.clamp(min=1).unsqueeze(2)
+        half_square = centers.square().sum(2) / 2
         if not bool(counts.all()):
-            half_square = _refill(blocks, clusters, centres, counts)
-        # |x - u|² / 2 without |x|², which is the same for every centre.
+            half_square = _refill(blocks, clusters, centers, counts)
+        # |x - u|² / 2 without |x|², which is the same for every center.
         cost = torch.baddbmm(
             half_square.index_select(0, blocks.group).unsqueeze(1),
             blocks.points,
-            centres.index_select(0, blocks.group).mT,
+            centers.index_select(0, blocks.group).mT,
             alpha=-1,
         )
         before, clusters = clusters, cost.argmin(2)
@@ -200,8 +308,8 @@ def run_lloyd(blocks: Blocks, clusters: Tensor, num_clusters: int) -> Tensor:
     return clusters if place is None else result.index_copy(0, place, clusters)
 
 
-def _refill(blocks: Blocks, clusters: Tensor, centres: Tensor, counts: Tensor) -> Tensor:
-    """Move an empty cluster to the point farthest from its centre, one a group; return |u|² / 2.
+def _refill(blocks: Blocks, clusters: Tensor, centers: Tensor, counts: Tensor) -> Tensor:
+    """Move an empty cluster to the point farthest from its center, one a group; return |u|² / 2.
 
     A cluster that stays empty costs infinity, so that nothing joins it. It happens rarely: a loop.
     """
@@ -209,10 +317,10 @@ def _refill(blocks: Blocks, clusters: Tensor, centres: Tensor, counts: Tensor) -
     for group in (~usable).any(1).nonzero().squeeze(1).tolist():
         block = (blocks.group == group).nonzero().squeeze(1)
         points = blocks.points[block].flatten(0, 1)
-        distance = (points - centres[group, clusters[block].flatten()]).norm(dim=1)
+        distance = (points - centers[group, clusters[block].flatten()]).norm(dim=1)
         farthest = distance.argmax()
         if distance[farthest] > 0:
             empty = int((~usable[group]).int().argmax())
-            centres[group, empty] = points[farthest]
+            centers[group, empty] = points[farthest]
             usable[group, empty] = True
-    return (centres.square().sum(2) / 2).masked_fill(~usable, torch.inf)
+    return (centers.square().sum(2) / 2).masked_fill(~usable, torch.inf)

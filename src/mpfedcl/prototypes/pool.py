@@ -1,4 +1,4 @@
-"""The prototypes of all clients that answered: what the server sends back."""
+"""Prototypes, and the pool of all clients' prototypes that the server sends back."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,63 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from mpfedcl.prototypes.groups import mean_by
-from mpfedcl.prototypes.nearest import find_nearest
-from mpfedcl.prototypes.prototypes import Prototypes
+from mpfedcl.prototypes.kmeans import group_samples, mean_by, run_kmeans
 
 Padding = Literal["all", "fill"]
+
+_CHUNK = 2**22
+"""Distances held at once: the memory stays small however many queries there are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prototypes:
+    """One client's prototypes, sorted by class.
+
+    Within a class the prototype that stands for most samples comes first; equal counts are ordered
+    by the lowest index among the samples they stand for.
+    """
+
+    vectors: Tensor
+    """[M, d] the prototypes."""
+    labels: Tensor
+    """[M] int64, the class of each."""
+    counts: Tensor
+    """[M] int64, how many samples each stands for."""
+
+    def __post_init__(self) -> None:
+        if self.vectors.dim() != 2:
+            raise ValueError(
+                f"prototype vectors have shape {tuple(self.vectors.shape)}; they must be [M, d]."
+            )
+        for name, column in (("labels", self.labels), ("counts", self.counts)):
+            if column.shape != self.vectors.shape[:1] or column.dtype != torch.int64:
+                raise ValueError(
+                    f"prototype {name} are {column.dtype} of shape {tuple(column.shape)}; "
+                    f"{len(self.vectors)} vectors need int64 of shape [{len(self.vectors)}]."
+                )
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def dimension(self) -> int:
+        """d, the dimension of a vector."""
+        return self.vectors.shape[1]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the prototypes on another device."""
+        return type(self)(self.vectors.to(device), self.labels.to(device), self.counts.to(device))
+
+    @classmethod
+    def empty(
+        cls,
+        dimension: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Return no prototypes, of a known dimension."""
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        return cls(torch.zeros(0, dimension, dtype=dtype, device=device), none, none.clone())
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +173,12 @@ class PrototypePool:
 
     @property
     def dimension(self) -> int:
-        """d, the length of a vector."""
+        """d, the dimension of a vector."""
         return self.vectors.shape[1]
 
     @property
     def present(self) -> Tensor:
-        """[C] bool, the classes that somebody holds."""
+        """[C] bool, the classes that any client holds."""
         return torch.bincount(self.labels, minlength=self.num_classes) > 0
 
     @property
@@ -218,7 +270,7 @@ class PrototypePool:
         """Return the grid U [N, K, C, d] of the contrastive loss, and the classes present [C].
 
         U[i, k, j] is client i's k-th prototype of class j, or where `slots` pads, the class mean
-        ū_j; zeros where nobody holds the class.
+        ū_j; zeros if no client holds the class.
         """
         slots = self.slots(padding)
         means = torch.arange(self.num_classes, device=slots.device) + len(self)
@@ -284,7 +336,7 @@ class PrototypePool:
         means = mean_by(owner_means, key % self.num_classes, self.num_classes)
         return self._one_per_class(means)
 
-    def class_centres(self) -> Self:
+    def class_centers(self) -> Self:
         """Return a pool with one prototype per class, the mean by counts, owned by "global"."""
         if not len(self):
             return replace(self, num_prototypes=1)
@@ -311,7 +363,7 @@ class PrototypePool:
 
 
 def _check(pool: PrototypePool) -> None:
-    """Refuse a pool that contradicts itself."""
+    """Reject an inconsistent pool."""
     size = len(pool.vectors)
     columns = (pool.labels, pool.counts, pool.owners)
     if pool.vectors.dim() != 2 or any(
@@ -344,3 +396,119 @@ def _check(pool: PrototypePool) -> None:
             f"client {pool.names[place // pool.num_classes]} has {most} prototypes of class "
             f"{place % pool.num_classes}; at most {pool.num_prototypes} are allowed."
         )
+
+
+# Merging a pool that would grow with the number of clients
+
+
+def merge_prototypes(pool: PrototypePool, most: int, generator: torch.Generator) -> PrototypePool:
+    """Return a pool with at most `most` prototypes per class; the same one where that is so.
+
+    k-means in each class, a prototype counting as its samples: u = Σ n_m u_m / Σ n_m over those
+    that become one, and n = Σ n_m. So a class's mean over samples stays what it was, and its second
+    moment loses the scatter within what is merged (`spread_kept`). The new ones are owned by groups
+    of K, the largest first: the clients that sent them are not known any more.
+    """
+    if most < 1:
+        raise ValueError(f"most is {most}; it must be at least 1.")
+    if not len(pool) or int(torch.bincount(pool.labels).max()) <= most:
+        return pool
+    # One group per class, classes in order.
+    groups = group_samples([pool.vectors], [pool.labels], pool.num_classes)
+    num_clusters = min(most, int(groups.sizes.max()))
+    draws = torch.rand(len(groups), num_clusters, generator=generator)
+    weights = pool.counts.to(pool.vectors.dtype)
+    clusters = run_kmeans(groups, draws, spread=True, weights=weights)
+    key, place = torch.unique(groups.group * num_clusters + clusters, return_inverse=True)
+    vectors, counts = _average(pool, place, len(key))
+    return _own_by_groups(pool, vectors, groups.labels[key // num_clusters], counts)
+
+
+def spread_kept(full: PrototypePool, merged: PrototypePool) -> float:
+    """Return the share of the scatter of prototypes around their class means that is left.
+
+    Σ n |u - ū_c|², with ū_c the mean over samples, of the merged pool over that of the full one; 1
+    where there is none.
+    """
+    before = _scatter(full)
+    return _scatter(merged) / before if before > 0 else 1.0
+
+
+def _average(pool: PrototypePool, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the mean by counts, and the counts, of the prototypes of each place."""
+    weights = pool.counts.double()
+    counts = torch.zeros(size, dtype=torch.int64, device=place.device)
+    counts.index_add_(0, place, pool.counts)
+    # In double precision: thousands of prototypes may become one.
+    sums = torch.zeros(size, pool.dimension, dtype=torch.float64, device=place.device)
+    sums.index_add_(0, place, pool.vectors.double() * weights.unsqueeze(1))
+    totals = sums.new_zeros(size).index_add_(0, place, weights)
+    return (sums / totals.clamp(min=1).unsqueeze(1)).to(pool.vectors.dtype), counts
+
+
+def _own_by_groups(
+    pool: PrototypePool, vectors: Tensor, labels: Tensor, counts: Tensor
+) -> PrototypePool:
+    """Give the first K prototypes of each class to the first group, the next K to the next."""
+    most = pool.num_prototypes or int(pool.held.max())
+    largest_first = (labels * (int(counts.max()) + 1) - counts).argsort(stable=True)
+    labels = labels[largest_first]
+    held = torch.bincount(labels, minlength=pool.num_classes)
+    rank = torch.arange(len(labels), device=labels.device) - (held.cumsum(0) - held)[labels]
+    owners = rank // most
+    by_owner = owners.argsort(stable=True)
+    chosen = largest_first[by_owner]
+    num_owners = int(owners.max()) + 1
+    digits = len(str(num_owners))
+    return PrototypePool(
+        vectors=vectors[chosen],
+        labels=labels[by_owner],
+        counts=counts[chosen],
+        owners=owners[by_owner],
+        names=tuple(f"group-{number + 1:0{digits}}" for number in range(num_owners)),
+        num_classes=pool.num_classes,
+        num_prototypes=pool.num_prototypes,
+    )
+
+
+def _scatter(pool: PrototypePool) -> float:
+    weights = pool.counts.double().unsqueeze(1)
+    vectors = pool.vectors.double()
+    sums = vectors.new_zeros(pool.num_classes, pool.dimension)
+    sums.index_add_(0, pool.labels, weights * vectors)
+    totals = weights.new_zeros(pool.num_classes, 1).index_add_(0, pool.labels, weights)
+    centers = sums / totals.clamp(min=1)
+    return float((weights * (vectors - centers[pool.labels]).square()).sum())
+
+
+# Nearest neighbors
+
+
+def find_nearest(z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+    """Return [B]: the row of `vectors` [M, d] nearest to each row of z.
+
+    argmin_m |z - u_m|; M must be at least 1. The label of that row is the nearest one's to the last
+    bit, the first of a tie; among rows of one label rounding may decide.
+    """
+    pieces = torch.split(z, max(1, _CHUNK // len(vectors)))
+    return torch.cat([_find_piece(piece, vectors, labels) for piece in pieces])
+
+
+def _find_piece(z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+    """As `find_nearest`, for as many queries as fit.
+
+    |z - u|² / 2 less |z|² / 2 is |u|² / 2 - z·u: one product. Where rounding could have decided
+    between two labels, those queries alone are measured again by differences.
+    """
+    half_square = vectors.square().sum(1) / 2
+    cost = torch.addmm(half_square, z, vectors.T, alpha=-1)
+    best = cost.min(dim=1)
+    # A sum of d products is off by at most about d times the rounding of its terms' size.
+    largest = vectors.norm(dim=1).max()
+    rounding = 2 * vectors.shape[1] * torch.finfo(z.dtype).eps
+    margin = rounding * largest * (largest + z.norm(dim=1))
+    close = cost <= (best.values + margin).unsqueeze(1)
+    others = labels != labels[best.indices].unsqueeze(1)
+    doubtful = (close & others).any(1).nonzero().squeeze(1)
+    exact = torch.cdist(z[doubtful], vectors, compute_mode="donot_use_mm_for_euclid_dist")
+    return best.indices.index_copy(0, doubtful, exact.argmin(1))

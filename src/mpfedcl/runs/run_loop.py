@@ -8,7 +8,7 @@ from typing import Any
 
 from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.process_group import ProcessGroup
+from mpfedcl.engines.workers import WorkerGroup
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in, shares_prototypes_in
 from mpfedcl.privacy.ledger import ReleaseFolder
@@ -42,7 +42,7 @@ from mpfedcl.runs.summary import summarize_run
 class RunLoop:
     """The rounds of a run, wherever its clients are; `run` leads, `follow` works along."""
 
-    _group: ProcessGroup | None = None
+    _group: WorkerGroup | None = None
     _writes_beside = False
     """Whether a round's checkpoint and record are written while the next one trains. A kill then
     returns to this round or to the one before, which all that takes part must be able to."""
@@ -107,15 +107,15 @@ class RunLoop:
         return result
 
     def _find_slowness(self, record: Record) -> list[str]:
-        """Return why clients of somebody's own method train one after the other, once."""
+        """Return why clients of a user's method train one after the other, once."""
         told = record["remarks"].get("training", {}).get("fallback", [])
-        reasons = [each for each in told if each.startswith("stacked: ")]
+        reasons = [each.partition(": ")[2] for each in told if "vmap" in each]
         if self._is_slow or not reasons or is_built_in(self._experiment.method):
             return []
         self._is_slow = True
         return [
             "Clients are trained one after the other, because the method cannot train many at once "
-            f"({reasons[0].removeprefix('stacked: ')}): CONTRIBUTING.md, under Add a method, says "
+            f"({reasons[0]}): CONTRIBUTING.md, under Add a method, says "
             "what a loss may do under torch.func.vmap."
         ]
 

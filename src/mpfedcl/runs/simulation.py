@@ -16,11 +16,9 @@ from mpfedcl.engines import (
     DispatchingEngine,
     DistributedEngine,
     InProcessEngine,
-    assign_clients,
-    movable_work,
 )
 from mpfedcl.engines.hardware import cap_threads, find_device
-from mpfedcl.engines.process_group import ProcessGroup, is_worker, open_process_group
+from mpfedcl.engines.workers import WorkerGroup, assign_clients, is_worker, open_worker_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.methods import Asynchronous, ClosedForm, find_method
@@ -95,11 +93,11 @@ def resume_simulation(
 
 def follow() -> None:
     """Work in the process group that this process was started in, until its leader has finished."""
-    with open_process_group(1, _WORKER) as group:
+    with open_worker_group(1, _WORKER) as group:
         assert group is not None
         document = group.broadcast().decode()
         experiment = Experiment.parse_toml(document, Path("experiment"))
-        group.expect_signs_within(experiment.worker_timeout)
+        group.expect_within(experiment.worker_timeout)
         _Simulation(experiment, group).follow()
 
 
@@ -112,7 +110,7 @@ class _Simulation(RunLoop):
     def __init__(
         self,
         experiment: Experiment,
-        group: ProcessGroup | None,
+        group: WorkerGroup | None,
         notices: Sequence[str] = (),
     ) -> None:
         cap_threads()
@@ -139,25 +137,16 @@ class _Simulation(RunLoop):
         super().__init__(assembly, engine, self._data.class_names, pace)
 
     def _make_engine(
-        self, assembly: Assembly, group: ProcessGroup | None, device: torch.device
+        self, assembly: Assembly, group: WorkerGroup | None, device: torch.device
     ) -> Engine:
         """Return the engine of all clients; keep only the data of this process."""
         is_asynchronous = isinstance(assembly.method, Asynchronous)
         kind = DispatchingEngine if is_asynchronous else InProcessEngine
         if group is None:
             return kind(assembly, self._data)
-        everyone, sizes = self._data, self._data.sizes
-        movable = None
-        if group.shares_memory and sizes:
-            num_together = -(-len(sizes) // group.size)
-            movable = movable_work(assembly, everyone.clients[0], num_together)
-        share = assign_clients(sizes, group.size, movable=movable)[group.rank]
-        self._data = everyone.with_clients(share.names)
-        local = kind(assembly, self._data)
-        begun = None if share.begun is None else (everyone.client(share.begun), share.part)
-        if share.finished is not None and group.finishes is not None:
-            local.begin_elsewhere(share.finished, group.finishes)
-        return DistributedEngine(local, sizes, group, device, begun)
+        sizes = self._data.sizes
+        self._data = self._data.with_clients(assign_clients(sizes, group.size)[group.rank])
+        return DistributedEngine(kind(assembly, self._data), sizes, group, device)
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the rounds that are left, on the data that the run was begun on."""
@@ -238,7 +227,7 @@ def _settle_evaluation(experiment: Experiment, data: FederatedData, model: Model
 @contextmanager
 def _lead_processes(
     experiment: Experiment, notices: list[str]
-) -> Iterator[tuple[Experiment, ProcessGroup | None]]:
+) -> Iterator[tuple[Experiment, WorkerGroup | None]]:
     """Open a process group for an experiment and tell it what to run, if more than one process.
 
     `notices` gets what the user should know of their number.
@@ -249,7 +238,7 @@ def _lead_processes(
         with ExitStack() as stack:
             group = None
             try:
-                opened = open_process_group(choice.count, _WORKER, experiment.worker_timeout)
+                opened = open_worker_group(choice.count, _WORKER, experiment.worker_timeout)
                 group = stack.enter_context(opened)
             except (LostWorker, OSError) as error:
                 if experiment.workers != "auto":
@@ -266,7 +255,7 @@ def _lead_processes(
 
 
 def _load_in_turn(
-    experiment: Experiment, device: torch.device, group: ProcessGroup | None
+    experiment: Experiment, device: torch.device, group: WorkerGroup | None
 ) -> tuple[FederatedData, Model]:
     """Load; the leader goes first, so that only one process encodes what is not cached yet."""
     takes_turns = group is not None and experiment.encoder.name not in (None, "none")

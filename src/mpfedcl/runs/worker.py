@@ -1,15 +1,22 @@
-"""`python -m mpfedcl.runs.worker`: a process that works for the one that started it (--workers)."""
+"""`python -m mpfedcl.runs.worker`: a worker process that the leader of a run has started."""
 
+import ctypes
+import os
+import signal
 import sys
+import threading
 
-from mpfedcl.core.errors import InvalidInput, LostWorker
-from mpfedcl.engines.local_group import LOST_ANOTHER, end_with_parent
-from mpfedcl.runs.simulation import follow
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Work until the leader has finished; it does the talking."""
-    end_with_parent()
+    """Work until the leader has finished; the leader reports."""
+    end_with_leader()
+    # Only now: they take seconds to load, in which the leader may be killed.
+    from mpfedcl.core.errors import InvalidInput, LostWorker
+    from mpfedcl.engines.workers import LOST_ANOTHER
+    from mpfedcl.runs.simulation import follow
+
     try:
         follow()
     except InvalidInput as error:
@@ -18,6 +25,23 @@ def main() -> int:
     except LostWorker:
         return LOST_ANOTHER
     return 0
+
+
+def end_with_leader() -> None:
+    """End this process when the leader is gone, and ignore interrupts: they are for the leader."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # The kernel then ends this process even if it hangs in a library.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        # The leader holds the other end of stdin. Not through sys.stdin, whose lock this thread
+        # would hold when the interpreter ends.
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How many processes share a run: one per core, where it is long enough to gain by them.
+"""The number of processes that share a run: one per core if the run is long enough to gain.
 
-By a rule that looks at the experiment, the number of samples and the machine's cores, and measures
+The rule looks at the experiment, the number of samples and the machine's cores, and measures
 nothing: the same experiment has the same workers on the same machine, and so the same bits.
 """
 
@@ -16,28 +16,28 @@ from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.engines.hardware import usable_cores
-from mpfedcl.engines.process_group import is_under_torchrun
+from mpfedcl.engines.workers import is_under_torchrun
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, Method
 from mpfedcl.models import mlp
 
 LEAST_SECONDS = 8.0
-"""A run that takes about so long stays in one process: another takes a second or two to start."""
+"""A shorter run stays in one process: another one takes a second or two to start."""
 _MULTIPLICATIONS = 1e10
-"""Per second and core, about: what training reaches."""
+"""Of training per second and core, about."""
 _SAMPLE_SECONDS = 2e-5
-"""That a sample takes in any model, however small."""
+"""Time of a sample in any model, however small."""
 _ENCODED, _PIXELS = 512, 28 * 28
-"""Numbers of a sample behind an encoder, and of a small picture."""
+"""Values of a sample after an encoder, and of a small image."""
 _CONVOLUTIONS, _TRAINED_ENCODER = 10**7, 2 * 10**9
-"""Multiplications of a sample's way through the cnn, and through an encoder that is trained."""
+"""Multiplications of a sample in the cnn, and in an encoder that is trained."""
 _MEMORY_SHARE = 2
-"""All processes' samples take at most one part of so many of the machine's memory."""
+"""The samples of all processes take at most 1 / _MEMORY_SHARE of the machine's memory."""
 
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """How many processes a run has, and what its user should know of that."""
+    """The number of processes of a run, and what its user is told about it."""
 
     count: int
     notices: tuple[str, ...] = ()
@@ -45,20 +45,20 @@ class WorkerChoice:
 
 @dataclass(frozen=True)
 class RunSize:
-    """What a run's length depends on, as far as it is known before samples are opened."""
+    """The size of a run, as far as it is known before samples are read."""
 
     clients: int
-    """That take part in a round."""
+    """Clients that take part in a round."""
     seconds: float
-    """In one process, about."""
+    """Estimated time in one process."""
     num_bytes: int
-    """That the samples take in each process, about."""
+    """Estimated memory of the samples in each process."""
 
 
 def choose_workers(experiment: Experiment, method: type[Method]) -> WorkerChoice:
     """Return the processes of a resolved experiment: as asked, or by the rule of `share_cores`."""
     if experiment.workers != "auto":
-        return WorkerChoice(experiment.workers)
+        return _limit_workers(experiment, experiment.workers)
     if is_under_torchrun() or (cores := _free_cores()) == 1:
         return WorkerChoice(1)
     size = measure_run(experiment, method)
@@ -69,8 +69,23 @@ def choose_workers(experiment: Experiment, method: type[Method]) -> WorkerChoice
     return share_cores(size, cores, psutil.virtual_memory().total)
 
 
+def _limit_workers(experiment: Experiment, asked: int) -> WorkerChoice:
+    """Return at most one worker per core and per client: more of them would only take memory."""
+    if asked == 1 or is_under_torchrun():
+        return WorkerChoice(asked)
+    limits = {"cores": usable_cores()}
+    if experiment.dataset.name != "table":
+        split = split_among_clients(open_data_set(experiment.dataset), experiment)
+        limits["clients"] = len(split.training)
+    number = min(asked, *limits.values())
+    if number == asked:
+        return WorkerChoice(asked)
+    told = ", ".join(f"{count:,} {kind}" for kind, count in limits.items())
+    return WorkerChoice(number, (f"workers is {asked}; the run has {number} ({told}).",))
+
+
 def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
-    """Return a worker per core, at most one per client of a round, as far as memory allows.
+    """Return a worker per core, at most one per client of a round, if memory allows.
 
     Example:
         >>> share_cores(RunSize(clients=5, seconds=30, num_bytes=10**7), cores=2, memory=10**10)
@@ -89,15 +104,15 @@ def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
 
 
 def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
-    """Return how large a resolved experiment is; None where that is not known before it begins."""
+    """Return how large a resolved experiment is; None if that is not known before it begins."""
     if experiment.dataset.name == "table":
         return None
     index = open_data_set(experiment.dataset)
-    # Also because what is wrong with the split had better be said before processes are started.
+    # A wrong split is also reported here, before processes are started.
     split = split_among_clients(index, experiment)
     clients, width = len(split.training), _count_numbers(index, experiment)
     if experiment.min_clients > clients:
-        # Refused as soon as the run begins.
+        # The run rejects this when it begins.
         return None
     taking_part = max(experiment.min_clients, round(experiment.fraction * clients))
     samples = sum(len(each.labels) for each in split.training.values())
@@ -111,31 +126,31 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
 
 
 def _free_cores() -> int:
-    """Return the cores for processes: fewer where OMP_NUM_THREADS gives each several threads."""
+    """Return the cores for processes: fewer if OMP_NUM_THREADS gives each several threads."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(asked) if asked.isdecimal() and int(asked) else 1
     return max(1, usable_cores() // threads)
 
 
 def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
-    """Return why a long run stays in one process; None where nothing speaks against more."""
+    """Return why a long run stays in one process, or None."""
     if sys.platform == "win32" or not sys.executable:
-        return "others cannot be started here"
+        return "workers cannot be started here"
     if multiprocessing.parent_process() is not None:
-        return "this process works beside others already"
-    if isinstance(method, Asynchronous):
+        return "this process runs next to others already"
+    if issubclass(method, Asynchronous):
         return f"with {experiment.method}, which is asynchronous, clients answer one by one"
     if experiment.secure_aggregation:
         return "with secure aggregation clients mask their updates for each other"
     if experiment.device != "cpu":
-        return f"all would share the device {experiment.device}"
+        return f"all workers would share the device {experiment.device}"
     if experiment.method.startswith("__main__:"):
-        return "others cannot import a method of the program that was started"
+        return "workers cannot import a method of the program that was started"
     return None
 
 
 def _count_numbers(index: SampleIndex, experiment: Experiment) -> int:
-    """Return about how many numbers a sample has."""
+    """Return about how many values a sample has."""
     if index.vector_width is not None:
         return index.vector_width
     if experiment.encoder.name not in (None, "none"):

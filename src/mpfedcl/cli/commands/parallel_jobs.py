@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.engines.process_group import is_under_torchrun
+from mpfedcl.engines.workers import is_under_torchrun
 from mpfedcl.experiment import Experiment
 from mpfedcl.studies.jobs import Jobs, count_jobs
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from mpfedcl.api import resume, run
 from mpfedcl.cli.arguments.experiments import Run
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
-from mpfedcl.engines.process_group import is_worker
+from mpfedcl.engines.workers import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.methods import find_method, name_method

@@ -34,7 +34,7 @@ BUDGET = 12
 VALIDATION = 0.2
 TOLERANCE = 1.0
 
-_NEUTRAL_SETTINGS = {"engine": "auto", "workers": 1, "worker_timeout": 300.0}
+_NEUTRAL_SETTINGS = {"engine": "auto", "workers": 1, "worker_timeout": 1800.0}
 """Settings that make no difference to results: a search may be resumed with others."""
 
 

@@ -1,4 +1,4 @@
-"""Many small models at once: each parameter is one [clients, ...] tensor.
+"""The trainer of many small models at once: each parameter is one [clients, ...] tensor.
 
 The method's loss is written for one client; `torch.func.vmap` runs it for all of them. The sum of
 their losses has every client's own gradient, so ordinary autograd differentiates it.
@@ -14,22 +14,28 @@ from torch import Tensor
 from torch.func import vmap
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.optimizer import make_optimizer
-from mpfedcl.engines.schedule import Schedule, make_schedule
-from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
-from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
+from mpfedcl.engines.trainers.base import (
+    ClientTask,
+    Schedule,
+    TrainedClients,
+    TrainedStack,
+    Trainer,
+    make_schedule,
+    stack_tensors,
+)
+from mpfedcl.engines.trainers.optimizer import make_optimizer
 from mpfedcl.methods import Batch, Context, received_at
 
 
 class StackedTrainer(Trainer):
-    """Trains any method and any model that `vmap` can run, as a stack."""
+    """Train any method and any model that `vmap` can run, as a stack."""
 
     name = "stacked"
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> list[TrainedClients]:
-        """Train side by side the clients that keep the same things."""
+        """Train clients with states of the same names together."""
         alike: dict[tuple[str, ...], list[ClientTask]] = {}
         for task in tasks:
             alike.setdefault(tuple(sorted(task.state)), []).append(task)
@@ -95,7 +101,7 @@ class StackedTrainer(Trainer):
             optimizer.step([gradients[name] for name in params], active)
             if has_own_steps:
                 changed, memory = vmap(partial(self._after_step, given))(now, stack.first(active))
-                # A method may swap the two: what was the one must not follow the other.
+                # A method may swap the two, and they must not share memory.
                 memory = {name: value.clone() for name, value in memory.items()}
                 for name, value in now.items():
                     value.copy_(changed[name])
@@ -119,7 +125,7 @@ class StackedTrainer(Trainer):
         return self._method.after_step(params, self._context(given, kept))
 
     def _context(self, given: object, kept: "_StackedContext") -> Context:
-        """Return what one client knows in a step, under vmap."""
+        """Return the context of one client in a step, under vmap."""
         return Context(self._model.apply, kept.start, given, kept.state, kept.own, kept.memory)
 
     def _finish(
@@ -156,7 +162,7 @@ class StackedTrainer(Trainer):
 
 
 class _StackedContext(NamedTuple):
-    """What clients know while they train, side by side: [clients, ...] by name."""
+    """The contexts of clients in a stack: [clients, ...] by name."""
 
     start: Tensors
     state: Tensors
@@ -168,10 +174,10 @@ class _StackedContext(NamedTuple):
         return _StackedContext(*({n: v[:active] for n, v in part.items()} for part in self))
 
     def remember(self, memory: Tensors) -> None:
-        """Replace what the first clients remember; the others have finished."""
+        """Replace the memory of the first clients; the others have finished."""
         for name, value in memory.items():
             self.memory[name][: len(value)] = value
 
     def memory_of(self, index: int) -> Tensors:
-        """Return what one client remembers."""
+        """Return the memory of one client."""
         return {name: value[index] for name, value in self.memory.items()}

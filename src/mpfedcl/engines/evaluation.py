@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.engines.trained_clients import TrainedClients, distinct_groups, predict_clients
+from mpfedcl.engines.trainers.base import TrainedClients, distinct_groups, predict_clients
 from mpfedcl.methods import TESTS, Method, PredictorName, Test, prototype_rule
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool

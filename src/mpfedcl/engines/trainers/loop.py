@@ -1,4 +1,4 @@
-"""The reference: one client after the other, in plain PyTorch."""
+"""The reference trainer: one client after the other, in plain PyTorch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,22 +8,26 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
-from mpfedcl.engines.optimizer import make_optimizer
-from mpfedcl.engines.schedule import draw_batches
-from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
-from mpfedcl.engines.trainer import ClientTask, Trainer
+from mpfedcl.engines.trainers.base import (
+    ClientTask,
+    TrainedClient,
+    TrainedClients,
+    Trainer,
+    draw_batches,
+)
+from mpfedcl.engines.trainers.optimizer import make_optimizer
 from mpfedcl.methods import Context, FullBatch, received_at
 
 
 class LoopTrainer(Trainer):
-    """Trains clients in turn."""
+    """Train clients in turn."""
 
     name = "loop"
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> list[TrainedClients]:
-        """Train the clients; each stands alone afterwards."""
+        """Train the clients, each with a model of its own."""
         return [self._train(task, round_number, received) for task in tasks]
 
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
@@ -80,7 +84,7 @@ class LoopTrainer(Trainer):
         if self._method.plain_steps:
             return context
         changed, memory = self._method.after_step(params, context)
-        # A method may swap the two: what was the one must not follow what becomes of the other.
+        # A method may swap the two, and they must not share memory.
         memory = {name: value.clone() for name, value in memory.items()}
         for name, value in params.items():
             value.copy_(changed[name])

@@ -1,17 +1,112 @@
-"""Clients that have trained in a round, held together: one model, a stack, or less than that."""
+"""The interface of trainers: a client before its local training, its batches, and clients after it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
+from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.evaluation import Evaluator, Predictions
+
+
+def draw_batches(
+    client: ClientData,
+    experiment: Experiment,
+    round_number: int,
+    *,
+    epochs: int | None = None,
+    repeats: int = 1,
+) -> list[Tensor]:
+    """Return the samples of each step: a new order in each epoch, and a shorter last batch.
+
+    Without `epochs`, those of the experiment are used; each batch serves `repeats` steps.
+    """
+    size = min(len(client.labels), experiment.train.batch_size)
+    batches: list[Tensor] = []
+    for epoch in range(experiment.train.epochs if epochs is None else epochs):
+        key = generator(experiment.seed, round_number, client.name, "batches", epoch)
+        order = torch.randperm(len(client.labels), generator=key).to(client.labels.device)
+        batches += [batch for batch in torch.split(order, size) for _ in range(repeats)]
+    return batches
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of several clients together, clients with most steps first."""
+
+    clients: Sequence[ClientData]
+    samples: Tensor
+    """[clients, steps, rows] int64 indices into each client's samples; 0 for padding."""
+    mask: Tensor
+    """[clients, steps, rows], False for padding."""
+    num_steps: Sequence[int]
+    """Steps of each client, never increasing: clients that still train are the first ones."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a step: the largest batch."""
+        return self.samples.shape[2]
+
+    def active(self, step: int) -> int:
+        """Return the number of clients that still train in a step."""
+        return sum(step < each for each in self.num_steps)
+
+    def inputs(self) -> Tensor:
+        """Return [clients, steps * rows, ...]: the inputs in the order of the steps."""
+        first = self.clients[0].inputs
+        shape = (len(self.clients), self.samples[0].numel(), *first.shape[1:])
+        due = first.new_empty(shape)
+        for place, client, samples in zip(due, self.clients, self.samples, strict=True):
+            torch.index_select(client.inputs, 0, samples.flatten(), out=place)
+        return due
+
+    def labels(self) -> Tensor:
+        """Return [clients, steps * rows]: the labels in the order of the steps."""
+        pairs = zip(self.clients, self.samples, strict=True)
+        return torch.stack([client.labels[samples.flatten()] for client, samples in pairs])
+
+
+def make_schedule(
+    clients: Sequence[ClientData],
+    experiment: Experiment,
+    round_number: int | Sequence[int],
+    *,
+    epochs: int | None = None,
+    repeats: int = 1,
+) -> Schedule:
+    """Return the steps of several clients together, in one round or in a round for each client."""
+    rounds = [round_number] * len(clients) if isinstance(round_number, int) else round_number
+    drawn = [
+        (draw_batches(each, experiment, number, epochs=epochs, repeats=repeats), each)
+        for each, number in zip(clients, rounds, strict=True)
+    ]
+    drawn.sort(key=lambda each: len(each[0]), reverse=True)
+    num_rows = max(len(batch) for batches, _ in drawn for batch in batches)
+    shape = (len(drawn), len(drawn[0][0]), num_rows)
+    device = clients[0].labels.device
+    samples = torch.zeros(shape, dtype=torch.int64, device=device)
+    sizes = torch.zeros(shape[:2], dtype=torch.int64)
+    for number, (batches, _) in enumerate(drawn):
+        for step, batch in enumerate(batches):
+            samples[number, step, : len(batch)] = batch
+            sizes[number, step] = len(batch)
+    mask = torch.arange(num_rows) < sizes.unsqueeze(2)
+    return Schedule(
+        [client for _, client in drawn],
+        samples,
+        mask.to(device),
+        [len(batches) for batches, _ in drawn],
+    )
 
 
 class TrainedClients(Protocol):
@@ -27,13 +122,13 @@ class TrainedClients(Protocol):
 
     @property
     def states(self) -> Sequence[Tensors]:
-        """What each client keeps for the next round, beside parameters."""
+        """The state that each client keeps for the next round, next to parameters."""
 
     def averaged(self, index: int) -> Tensors | StackMember | None:
-        """Return what a client sends to be averaged; None where it withholds it."""
+        """Return the tensors of a client to be averaged; None if the client withholds them."""
 
     def params(self, index: int) -> Tensors:
-        """Return a client's whole model, written out."""
+        """Return the whole model of a client."""
 
     def embed(self) -> list[Tensor]:
         """Return every client's embeddings of its own training samples, in their order."""
@@ -50,7 +145,7 @@ def distinct_groups(groups: Iterable[TrainedClients]) -> list[TrainedClients]:
 def predict_clients(
     group: TrainedClients, evaluator: Evaluator, wanted: Collection[str]
 ) -> Iterator[tuple[str, Predictions]]:
-    """Yield what the models of the wanted clients answer; few are held at a time."""
+    """Yield the predictions of the wanted clients; few are held at a time."""
     for first, last in find_ranges(group.names, wanted, evaluator.models_at_once):
 
         def apply(inputs: Tensor, first: int = first, last: int = last) -> tuple[Tensor, Tensor]:
@@ -95,7 +190,7 @@ class TrainedClient:
         self._averaged = averaged
 
     def averaged(self, index: int) -> Tensors | None:
-        """Return what the client sends to be averaged."""
+        """Return the tensors of the client to be averaged."""
         return self._averaged
 
     def params(self, index: int) -> Tensors:
@@ -115,8 +210,8 @@ class TrainedClient:
 class TrainedStack:
     """Several clients whose models are stacked: each parameter is one [clients, ...] tensor.
 
-    `starts` are the parameters that travel, as each client received them; `finished` is what each
-    sends where a method says so itself.
+    `starts` are the shared parameters as each client received them; `finished` are the tensors that
+    each client sends if the method overrides `finish`.
     """
 
     def __init__(
@@ -141,7 +236,7 @@ class TrainedStack:
         self._finished = finished
 
     def averaged(self, index: int) -> Tensors | StackMember | None:
-        """Return what a client sends: by default its part of the stack."""
+        """Return the tensors of a client to be averaged: by default its part of the stack."""
         return StackMember(self, index) if self._finished is None else self._finished[index]
 
     def params(self, index: int) -> Tensors:
@@ -174,7 +269,7 @@ class TrainedStack:
 
     def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return the weighted sum over clients."""
-        # A client that does not count may hold NaN, which no weight of 0 takes away.
+        # A client of weight 0 may hold NaN, and 0 times NaN is NaN.
         counted = weights.nonzero().squeeze(1)
         everyone = len(counted) == len(weights)
         return {
@@ -186,7 +281,7 @@ class TrainedStack:
 
     @cached_property
     def squared_changes(self) -> list[float]:
-        """The squared distance of each client's shared parameters from where they started."""
+        """The squared norm of the change of each client's shared parameters."""
         squares = torch.zeros(len(self), dtype=torch.float64)
         for name, value in self._shared.items():
             # One by one: the differences of all clients at once would take their memory again.
@@ -198,5 +293,49 @@ class TrainedStack:
         return squares.tolist()
 
     def tensors(self, index: int) -> Tensors:
-        """Return what one client shares."""
+        """Return the shared parameters of one client."""
         return {name: value[index] for name, value in self._shared.items()}
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One client's task for a round."""
+
+    client: ClientData
+    start: Tensors
+    """All initial parameters: those received and the local ones."""
+    state: Tensors
+    """The state from the client's last round."""
+    own: Tensors = field(default_factory=dict)
+    """The result of the method's `describe` on the client's labels."""
+    is_part: bool = False
+    """Whether the client has a part of the model only, with zeros for the rest."""
+    dispatch: int | None = None
+    """The number of the dispatch, if there are no rounds; batches are drawn by it."""
+
+    def draw_number(self, round_number: int) -> int:
+        """Return the number in the random key of the client's batches."""
+        return round_number if self.dispatch is None else self.dispatch
+
+
+def stack_tensors(each: Sequence[Tensors]) -> Tensors:
+    """Return the tensors of several clients as [clients, ...] by name."""
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+class Trainer(ABC):
+    """A way to run the local training of several clients."""
+
+    name: ClassVar[str]
+    """The name in records."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._experiment = assembly.experiment
+        self._method = assembly.method
+        self._model = assembly.model
+
+    @abstractmethod
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
+        """Train the clients of one round; every client is in one of the groups returned."""

@@ -1,7 +1,7 @@
-"""Many clients with few samples: models that are never written out.
+"""The trainer of many clients with few samples: models are never written out.
 
-One step of SGD changes the weight W of a linear layer by an outer product: with x [B, in] what went
-into the layer and d [B, out] the slope of the loss at what came out of it, the gradient is dᵀx.
+One step of SGD changes the weight W of a linear layer by an outer product: with x [B, in] the
+input of the layer and d [B, out] the gradient at its output, here called slope, the gradient is dᵀx.
 After t steps with momentum m
 
     W_t = W_0 - lr Σ_{s<t} c(t-s) d_sᵀ x_s,    c(j) = 1 + m + ... + m^(j-1),
@@ -11,8 +11,8 @@ else: x W_tᵀ = x W_0ᵀ - (x x_sᵀ) d_s ..., where the first term is one larg
 Nothing of the size of a model is read or written for a client: neither weights nor gradients nor
 velocity. With as many rows as a layer is wide, writing the weights out is the cheaper way again.
 
-It is the same algorithm, not an approximation; sums are only taken in another order. It serves
-methods whose loss uses weights in linear layers alone (`linear_layers.py` tries it out).
+It is the same algorithm with another order of sums, not an approximation, for methods whose loss
+uses weights in linear layers only (`linear_layers.py` finds out).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,28 +25,170 @@ from torch.func import vmap
 from torch.nn.functional import linear
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.factors import Factors, StartingParameters
-from mpfedcl.engines.linear_layers import Layer, LinearParameter, check_layer
-from mpfedcl.engines.schedule import make_schedule
-from mpfedcl.engines.trained_clients import TrainedClients, TrainedStack
-from mpfedcl.engines.trainer import ClientTask, Trainer, stack_tensors
-from mpfedcl.engines.trainer_costs import describe_training
-from mpfedcl.methods import Batch, Context, received_at
+from mpfedcl.engines.trainers.base import (
+    ClientTask,
+    Schedule,
+    TrainedClients,
+    TrainedStack,
+    Trainer,
+    make_schedule,
+    stack_tensors,
+)
+from mpfedcl.engines.trainers.linear_layers import Layer, LinearParameter, check_layer
+from mpfedcl.engines.trainers.optimizer import MomentumSGD
+from mpfedcl.methods import Batch, Context, Method, received_at
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 
 
+class StartingParameters:
+    """The parameters that clients begin with: common ones once, each client's own stacked."""
+
+    def __init__(self, method: Method, starts: Sequence[Tensors]) -> None:
+        self.common = {n: v for n, v in starts[0].items() if method.shared(n)}
+        self.own = {
+            n: torch.stack([start[n] for start in starts])
+            for n in starts[0]
+            if n not in self.common
+        }
+
+    def first(self, count: int) -> Tensors:
+        """Return the own parameters of the first clients."""
+        return {name: value[:count] for name, value in self.own.items()}
+
+    def stacked(self, name: str, count: int) -> Tensor:
+        """Return a parameter as [clients, ...]."""
+        return (
+            self.own[name]
+            if name in self.own
+            else self.common[name].expand(count, *(-1,) * self.common[name].dim())
+        )
+
+
+class Factors:
+    """The inputs (rows) and slopes of each layer in all steps so far, of the clients of a stack."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        start: StartingParameters,
+        layers: Sequence[Layer],
+        lr: float,
+        momentum: float,
+    ) -> None:
+        self.schedule = schedule
+        self.start = start
+        self.layers = layers
+        self.num_rows = schedule.samples[0].numel()
+        """Rows of a client in the whole round."""
+        self.inputs = schedule.inputs()
+        self._labels = schedule.labels()
+        self._lr = lr
+        self._momentum = momentum
+        count = len(schedule.clients)
+        self.rows: Tensors = {}
+        self.slopes: Tensors = {}
+        self.biases: Tensors = {}
+        self.projected: Tensors = {}
+        """x W_0ᵀ of all rows of the round, for the layers that take the inputs: one product."""
+        for layer in layers:
+            weight = start.common.get(layer.weight, start.own.get(layer.weight))
+            assert weight is not None
+            fan_out, fan_in = weight.shape[-2:]
+            # Zeros, because a client that has finished leaves the rows of later steps as they are.
+            self.rows[layer.weight] = (
+                self.inputs
+                if layer.takes_inputs
+                else weight.new_zeros(count, self.num_rows, fan_in)
+            )
+            self.slopes[layer.weight] = weight.new_zeros(count, self.num_rows, fan_out)
+            if layer.takes_inputs:
+                self.projected[layer.weight] = self.inputs @ weight.mT
+            if layer.bias is not None:
+                self.biases[layer.bias] = start.stacked(layer.bias, count).clone()
+        self._descent = MomentumSGD(self.biases, lr, momentum) if self.biases else None
+
+    def batch(self, step: int) -> Batch:
+        """Return the batches of the clients that still train."""
+        active, rows = self._at(step)
+        return Batch(
+            self.inputs[:active, rows],
+            self._labels[:active, rows],
+            self.schedule.mask[:active, step],
+        )
+
+    def taps(self, step: int) -> Tensors:
+        """Return the known part of each layer's output [clients, rows, out], as a leaf.
+
+        That is the bias, and for layers of the inputs the product with the initial weight.
+        """
+        active, rows = self._at(step)
+        taps = {}
+        for layer in self.layers:
+            shape = (active, self.schedule.num_rows, self.slopes[layer.weight].shape[2])
+            tap = self.slopes[layer.weight].new_zeros(1)
+            if layer.bias is not None:
+                tap = self.biases[layer.bias][:active].unsqueeze(1)
+            if layer.takes_inputs:
+                tap = self.projected[layer.weight][:active, rows] + tap
+            taps[layer.weight] = tap.expand(shape).detach().requires_grad_()
+        return taps
+
+    def earlier_steps(self, step: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the rows and slopes of all steps before; nothing before the first."""
+        active, rows = self._at(step)
+        if step == 0:
+            return {}
+        return {
+            name: (self.rows[name][:active, : rows.start], self.slopes[name][:active, : rows.start])
+            for name in self.rows
+        }
+
+    def scale(self, step: int) -> Tensor:
+        """Return [rows before]: how much each earlier row has moved the weights by now."""
+        return self._scales(torch.tensor([step]))[0, : step * self.schedule.num_rows]
+
+    def keep(self, step: int, entered: Tensors, slopes: Tensors) -> None:
+        """Store the rows and slopes of a step, and move the biases."""
+        active, rows = self._at(step)
+        for layer in self.layers:
+            if layer.weight in entered:
+                self.rows[layer.weight][:active, rows] = entered[layer.weight].detach()
+            self.slopes[layer.weight][:active, rows] = slopes[layer.weight]
+        if self._descent is not None:
+            biased = [layer.weight for layer in self.layers if layer.bias is not None]
+            self._descent.step([slopes[name].sum(1) for name in biased], active)
+
+    def close(self) -> None:
+        """Scale the slopes by their total effect: W = W_0 - slopesᵀ rows from here on."""
+        scales = self._scales(torch.tensor(self.schedule.num_steps)).unsqueeze(2)
+        for slopes in self.slopes.values():
+            slopes.mul_(scales)
+
+    def _at(self, step: int) -> tuple[int, slice]:
+        num_rows = self.schedule.num_rows
+        return self.schedule.active(step), slice(step * num_rows, (step + 1) * num_rows)
+
+    def _scales(self, steps: Tensor) -> Tensor:
+        """Return [len(steps), rows]: lr · c(t - s) after t steps for the rows of step s."""
+        like = next(iter(self.slopes.values()))
+        ages = steps.unsqueeze(1) - torch.arange(self.schedule.samples.shape[1])
+        powers = self._momentum ** ages.clamp(min=0).double()
+        moved = self._lr * (1 - powers) / (1 - self._momentum)
+        return moved.repeat_interleave(self.schedule.num_rows, dim=1).to(like)
+
+
 class FactoredTrainer(Trainer):
-    """Trains clients side by side, each as the rows by which it departs from its start."""
+    """Train clients together, each as its rows and slopes."""
 
     name = "factored"
     layers: Sequence[Layer] = ()
-    """What the loss consists of; to be set before it trains."""
+    """The layers of the loss; set before training."""
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> list[TrainedClients]:
-        """Train the clients side by side."""
+        """Train the clients together."""
         schedule = make_schedule([task.client for task in tasks], self._experiment, round_number)
         by_name = {task.client.name: task for task in tasks}
         start = StartingParameters(self._method, [by_name[c.name].start for c in schedule.clients])
@@ -61,13 +203,10 @@ class FactoredTrainer(Trainer):
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
         means = (losses / (self._experiment.train.epochs * sizes)).tolist()
         trained = TrainedFactors(self._model, factors, means)
-        most = by_name[schedule.clients[0].name]
-        num_samples = len(most.client.labels)
-        training = describe_training(self._method, most.start, num_samples, len(tasks))
-        return [trained.to_stack() if training.is_written_out else trained]
+        return [trained.to_stack() if is_smaller_written_out(factors) else trained]
 
     def _step(self, factors: Factors, own: Tensors, step: int, given: object) -> Tensor:
-        """Take one step of every client still at task; return their losses times batch sizes."""
+        """Take one step of every client that still trains; return their losses times batch sizes."""
         taps = factors.taps(step)
         batch = factors.batch(step)
         active = len(batch.labels)
@@ -95,7 +234,7 @@ class FactoredTrainer(Trainer):
         scale: Tensor,
         batch: Batch,
     ) -> tuple[Tensor, Tensors]:
-        """Return one client's loss, and what went into each layer that is not fed the inputs."""
+        """Return one client's loss, and the input of each layer after the first."""
         start = {**common, **kept}
         entered: Tensors = {}
         seen: set[str] = set()
@@ -105,8 +244,7 @@ class FactoredTrainer(Trainer):
             fits = inputs.shape[:-1] == batch.labels.shape
             check_layer(self.layers, layer, seen, fits=fits)
             seen.add(weight)
-            # The tap holds the bias, and x W_0ᵀ where x are the inputs; the slope there is the
-            # slope of what comes out.
+            # The tap holds the bias, and x W_0ᵀ if x are the inputs; its gradient is the slope.
             out = taps[weight]
             if not layer.takes_inputs:
                 entered[weight] = inputs
@@ -119,6 +257,13 @@ class FactoredTrainer(Trainer):
         params: Any = {name: LinearParameter(name, run) for name in start}
         context = Context(self._model.apply, start, given, {}, own)
         return self._method.loss(params, batch, context), entered
+
+
+def is_smaller_written_out(factors: Factors) -> bool:
+    """Return whether the weights of a client take less memory than its rows and slopes."""
+    shapes = [(rows.shape[2], factors.slopes[name].shape[2]) for name, rows in factors.rows.items()]
+    weights = sum(fan_in * fan_out for fan_in, fan_out in shapes)
+    return weights < factors.num_rows * sum(fan_in + fan_out for fan_in, fan_out in shapes)
 
 
 class TrainedFactors:
@@ -172,7 +317,7 @@ class TrainedFactors:
             losses=self.losses,
         )
 
-    # As `exchange.UpdateStack`
+    # As `messages.UpdateStack`
 
     def __len__(self) -> int:
         return len(self.names)
@@ -215,11 +360,11 @@ class TrainedFactors:
             if layer.bias is not None and layer.bias in self._start.common:
                 change = self.factors.biases[layer.bias] - self._start.common[layer.bias]
                 squares += change.square().sum(1, dtype=torch.float64).cpu()
-        # Rounding may leave a little less than nothing; NaN stays NaN.
+        # Rounding may give small negative values; NaN stays NaN.
         return squares.clamp(min=0).tolist()
 
     def tensors(self, index: int) -> Tensors:
-        """Return what one client shares, written out."""
+        """Return the shared parameters of one client."""
         return {n: v for n, v in self.params(index).items() if n in self._start.common}
 
     def _write(self, some: slice, *, squeeze: bool = False) -> Tensors:
@@ -236,7 +381,7 @@ class TrainedFactors:
     def _predict(
         self, some: slice, inputs: Tensor, projected: Tensors | None
     ) -> tuple[Tensor, Tensor]:
-        """Run the models on the same inputs, or each on its own with what is known of them."""
+        """Run the models on common inputs, or each on its own with their known products."""
         factors = self.factors
         own = {name: value[some] for name, value in self._start.own.items()}
         past = {n: (factors.rows[n][some], factors.slopes[n][some]) for n in factors.rows}

@@ -1,4 +1,4 @@
-"""Clients of this process that are sent out one by one, each with the model of its moment."""
+"""The engine of asynchronous methods: each client is sent the model of its own moment."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,42 +8,42 @@ import torch
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.trained_clients import TrainedClient, TrainedClients
+from mpfedcl.engines.trainers.base import TrainedClient, TrainedClients
 from mpfedcl.methods import Asynchronous, collect_statistics
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.assembly import Assembly
 
 _ANSWER = "answer"
-"""What begins the names of answers in a checkpoint."""
+"""The prefix of answers in a checkpoint."""
 
 
 class DispatchingEngine(InProcessEngine):
-    """Trains whoever is under way when the first of them is due, many at once.
+    """Train all dispatched clients together when the first of them is due.
 
-    What a client sends depends on what it was sent and on its own state alone, so that it may be
-    computed at any time before it arrives.
+    An update depends only on the broadcast and on the client's state, so it may be computed at any
+    time before it arrives.
     """
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         super().__init__(assembly, data)
         self._template = assembly.template
         self._sent: dict[str, Broadcast] = {}
-        """What those were sent who are under way."""
+        """The broadcasts of the clients under way."""
         self._answers: dict[str, TrainedClient] = {}
-        """Those of them who have trained already."""
+        """The clients under way that have trained already."""
         self._keeps_models = False
 
     def begin_record(self, *, keep_models: bool) -> None:
-        """Forget the models that have arrived so far."""
+        """Begin a record: forget the models that have arrived so far."""
         self._trained, self._keeps_models = {}, keep_models
         self._begin_round()
 
     def dispatch(self, broadcasts: Mapping[str, Broadcast]) -> None:
-        """Send clients out; those who are under way already stay so."""
+        """Send broadcasts to clients; a client under way keeps its earlier one."""
         self._sent = {**broadcasts, **self._sent}
 
     def answer(self, client: str) -> Update:
-        """Return what a client under way sends."""
+        """Return the update of a client under way."""
         if client not in self._answers:
             with self._clock.phase("train"):
                 self._train_all_under_way()
@@ -61,7 +61,7 @@ class DispatchingEngine(InProcessEngine):
         return sent
 
     def settle(self, client: str, *, seconds: float | None) -> None:
-        """End a dispatch after so many seconds; None: its answer does not count."""
+        """End a dispatch after this time; None: the update was rejected."""
         trained = self._answers.pop(client)
         del self._sent[client]
         if seconds is None:
@@ -74,7 +74,7 @@ class DispatchingEngine(InProcessEngine):
             self._trained[client] = (trained, 0)
 
     def state(self) -> Tensors:
-        """Return what clients keep, and the answers that are under way."""
+        """Return the clients' states and the answers under way."""
         found = super().state()
         for client, each in self._answers.items():
             params, averaged = each.params(0), each.averaged(0)
@@ -90,7 +90,7 @@ class DispatchingEngine(InProcessEngine):
         return found
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         kept = {key: value for key, value in state.items() if not key.startswith(f"{_ANSWER}/")}
         super().restore(kept, record)
         self._sent, self._answers = {}, {}
@@ -129,7 +129,7 @@ class DispatchingEngine(InProcessEngine):
                     self._take(trained)
 
     def _take(self, group: TrainedClients) -> None:
-        """Keep each client for itself: a stack would stay in memory until the last has arrived."""
+        """Keep each client separately: a stack would stay in memory until its last client arrives."""
         if isinstance(group, TrainedClient):
             self._answers[group.names[0]] = group
             return
@@ -150,7 +150,7 @@ class DispatchingEngine(InProcessEngine):
 
 
 def _is_part(averaged: Tensors, params: Tensors) -> bool:
-    """Tell whether what is sent is the model itself, or some of its parameters."""
+    """Return whether an update consists of parameters of the model."""
     return all(
         name in params and torch.equal(value, params[name]) for name, value in averaged.items()
     )

@@ -1,4 +1,4 @@
-"""Which linear layers a method's loss consists of: found by trying it out."""
+"""The linear layers that a method's loss consists of, found by running it once."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mpfedcl.engines.trainer import ClientTask
+from mpfedcl.engines.trainers.base import ClientTask
 from mpfedcl.methods import Batch, Context, Method, received_at
 from mpfedcl.models import Model
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer, as a loss was seen to use it."""
+    """A linear layer as the loss uses it."""
 
     weight: str
     bias: str | None
     takes_inputs: bool
-    """Whether the client's inputs go into it as they are."""
+    """Whether its input is the client's inputs."""
 
 
 class LinearParameter:
-    """Stands for a parameter; the only thing that can be done with it is a linear layer."""
+    """A stand-in for a parameter that supports nothing but linear layers."""
 
     def __init__(self, name: str, run: Callable[..., Tensor]) -> None:
         self.name = name
@@ -52,7 +52,7 @@ def find_layers(
     if not method.plain_steps or not is_usual or train.optimizer != "sgd":
         return None
     layers: list[Layer] = []
-    # Two rows, so that what makes one or four of them shows; a lone sample stands for both.
+    # Two rows, to detect a loss that changes their number; a single sample is used twice.
     both = torch.arange(2, device=task.client.labels.device) % len(task.client.labels)
     inputs, labels = task.client.inputs[both], task.client.labels[both]
 
@@ -70,7 +70,7 @@ def find_layers(
     try:
         method.loss(params, batch, context)
     except Exception:
-        # Whatever it is: the plain trainers will tell, if it is an error at all.
+        # The other trainers raise it again if it is an error at all.
         return None
     used = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     return tuple(layers) if sorted(used) == sorted(task.start) else None
@@ -79,9 +79,9 @@ def find_layers(
 def check_layer(
     layers: Sequence[Layer], found: Layer, seen: Collection[str], *, fits: bool
 ) -> None:
-    """Raise where a step uses a weight otherwise than `find_layers` saw it, or a second time.
+    """Raise if a step uses a weight in another way than `find_layers` has found, or twice.
 
-    `fits`: whether what goes in has a row for each sample.
+    `fits`: whether the input has a row for each sample.
     """
     if not fits or found not in layers or found.weight in seen:
         raise TypeError(f"{found.weight} is used otherwise than in the first step of the run")

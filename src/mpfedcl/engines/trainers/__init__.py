@@ -1,0 +1,158 @@
+"""The trainer of each client: one that the experiment names, or by one rule."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.engines.trainers.base import ClientTask, TrainedClients, Trainer
+from mpfedcl.engines.trainers.direct import DirectTrainer
+from mpfedcl.engines.trainers.factored import FactoredTrainer
+from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
+from mpfedcl.engines.trainers.loop import LoopTrainer
+from mpfedcl.engines.trainers.stacked import StackedTrainer
+from mpfedcl.methods import Asynchronous, is_built_in
+from mpfedcl.rounds.assembly import Assembly
+
+MOST_ROWS = 64
+"""Samples times epochs up to which `auto` trains a client as rows."""
+LEAST_TOGETHER = 4
+"""Clients from which on `auto` trains them together."""
+MOST_STACKED = 2**16
+"""Values of a model up to which `auto` stacks clients whose loss is more than linear layers."""
+_LONGEST_REASON = 200
+_CONVOLUTION_AXES = 4
+
+
+class TrainerChoice:
+    """Trains clients, each by its trainer.
+
+    `auto` follows the measurements in docs/performance.md. If the loss uses parameters in linear
+    layers only, clients are factored if at least 4 of them have at most 64 rows each, and trained
+    directly otherwise. For any other loss, many small models are stacked and all others take the
+    loop; so do convolutional models, for which a stack is no faster and takes more memory.
+    """
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._experiment = assembly.experiment
+        self._method = assembly.method
+        self._model = assembly.model
+        self._loop = LoopTrainer(assembly)
+        self._direct = DirectTrainer(assembly)
+        self._stacked = StackedTrainer(assembly)
+        self._factored = FactoredTrainer(assembly)
+        self._failed: set[str] = set()
+        """Trainers that cannot run this method."""
+        self._counts: dict[str, int] = {}
+        """Clients of this round by trainer."""
+        self._fallbacks: list[str] = []
+        """Why other trainers were used than were chosen, in all rounds so far."""
+        self._layers: tuple[Layer, ...] | None = None
+        self._looked = False
+
+    def begin_round(self) -> None:
+        """Reset the counts."""
+        self._counts = {}
+
+    def describe_round(self) -> dict[str, Any]:
+        """Return the number of clients by trainer, and why chosen trainers were not used."""
+        told: dict[str, Any] = dict(sorted(self._counts.items()))
+        return told | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
+
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
+        """Train the clients, each by its trainer.
+
+        A trainer may turn out, in any round, to be unable to run a method: clients then get a
+        plainer trainer from there on. No trainer changes anything before it returns.
+        """
+        while True:
+            chosen = [pair for pair in self._choose(tasks, received) if pair[1]]
+            done: list[TrainedClients] = []
+            for trainer, some in chosen:
+                try:
+                    done += trainer.train(some, round_number, received)
+                except Exception as error:
+                    if not self._fall_back(trainer, error):
+                        self._explain(error)
+                        raise
+                    break
+            else:
+                for trainer, some in chosen:
+                    self._counts[trainer.name] = self._counts.get(trainer.name, 0) + len(some)
+                return done
+
+    def _choose(
+        self, tasks: Sequence[ClientTask], received: object
+    ) -> list[tuple[Trainer, Sequence[ClientTask]]]:
+        engine = self._experiment.engine
+        if engine == "loop":
+            return [(self._loop, tasks)]
+        if engine == "stacked":
+            return [(self._stacked, tasks)]
+        layers = self._find_layers(tasks[0], received)
+        self._factored.layers = self._direct.layers = layers or ()
+        can_factor = layers is not None and self._can_factor(tasks)
+        if engine == "factored":
+            first = self._factored if can_factor else self._stacked
+            return [(self._loop if first.name in self._failed else first, tasks)]
+        few = [task for task in tasks if can_factor and self._num_rows(task) <= MOST_ROWS]
+        if len(few) < LEAST_TOGETHER:
+            few = []
+        names = {task.client.name for task in few}
+        others = [task for task in tasks if task.client.name not in names]
+        return [(self._factored, few), (self._choose_plain(others, layers), others)]
+
+    def _choose_plain(
+        self, tasks: Sequence[ClientTask], layers: tuple[Layer, ...] | None
+    ) -> Trainer:
+        """Return the trainer of clients that are not factored."""
+        if layers is not None and self._direct.name not in self._failed:
+            return self._direct
+        if len(tasks) < LEAST_TOGETHER or self._stacked.name in self._failed:
+            return self._loop
+        values = tasks[0].start.values()
+        is_small = sum(value.numel() for value in values) <= MOST_STACKED
+        has_convolutions = any(value.dim() == _CONVOLUTION_AXES for value in values)
+        return self._stacked if is_small and not has_convolutions else self._loop
+
+    def _can_factor(self, tasks: Sequence[ClientTask]) -> bool:
+        """Return whether all clients start from common parameters and move by rows only."""
+        return (
+            self._factored.name not in self._failed
+            and not isinstance(self._method, Asynchronous)
+            and not self._experiment.train.weight_decay
+            and not any(task.is_part for task in tasks)
+        )
+
+    def _fall_back(self, trainer: Trainer, error: Exception) -> bool:
+        """Record that a trainer has failed; return False if no other one may be used."""
+        is_asked_for = trainer is self._stacked and self._experiment.engine == "stacked"
+        if trainer is self._loop or is_asked_for:
+            return False
+        self._failed.add(trainer.name)
+        self._fallbacks.append(f"{trainer.name}: {_shorten(error)}")
+        return True
+
+    def _explain(self, error: Exception) -> None:
+        """Raise a one-line error if a user's method cannot run under vmap."""
+        name = self._experiment.method
+        if "vmap" in str(error) and not is_built_in(name):
+            raise InvalidInput(
+                f"method is {name!r}, which cannot train many clients at once "
+                f"({_shorten(error)}): CONTRIBUTING.md, under Add a method, says what a loss may "
+                "do under torch.func.vmap, and --engine loop trains without it."
+            ) from error
+
+    def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
+        if not self._looked:
+            self._looked = True
+            self._layers = find_layers(self._method, self._model, task, received)
+        return self._layers
+
+    def _num_rows(self, task: ClientTask) -> int:
+        return self._experiment.train.epochs * len(task.client.labels)
+
+
+def _shorten(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}"

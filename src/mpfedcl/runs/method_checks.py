@@ -1,0 +1,332 @@
+"""Checks of a method class, as `mpfedcl.methods.check_method` runs them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines import DispatchingEngine, InProcessEngine
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import (
+    PREDICTORS,
+    Asynchronous,
+    Batch,
+    Context,
+    Family,
+    FullBatch,
+    Method,
+    built_in_methods,
+    find_method,
+    received_at,
+)
+from mpfedcl.models import Mlp
+from mpfedcl.rounds.assembly import Assembly, assemble
+from mpfedcl.rounds.loop_choice import make_loop
+from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.systems import SystemModel
+from mpfedcl.runs.checkpoint import Checkpoint, checkpoint_from_bytes, checkpoint_to_bytes
+
+ROUNDS = 3
+SIZES = {"a": 11, "b": 6, "c": 6}
+"""Samples by client: batches of 4 leave padding, and two clients are of one size."""
+NUM_CLASSES, INPUT_SIZE, EMBEDDING_SIZE = 3, 5, 4
+ENGINE_TOLERANCE = 1e-5
+LOSS_TOLERANCE = 1e-9
+_LONGEST_NAME = 60
+
+
+def check_method(method: type[Method]) -> None:
+    """Raise `InvalidInput` that names the first check which a class fails."""
+    checks: dict[str, Callable[[type[Method]], None]] = {
+        "identity": _check_identity,
+        "padding": _check_padding,
+        "vmap": _check_vmap,
+        "checkpoint": _check_checkpoint,
+        "engines": _check_engines,
+    }
+    for name, check in checks.items():
+        told = f"method is {getattr(method, '__qualname__', method)!r}, which fails the check"
+        try:
+            check(method)
+        except _CheckError as failure:
+            raise InvalidInput(f"{told} {name!r}: {failure}") from None
+        # The class is the user's: whatever it raises is reported with the check that found it.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise InvalidInput(f"{told} {name!r}: {type(error).__name__}: {reason}") from error
+
+
+class _CheckError(Exception):
+    """A check has failed; the text says which value was found."""
+
+
+# Identity
+
+
+def _check_identity(method: type[Method]) -> None:
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise _CheckError("it must be a subclass of mpfedcl.methods.Method")
+    name = method.name
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
+        raise _CheckError(f"name is {name!r}; it must be 1 to {_LONGEST_NAME} printable characters")
+    if not isinstance(method.summary, str) or not method.summary or "\n" in method.summary:
+        raise _CheckError(f"summary is {method.summary!r}; it must be one line")
+    if method.family not in get_args(Family):
+        raise _CheckError(f"family is {method.family!r}; it must be one of {get_args(Family)}")
+    if unknown := [each for each in method.predictors if each not in PREDICTORS]:
+        raise _CheckError(f"predictors has {unknown[0]!r}; it must be of {', '.join(PREDICTORS)}")
+    for field in ("primary_predictor", "primary_predictor_global"):
+        found = getattr(method, field) or method.primary_predictor
+        if found not in method.predictors:
+            raise _CheckError(
+                f"{field} is {found!r}; it must be one of {', '.join(method.predictors)}"
+            )
+    _make_loop(method)
+
+
+# A small federation
+
+
+def _name(method: type[Method]) -> str:
+    """Return the name by which an experiment knows the class, and so its settings."""
+    if built_in_methods().get(method.name) is method:
+        return method.name
+    given = f"{method.__module__}:{method.__qualname__}"
+    try:
+        return given if find_method(given) is method else "fedavg"
+    except InvalidInput:
+        # A class in a function or a notebook: its settings have their defaults.
+        return "fedavg"
+
+
+def _make_data() -> FederatedData:
+    """Return clients with three classes, each class around a point of its own."""
+    draw = generator(0, "samples of a method check")
+    centers = torch.randn(NUM_CLASSES, INPUT_SIZE, generator=draw, dtype=torch.float64)
+
+    def make_samples(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(count) % NUM_CLASSES
+        noise = torch.randn(count, INPUT_SIZE, generator=draw, dtype=torch.float64)
+        return centers[labels] + 0.5 * noise, labels
+
+    tests = torch.arange(2 * len(SIZES)).view(-1, 2)
+    clients = [
+        ClientData(name, *make_samples(size), test)
+        for (name, size), test in zip(SIZES.items(), tests, strict=True)
+    ]
+    names = tuple(f"class {number}" for number in range(NUM_CLASSES))
+    public = make_samples(6)
+    return FederatedData(
+        "generated", names, clients, *make_samples(2 * len(SIZES)), {}, public=public
+    )
+
+
+def _make_loop(method: type[Method], engine: str = "loop") -> RoundLoop:
+    assembly, data = _assemble(method, engine), _make_data()
+    kind = DispatchingEngine if issubclass(method, Asynchronous) else InProcessEngine
+    counts = dict(zip(data.names, data.label_counts().tolist(), strict=True))
+    return make_loop(assembly, kind(assembly, data), SystemModel.of(assembly, counts))
+
+
+def _assemble(method: type[Method], engine: str = "loop") -> Assembly:
+    settings: dict[str, Any] = {
+        "engine": engine,
+        "rounds": ROUNDS,
+        "dtype": "float64",
+        "workers": 1,
+        "evaluate_every": 1,
+        # Methods that keep norms with clients (FedBN) refuse settings without any.
+        "model__name": "cnn",
+        "model__norm": "group",
+        "train__batch_size": 4,
+        "train__lr": 0.05,
+        "prototypes__per_class": 2,
+    }
+    experiment = Experiment(method=_name(method)).replace(**settings).resolved(method.defaults)
+    return assemble(
+        experiment,
+        Mlp((INPUT_SIZE, 6, EMBEDDING_SIZE), NUM_CLASSES),
+        num_classes=NUM_CLASSES,
+        input_size=INPUT_SIZE,
+        method_class=method,
+        public=_make_data().public,
+    )
+
+
+def _run(loop: RoundLoop, rounds: int = ROUNDS) -> RoundLoop:
+    for _ in range(rounds):
+        record = loop.run_round(evaluate=False)
+        if record.clients.rejected:
+            name, reason = next(iter(record.clients.rejected.items()))
+            raise _CheckError(
+                f"the update of client {name} is rejected in round {record.round}: {reason}"
+            )
+    return loop
+
+
+# The loss
+
+
+def _make_contexts(
+    kind: type[Method],
+) -> tuple[Method, list[Tensors], list[FullBatch], list[Context]]:
+    """Return a method, and parameters, batches and contexts of two clients after one round."""
+    assembly = _assemble(kind)
+    method, model = assembly.method, assembly.model
+    broadcast = _run(_make_loop(kind), 1).broadcast()
+    received = received_at(method.prepare(broadcast), 0)
+    params, batches, contexts = [], [], []
+    for client in _make_data().clients[1:]:
+        start = {**method.initial, **broadcast.params}
+        own, state = method.describe(client.labels), method.init_client(start)
+        context = Context(model.apply, start, received, state, own)
+        begun, memory = method.begin(context)
+        draw = generator(0, "weights of a method check", client.name)
+        params.append(
+            {
+                name: value + 0.1 * torch.randn(value.shape, generator=draw, dtype=value.dtype)
+                for name, value in begun.items()
+            }
+        )
+        batches.append(FullBatch.of(client.inputs, client.labels))
+        contexts.append(replace(context, memory=memory))
+    return method, params, batches, contexts
+
+
+def _pad(batch: Batch) -> Batch:
+    """Return a batch with as many padding rows as real ones: rows of no sample, with labels."""
+    size = len(batch.labels)
+    return Batch(
+        torch.cat([batch.inputs, 3 - 2 * batch.inputs]),
+        torch.cat([batch.labels, batch.labels.roll(1)]),
+        torch.arange(2 * size) < size,
+    )
+
+
+def _check_padding(kind: type[Method]) -> None:
+    if not kind.trains:
+        return
+    method, params, batches, contexts = _make_contexts(kind)
+    for each, batch, context in zip(params, batches, contexts, strict=True):
+        plain, padded = (method.loss(each, given, context) for given in (batch, _pad(batch)))
+        if plain.shape != () or not plain.isfinite():
+            raise _CheckError(f"the loss is {plain}; it must be a finite scalar")
+        if not _are_close(plain, padded, LOSS_TOLERANCE):
+            raise _CheckError(
+                f"the loss is {float(plain):.6g} without padding rows and {float(padded):.6g} with "
+                "them; batch.mean and batch.cross_entropy leave them out"
+            )
+
+
+def _check_vmap(kind: type[Method]) -> None:
+    if not kind.trains:
+        return
+    method, params, batches, contexts = _make_contexts(kind)
+    padded = [_pad(batch) for batch in batches]
+
+    def step(params: Tensors, batch: Sequence[Tensor], parts: Sequence[Tensors]) -> Tensors:
+        start, state, own, memory = parts
+        context = replace(contexts[0], start=start, state=state, own=own, memory=memory)
+        loss = method.loss(params, Batch(*batch), context)
+        gradients, memory = method.adjust(params, params, context)
+        moved, memory = method.after_step(params, replace(context, memory=memory))
+        named = {"adjust": gradients, "after_step": moved, "memory": memory}
+        return {"loss": loss} | {
+            f"{hook}, {name}": value for hook, each in named.items() for name, value in each.items()
+        }
+
+    parts = [(each.start, each.state, each.own, each.memory) for each in contexts]
+    given = [*zip(params, [tuple(batch) for batch in padded], parts, strict=True)]
+    try:
+        together = vmap(step)(*_stack(given))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise _CheckError(
+            f"torch.func.vmap cannot run loss, adjust or after_step ({reason[:200]}); they must "
+            "not branch on values of tensors"
+        ) from error
+    for number, each in enumerate(given):
+        for name, value in step(*each).items():
+            if not _are_close(value, together[name][number], LOSS_TOLERANCE):
+                raise _CheckError(f"{name} differs under torch.func.vmap")
+
+
+def _stack(given: Sequence[Any]) -> Any:
+    """Return nested tensors of several clients as one, [clients, ...]."""
+    if isinstance(given[0], Tensor):
+        return torch.stack(list(given))
+    if isinstance(given[0], Mapping):
+        return {name: _stack([each[name] for each in given]) for name in given[0]}
+    return tuple(_stack(column) for column in zip(*given, strict=True))
+
+
+# Engines and checkpoints
+
+
+def _check_engines(kind: type[Method]) -> None:
+    wanted = _state_of(_run(_make_loop(kind)))
+    for engine in ("stacked", "auto"):
+        _compare(
+            _state_of(_run(_make_loop(kind, engine))),
+            wanted,
+            ENGINE_TOLERANCE,
+            f"after {ROUNDS} rounds of engine {engine} instead of loop",
+        )
+
+
+def _check_checkpoint(kind: type[Method]) -> None:
+    whole = _make_loop(kind)
+    record = _run(whole, ROUNDS - 1).run_round(evaluate=False)
+    first = _make_loop(kind)
+    for _ in range(ROUNDS - 1):
+        record = first.run_round(evaluate=False)
+    saved = Checkpoint(first.state, first.engine.state(), record.to_json())
+    try:
+        opened = checkpoint_from_bytes(checkpoint_to_bytes(saved))
+    except Exception as error:
+        raise _CheckError(
+            f"its state cannot be written ({type(error).__name__}: {error}); states of server and "
+            "clients must be dictionaries of tensors"
+        ) from error
+    second = _make_loop(kind)
+    second.engine.restore(opened.clients, opened.record)
+    second.state = opened.state
+    second.run_round(evaluate=False)
+    _compare(_state_of(second), _state_of(whole), 0.0, "after a checkpoint")
+
+
+def _state_of(loop: RoundLoop) -> Tensors:
+    server = loop.state.server
+    groups = {
+        "server.params": server.params,
+        "server.extra": server.extra,
+        "server.private": server.private,
+        "client": loop.engine.state(),
+        "prototypes": {name: rows.vectors for name, (_, rows) in loop.state.prototypes.items()},
+    }
+    return {f"{group} {name}": v for group, part in groups.items() for name, v in part.items()}
+
+
+def _compare(found: Tensors, wanted: Tensors, tolerance: float, when: str) -> None:
+    if found.keys() != wanted.keys():
+        name = min(found.keys() ^ wanted.keys())
+        raise _CheckError(f"{name} exists in one of two equal runs only, {when}")
+    for name, value in wanted.items():
+        if not _are_close(found[name], value, tolerance):
+            raise _CheckError(f"{name} differs {when}")
+
+
+def _are_close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not wanted.is_floating_point() or not tolerance:
+        return torch.equal(found, wanted)
+    norm = float(wanted.double().norm())
+    return float((found - wanted).double().norm()) <= tolerance * max(norm, 1e-6)
