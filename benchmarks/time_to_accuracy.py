@@ -22,7 +22,7 @@ from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.observer import Observer
 from mpfedcl.runs.worker_count import choose_workers
-from mpfedcl.studies.method_choice import choose_methods
+from mpfedcl.studies.comparison import choose_methods
 
 HERE = Path(__file__).parent
 GOALS = (80.0, 85.0, 90.0)

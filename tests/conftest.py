@@ -18,8 +18,8 @@ from command_processes import FORKED_WORKERS, FORKS, CommandProcess, start_serve
 from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
-from exchange_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from federation_fixtures import fault_log, federation, shared_federation  # noqa: F401  -- fixtures
+from one_shot_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
 from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
 from unrendered_figures import render, rendered

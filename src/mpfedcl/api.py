@@ -15,9 +15,9 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import calibrate
-from mpfedcl.inference.exchange_changes import refuse_changed
-from mpfedcl.inference.exchange_over_network import change_exchange
-from mpfedcl.inference.join import warn_of_joined_clients
+from mpfedcl.inference.join_log import refuse_changed
+from mpfedcl.inference.membership import warn_of_joined_clients
+from mpfedcl.inference.one_shot_network import change_federation
 from mpfedcl.methods import Method, PredictorName, find_method
 from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.report.model_card import write_card
@@ -26,9 +26,8 @@ from mpfedcl.report.tracking import Tracker, add_trackers, make_trackers, read_f
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Callbacks, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
-from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.comparison import Comparison, choose_methods
 from mpfedcl.studies.jobs import JobOptions, Jobs, Runner, count_jobs
-from mpfedcl.studies.method_choice import choose_methods
 from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
 
 
@@ -153,7 +152,7 @@ def _refuse_unread_options(
             )
 
 
-COMPANIONS = Callbacks(attach, change_exchange)
+COMPANIONS = Callbacks(attach, change_federation)
 """What accompanies every run, from Python and from the command line."""
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS
-from mpfedcl.studies.tuning import Trial, TuningResult
-from mpfedcl.studies.tuning.halving import Rung
+from mpfedcl.studies.tuning import Rung, Trial, TuningResult
 
 Json = dict[str, Any]
 HOSTILE = (

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_experiments import small
+from worker_processes import run_together
 
 from mpfedcl import resume, run
 from mpfedcl.data.loading import load_data_and_model
@@ -16,8 +18,6 @@ from mpfedcl.inference.calibration import FALSE_ALARM_RATES, find_sharpness, fin
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods import prototype_rule
 from mpfedcl.runs.observer import Observer
-from small_experiments import small
-from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 
@@ -27,7 +27,7 @@ def calibration_of(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_closed_form() -> None:
+def test_thresholds_in_closed_form() -> None:
     # 19 images: the 19th of 20 parts is all that 5 % leaves, and 1 % cannot be told at all.
     assert find_thresholds(torch.arange(19).double()) == {"0.05": 18.0, "0.1": 17.0, "0.2": 15.0}
     assert find_thresholds(torch.arange(99).double())["0.01"] == 98.0
@@ -44,7 +44,7 @@ def test_sharpness_undoes_a_factor_of_the_scores(factor: float) -> None:
 
 
 @given(st.lists(st.floats(0, 2), min_size=2, max_size=120))
-def test_no_more_false_alarms_than_said(values: list[float]) -> None:
+def test_false_alarm_rate_holds_on_exchangeable_distances(values: list[float]) -> None:
     """Each in turn is the new image: over all of them at most a share α is flagged."""
     alarms = dict.fromkeys(FALSE_ALARM_RATES, 0)
     for place, value in enumerate(values):
@@ -72,12 +72,12 @@ def test_thresholds_are_quantiles_of_the_test_images(
 
     if method == "mp-fedcl":
         everything = torch.arange(len(data.test_labels))
-        assert found["averaged"]["images"] == len(everything)
-        assert found["averaged"]["thresholds"]["0.2"] == pytest.approx(
+        assert found["global"]["images"] == len(everything)
+        assert found["global"]["thresholds"]["0.2"] == pytest.approx(
             quantile(None, everything), rel=1e-5
         )
     else:
-        assert found["averaged"] is None
+        assert found["global"] is None
     for client in data.clients:
         told = found["clients"][client.name]
         assert told["images"] == len(client.test)
@@ -87,11 +87,11 @@ def test_thresholds_are_quantiles_of_the_test_images(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_methods_without_prototypes_have_sets_alone(
+def test_methods_without_prototypes_have_prediction_sets_only(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     found = calibration_of(run(small(images, method), tmp_path / "run").path)
-    measured = [each for each in (found["averaged"], *found["clients"].values()) if each]
+    measured = [each for each in (found["global"], *found["clients"].values()) if each]
     assert len(measured) == (4 if method == "fedavg" else 3)
     assert all(each.keys() == {"images", "sets"} for each in measured)
 
@@ -102,10 +102,10 @@ def test_sampled_clients_and_no_personal_models(images: Path, tmp_path: Path) ->
     assert set(calibration_of(path)["clients"]) == kept
     path = run(small(images, personal_models=False), tmp_path / "none").path
     assert calibration_of(path)["clients"] == {}
-    assert calibration_of(path)["averaged"]["images"] == 30
+    assert calibration_of(path)["global"]["images"] == 30
 
 
-def test_resumed_runs_leave_the_same(images: Path, tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_calibration(images: Path, tmp_path: Path) -> None:
     whole = run(small(images), tmp_path / "whole").path
     rounds: list[object] = []
     observer = Observer(on_round=rounds.append, should_stop=lambda: bool(rounds))
@@ -116,7 +116,7 @@ def test_resumed_runs_leave_the_same(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_model")
-def test_workers_leave_the_same_but_for_rounding(images: Path, tmp_path: Path) -> None:
+def test_workers_have_the_same_calibration_but_for_rounding(images: Path, tmp_path: Path) -> None:
     experiment = small(images, dtype="float64")
     alone = calibration_of(run(experiment, tmp_path / "alone").path)
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
@@ -127,4 +127,4 @@ def test_workers_leave_the_same_but_for_rounding(images: Path, tmp_path: Path) -
         other = together["clients"][name]
         assert other["images"] == found["images"]
         assert other["thresholds"] == pytest.approx(found["thresholds"], rel=1e-5)
-    assert together["averaged"]["thresholds"] == pytest.approx(alone["averaged"]["thresholds"])
+    assert together["global"]["thresholds"] == pytest.approx(alone["global"]["thresholds"])

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from small_experiments import Say, read_summary, small
 
 from mpfedcl import InvalidInput, Predictor, run
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.gaussian import unpack_symmetric
 from mpfedcl.inference.calibration import COVERAGES, find_set_limits
-from small_experiments import Say, read_summary, small
 
 Json = dict[str, Any]
 
@@ -91,7 +91,8 @@ def test_accuracies_are_those_of_the_run(skewed: Path) -> None:
     # The shares have changed some answers.
     assert without > 0
     error = summary["calibration_error"]
-    line = f"{error['local_test']:.1f} % on the local test set, {error['global_test']:.1f} % on the global test set."
+    local, everywhere = error["local_test"], error["global_test"]
+    line = f"{local:.1f} % on the local test set, {everywhere:.1f} % on the global test set."
     assert line in (skewed / "CARD.md").read_text()
 
 
@@ -170,7 +171,7 @@ def test_distances_are_in_the_metric_of_the_pool(fedgauss: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedlda", "fedcof", "fedncm", "fedridge"])
-def test_every_one_shot_method_answers_by_its_classifier(
+def test_one_shot_methods_predict_by_their_classifier(
     overlapping: Path, tmp_path: Path, method: str
 ) -> None:
     path = run(small(overlapping, method), tmp_path / "run").path
@@ -189,7 +190,7 @@ def test_every_one_shot_method_answers_by_its_classifier(
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=120))
-def test_sets_hold_the_truth_as_often_as_said(values: list[int]) -> None:
+def test_prediction_sets_have_their_coverage(values: list[int]) -> None:
     """Each in turn is the new image: over all of them a coverage is missed by none."""
     surprises = [value / 50 for value in values]
     hits, tried = dict.fromkeys(COVERAGES, 0), dict.fromkeys(COVERAGES, 0)
@@ -208,7 +209,7 @@ def test_set_limits_in_closed_form() -> None:
     }  # fmt: skip
 
 
-def test_sets_grow_with_the_coverage(fedgauss: Path) -> None:
+def test_prediction_sets_grow_with_the_coverage(fedgauss: Path) -> None:
     _, inputs = held_out_of(fedgauss)
     sizes = []
     for coverage in (0.5, 0.8, 0.9, 0.99):
@@ -225,13 +226,13 @@ def test_sets_grow_with_the_coverage(fedgauss: Path) -> None:
         Predictor.load(fedgauss, coverage=1.5)
 
 
-def test_methods_with_prototypes_have_no_sets(images: Path, tmp_path: Path) -> None:
+def test_coverage_is_refused_for_prototype_predictors(images: Path, tmp_path: Path) -> None:
     path = run(small(images, rounds=1), tmp_path / "run").path
     with pytest.raises(InvalidInput, match="the nearest prototype decides"):
         Predictor.load(path, coverage=0.9)
 
 
-def test_label_shares_are_found_without_labels(skewed: Path) -> None:
+def test_label_distribution_is_estimated_without_labels(skewed: Path) -> None:
     data, inputs = held_out_of(skewed)
     truth = data.test_labels.numpy()
     chosen = numpy.flatnonzero((truth == 2) | (truth == 0))
@@ -249,13 +250,17 @@ def test_label_shares_are_found_without_labels(skewed: Path) -> None:
     assert right[1] > right[0]
     with pytest.raises(InvalidInput, match=r"there are 9 samples .* at least 10"):
         predictor.estimate_prior(inputs[:9])
-    with pytest.raises(InvalidInput, match="client is 'client-1', whose label shares are known"):
+    with pytest.raises(
+        InvalidInput, match="client is 'client-1', whose label distribution is known"
+    ):
         Predictor.load(skewed, "client-1").estimate_prior(inputs)
     with pytest.raises(InvalidInput, match=r"coverage is 0\.9; it must be left out"):
         Predictor.load(skewed, coverage=0.9).estimate_prior(inputs)
 
 
-def test_label_shares_work_for_prototype_methods(images: Path, tmp_path: Path) -> None:
+def test_label_distribution_is_estimated_for_prototype_methods(
+    images: Path, tmp_path: Path
+) -> None:
     path = run(small(images, rounds=1), tmp_path / "run").path
     predictor = Predictor.load(path)
     assert predictor.has_prototypes
@@ -265,7 +270,7 @@ def test_label_shares_work_for_prototype_methods(images: Path, tmp_path: Path) -
     assert not predictor.has_prototypes
 
 
-def test_what_the_metric_may_lack(overlapping: Path, tmp_path: Path) -> None:
+def test_damaged_metric_is_refused(overlapping: Path, tmp_path: Path) -> None:
     path = run(small(overlapping, "fedlda"), tmp_path / "run").path
     file = path / "metric.safetensors"
     for wrong in (torch.zeros(3), torch.full((36,), -1.0), torch.full((36,), torch.nan)):
@@ -277,7 +282,9 @@ def test_what_the_metric_may_lack(overlapping: Path, tmp_path: Path) -> None:
         Predictor.load(path)
 
 
-def test_the_command(said: Say, fedgauss: Path, overlapping: Path, tmp_path: Path) -> None:
+def test_predict_command_with_a_classifier(
+    said: Say, fedgauss: Path, overlapping: Path, tmp_path: Path
+) -> None:
     code, output, _ = said("predict", fedgauss, overlapping / "north.npz", "--coverage", "0.9")
     assert code == 0
     assert "second best   90 % set" in output
@@ -309,14 +316,14 @@ def test_the_command(said: Say, fedgauss: Path, overlapping: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--estimate-prior", "--client", "north"), "client is 'north', whose label shares"),
+        (("--estimate-prior", "--client", "north"), "client is 'north'"),
         (("--estimate-prior", "--coverage", "0.9"), "coverage is 0.9; it must be left out"),
         (("--coverage", "2"), "coverage is 2; it must be one of"),
         (("--probabilities",), "probabilities is True; it must be given together with --json"),
         (("--log", "--false-alarms", "0.001"), "log is True; it must be left out"),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_is_refused_in_one_line(
     said: Say, fedgauss: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     code, output, errors = said("predict", fedgauss, "x.npz", *words)

@@ -7,17 +7,23 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from handwritten_runs import HOSTILE, write_run
 from scipy.stats import betabinom, binom
 
-from handwritten_runs import HOSTILE, write_run
-from mpfedcl.inference.calibration import find_thresholds
-from mpfedcl.inference.drift import LOG, Drift, log_drift, most_by_chance, parse_log
+from mpfedcl.inference.calibration import (
+    DRIFT_LOG,
+    Drift,
+    find_thresholds,
+    log_drift,
+    most_by_chance,
+    parse_drift_log,
+)
 from mpfedcl.report.watch.watched_runs import WatchedRuns
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize(("num_new", "num_held_out"), [(1, 200), (7, 99), (100, 100), (300, 2000)])
-def test_the_limit_is_the_quantile(num_new: int, num_held_out: int, rate: float) -> None:
+def test_limit_is_the_beta_binomial_quantile(num_new: int, num_held_out: int, rate: float) -> None:
     place = math.ceil((num_held_out + 1) * (1 - rate) - 1e-9)
     chance = betabinom(num_new, num_held_out + 1 - place, place)
     limit = most_by_chance(num_new, num_held_out, rate)
@@ -27,7 +33,7 @@ def test_the_limit_is_the_quantile(num_new: int, num_held_out: int, rate: float)
     assert most_by_chance(num_new, 10**7, rate) == binom(num_new, rate).ppf(0.99)
 
 
-def test_false_alarms_are_held_on_exchangeable_images() -> None:
+def test_drift_false_alarm_rate_holds_on_exchangeable_images() -> None:
     """All ways to deal ranks to held-out and new images, drawn often: at most 1 % cry drift."""
     draw = numpy.random.default_rng(3)
     held_out, new, rate = 40, 30, 0.1
@@ -45,7 +51,7 @@ def test_false_alarms_are_held_on_exchangeable_images() -> None:
     assert betabinom(new, held_out + 1 - place, place).sf(plain) > 0.01
 
 
-def test_the_sentence() -> None:
+def test_drift_in_one_sentence() -> None:
     drift = Drift(images=100, flagged=37, at_most=11, false_alarms=0.05)
     assert drift.is_drift
     assert drift.describe("image") == (
@@ -56,7 +62,7 @@ def test_the_sentence() -> None:
     assert most_by_chance(0, 100, 0.05) == 0
 
 
-def test_the_live_page_shows_the_latest(tmp_path: Path) -> None:
+def test_live_page_shows_the_latest_drift(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     watcher = WatchedRuns(tmp_path)
     watcher.refresh()
@@ -65,7 +71,7 @@ def test_the_live_page_shows_the_latest(tmp_path: Path) -> None:
     for flagged in range(7):
         client = None if flagged % 2 else HOSTILE[0]
         log_drift(path, Drift(20, flagged, 4, 0.05), client)
-    with (path / LOG).open("a") as file:
+    with (path / DRIFT_LOG).open("a") as file:
         file.write('{"time": "now", "images": -3}\nno JSON\n')
     watcher.searched_at = float("-inf")
     assert watcher.refresh()[0] == [entry["id"]]
@@ -74,4 +80,4 @@ def test_the_live_page_shows_the_latest(tmp_path: Path) -> None:
     assert [each["drift"] for each in shown] == [True, True, False, False, False]
     assert shown[0]["expected"] == 1.0
     assert shown[0]["client"] == HOSTILE[0]
-    assert parse_log(b"") == []
+    assert parse_drift_log(b"") == []

@@ -1,4 +1,4 @@
-"""Exported files beside PyTorch: every format, reading and kind of run; what is refused."""
+"""Exported files agree with PyTorch for every format, predictor and kind of run."""
 
 import json
 import shutil
@@ -12,21 +12,21 @@ import numpy
 import onnx
 import pytest
 import torch
+from command_processes import environment
+from encoder_experiments import pictured
 from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
+from image_sets import read_image_set
 from numpy.typing import NDArray
 from onnx_encoder_files import save_convolution
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
+from small_experiments import EXAMPLES, Say, small
+from vision_transformers import export_transformer
 
-from command_processes import environment
-from encoder_experiments import pictured
-from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
-from small_experiments import EXAMPLES, Say, small
-from vision_transformers import export_transformer
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
@@ -63,7 +63,9 @@ def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answ
 
 
 @pytest.mark.thorough
-def test_a_thousand_digits(digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path) -> None:
+def test_onnx_file_agrees_on_a_thousand_digits(
+    digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
+) -> None:
     predictor, done = Predictor.load(digits_run), digits_onnx
     images, labels = digits()
     assert len(images) == 1000
@@ -88,7 +90,7 @@ def test_a_thousand_digits(digits_run: Path, digits_onnx: ExportedFile, tmp_path
     assert again.path.read_bytes() == content
 
 
-def test_int8_is_a_quarter_and_within_a_point(
+def test_int8_has_a_quarter_of_the_size_and_loses_at_most_a_point(
     digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
 ) -> None:
     predictor, whole = Predictor.load(digits_run), digits_onnx
@@ -175,7 +177,7 @@ def export_inside(
 
 
 @pytest.mark.thorough
-def test_resnet18_inside_and_outside(pictures: Path, tmp_path: Path) -> None:
+def test_resnet18_encoder_is_included_or_excluded(pictures: Path, tmp_path: Path) -> None:
     predictor, brought, answers = export_inside(pictures, tmp_path / "run")
     head = export_run(predictor, OUTSIDE)
     features = predictor.trained.inputs(brought).numpy()
@@ -187,13 +189,13 @@ def test_resnet18_inside_and_outside(pictures: Path, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("narrow_resnet")
-def test_a_trained_encoder_is_always_inside(pictures: Path, tmp_path: Path) -> None:
+def test_trained_encoder_cannot_be_excluded(pictures: Path, tmp_path: Path) -> None:
     predictor, _, _ = export_inside(pictures, tmp_path / "run", encoder__train=True)
     with pytest.raises(InvalidInput, match="the run has trained the encoder"):
         export_run(predictor, OUTSIDE)
 
 
-def test_random_filters_are_inside_for_rectangles_in_color(tmp_path: Path) -> None:
+def test_random_filters_are_included_for_rectangular_color_images(tmp_path: Path) -> None:
     pixels = numpy.random.default_rng(1).integers(0, 256, (24, 30, 23, 3), dtype=numpy.uint8)
     labels = numpy.arange(24) % 3
     (tmp_path / "set").mkdir()
@@ -211,7 +213,7 @@ def test_random_filters_are_inside_for_rectangles_in_color(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("shape", ["map", "vector"])
-def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -> None:
+def test_onnx_encoder_is_joined_to_the_model(pictures: Path, tmp_path: Path, shape: str) -> None:
     encoder = save_convolution(tmp_path / "encoder.onnx", shape)
     path = run(pictured(pictures, encoder__name=f"onnx:{encoder}"), tmp_path / "run").path
     predictor = Predictor.load(path)
@@ -224,7 +226,7 @@ def test_an_onnx_encoder_is_joined(pictures: Path, tmp_path: Path, shape: str) -
         export_run(predictor, ExportSettings(format="torch-export"))
 
 
-def test_a_vision_transformer_is_joined_as_it_was_trained_behind(
+def test_vision_transformer_is_joined_with_its_preprocessing(
     pictures: Path, tmp_path: Path
 ) -> None:
     encoder = tmp_path / "vit.onnx"
@@ -248,7 +250,7 @@ def test_a_vision_transformer_is_joined_as_it_was_trained_behind(
 
 
 @pytest.mark.usefixtures("small_model")
-def test_a_file_that_disagrees_is_not_written(
+def test_file_that_disagrees_with_pytorch_is_not_written(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "two_faced.py").write_text(
@@ -275,7 +277,7 @@ def test_a_file_that_disagrees_is_not_written(
 
 
 @pytest.mark.usefixtures("small_model")
-def test_without_the_data_digits_are_asked_and_int8_is_refused(
+def test_without_the_data_digits_are_checked_and_int8_is_refused(
     images: Path, tmp_path: Path, said: Say
 ) -> None:
     shutil.copytree(images, tmp_path / "images")
@@ -285,7 +287,7 @@ def test_without_the_data_digits_are_asked_and_int8_is_refused(
     told = json.loads(output)
     assert code == 0
     assert told["checked"]["from"] == (
-        "test images of mnist-sample, because the run's own are not here"
+        "test images of mnist-sample, because the run's data are not available"
     )
     assert told["checked"]["images"] == 40
     assert told["checked"]["accuracy"] is None
@@ -296,10 +298,10 @@ def test_without_the_data_digits_are_asked_and_int8_is_refused(
 
 
 @pytest.mark.usefixtures("small_model")
-def test_bad_input_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> None:
+def test_bad_input_is_refused_in_one_line(images: Path, tmp_path: Path, said: Say) -> None:
     path = run(small(images, "fedavg"), tmp_path / "run").path
     for words, sentence in (
-        (("--reading", "prototype"), "has no prototypes; it must be 'classifier'"),
+        (("--predictor", "prototype"), "has no prototypes; it must be 'classifier'"),
         (("--encoder", "exclude"), "this run has no encoder"),
         (("--format", "safetensors", "--quantize", "int8"), "only onnx has it"),
         (("--check-images", "0"), "check_images is 0; it must be at least 1"),
@@ -312,7 +314,7 @@ def test_bad_input_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> N
         assert len(errors.splitlines()) == 1
 
 
-def test_the_example_runs_without_torch_and_mpfedcl(
+def test_edge_example_runs_without_torch_and_mpfedcl(
     digits_run: Path, digits_onnx: ExportedFile, tmp_path: Path
 ) -> None:
     predictor, model = Predictor.load(digits_run), digits_onnx.path

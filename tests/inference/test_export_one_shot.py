@@ -7,16 +7,16 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from encoder_experiments import pictured
 from exported_answers import ask, operators_are_listed_once  # noqa: F401  -- a fixture
 from numpy.typing import NDArray
 from onnx_encoder_files import save_convolution
 from safetensors import safe_open
 from safetensors.torch import load_file
+from small_experiments import save_shifted_vectors
 
-from encoder_experiments import pictured
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.inference.export.exporter import ExportSettings, export_run
-from small_experiments import save_shifted_vectors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -68,7 +68,7 @@ def softmax(scores: NDArray[Any]) -> NDArray[Any]:
     return shares
 
 
-def test_a_mixture_with_an_absent_class(sites: Path, mixture: Path) -> None:
+def test_mixture_with_an_absent_class_agrees(sites: Path, mixture: Path) -> None:
     predictor, samples = Predictor.load(mixture), vectors_of(sites)
     assert predictor.params["bias"].shape == (4, 3)
     done = export_run(predictor, ExportSettings())
@@ -85,7 +85,9 @@ def test_a_mixture_with_an_absent_class(sites: Path, mixture: Path) -> None:
     assert note["checked"]["labels_differ"] == 0
 
 
-def test_a_clients_own_with_its_label_shares(sites: Path, mixture: Path, tmp_path: Path) -> None:
+def test_personal_classifier_includes_the_label_prior(
+    sites: Path, mixture: Path, tmp_path: Path
+) -> None:
     predictor, samples = Predictor.load(mixture, "site-1"), vectors_of(sites)
     assert predictor.params["bias"].shape == (4, 1)
     answers, note = ask(export_run(predictor, ExportSettings()).path, samples)
@@ -107,7 +109,7 @@ def test_a_clients_own_with_its_label_shares(sites: Path, mixture: Path, tmp_pat
         assert json.loads(opened.metadata()["mpfedcl"])["prior"] == program.note["prior"]
 
 
-def test_where_all_share_a_test_label_shares_stay_out(sites: Path, tmp_path: Path) -> None:
+def test_shared_test_set_leaves_the_label_prior_out(sites: Path, tmp_path: Path) -> None:
     changes = {"partition__kind": "iid", "partition__test": "shared", "clients": 2}
     predictor = Predictor.load(run_method(sites, "local-gauss", **changes), "client-0")
     done = export_run(predictor, ExportSettings(format="safetensors"), tmp_path / "m")
@@ -115,7 +117,7 @@ def test_where_all_share_a_test_label_shares_stay_out(sites: Path, tmp_path: Pat
     assert torch.equal(load_file(done.path)["bias"], predictor.params["bias"])
 
 
-def test_the_nearest_class_mean(sites: Path, mixture: Path, tmp_path: Path) -> None:
+def test_nearest_class_mean_agrees(sites: Path, mixture: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(run_method(sites, "fedncm", dtype="float64"))
     samples = vectors_of(sites)
     answers, _ = ask(export_run(predictor, ExportSettings()).path, samples)
@@ -130,7 +132,7 @@ def test_the_nearest_class_mean(sites: Path, mixture: Path, tmp_path: Path) -> N
     assert torch.isneginf(scores[:, 3]).all()
 
 
-def test_int8_is_refused_in_a_sentence(mixture: Path) -> None:
+def test_int8_is_refused_for_one_shot_methods(mixture: Path) -> None:
     refusal = r"quantize is 'int8'; it must be left out, because fedgauss has no trained layers"
     with pytest.raises(InvalidInput, match=refusal):
         export_run(Predictor.load(mixture), ExportSettings(quantized=True))
@@ -138,7 +140,7 @@ def test_int8_is_refused_in_a_sentence(mixture: Path) -> None:
 
 @pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("encoder", ["onnx", "random-resnet18"])
-def test_the_encoder_is_inside(pictures: Path, tmp_path: Path, encoder: str) -> None:
+def test_encoder_is_included(pictures: Path, tmp_path: Path, encoder: str) -> None:
     file = save_convolution(tmp_path / "encoder.onnx", "map")
     name = f"onnx:{file}" if encoder == "onnx" else encoder
     experiment = pictured(pictures, method="fedgauss", encoder__name=name)

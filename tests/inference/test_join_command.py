@@ -6,11 +6,11 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-
 from command_processes import call
+from small_experiments import Say, save_images, small
+
 from mpfedcl import run
 from mpfedcl.experiment import Experiment
-from small_experiments import Say, save_images, small
 
 pytestmark = pytest.mark.whole
 
@@ -31,14 +31,14 @@ def late(tmp_path: Path) -> Path:
     return tmp_path / "late.npz"
 
 
-def test_a_look_then_a_stay_then_a_farewell(path: Path, late: Path, said: Say) -> None:
+def test_try_join_and_leave(path: Path, late: Path, said: Say) -> None:
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--epochs", 2)
     assert code == 0
     assert "after 2 epochs, lr 0.01" in out
-    assert "made from 21 images of 3 classes: 6 prototypes" in out
+    assert "6 prototypes of 21 images of 3 classes" in out
     assert "The run is unchanged" in out
     assert max(len(line) for line in out.splitlines()[2:]) <= 100
-    assert said("join", path)[1] == f"Nobody has joined {path} since it was trained.\n"
+    assert said("join", path)[1] == f"No client has joined {path} since it was trained.\n"
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--add")
     assert code == 0
     assert f"take them out with: mpfedcl join {path} --leave late" in out
@@ -47,7 +47,7 @@ def test_a_look_then_a_stay_then_a_farewell(path: Path, late: Path, said: Say) -
     assert (code, out) == (0, "late has left; the pool holds 18 prototypes of 3 clients\n")
 
 
-def test_json(path: Path, late: Path, said: Say) -> None:
+def test_join_prints_json(path: Path, late: Path, said: Say) -> None:
     words = ("join", path, "--data", late, "--name", "late", "--add", "--json")
     _, out, _ = said(*words)
     told = json.loads(out)
@@ -67,14 +67,16 @@ def test_json(path: Path, late: Path, said: Say) -> None:
     }
 
 
-def test_the_guard_has_the_last_word(path: Path, late: Path, said: Say) -> None:
+def test_rejected_update_is_not_added(path: Path, late: Path, said: Say) -> None:
     experiment = Experiment.from_toml(path / "experiment.toml").replace(validation__max_norm=1e-6)
     (path / "experiment.toml").write_text(experiment.to_toml())
     before = (path / "pool.safetensors").read_bytes()
     code, out, errors = said("join", path, "--data", late, "--name", "late", "--add")
     assert code == 2
     assert "after 1 epoch" in out
-    assert errors.startswith("mpfedcl: late was not added: the guard rejects it (the model ch")
+    assert errors.startswith(
+        "mpfedcl: late was not added: update validation rejects it (the model ch"
+    )
     assert (path / "pool.safetensors").read_bytes() == before
 
 
@@ -94,7 +96,7 @@ def test_the_guard_has_the_last_word(path: Path, late: Path, said: Say) -> None:
         (("--data", "LATE", "--name", "late", "--weights", "x.safetensors"), "has no encoder"),
     ],
 )
-def test_bad_input_gets_one_sentence(
+def test_bad_input_is_refused_in_one_line(
     path: Path, late: Path, said: Say, words: tuple[str, ...], expected: str
 ) -> None:
     given = [str(late) if word == "LATE" else word for word in words]
@@ -105,7 +107,7 @@ def test_bad_input_gets_one_sentence(
     assert not (path / "joins.jsonl").exists()
 
 
-def test_no_run_at_all(tmp_path: Path, late: Path, said: Say) -> None:
+def test_folder_without_a_run_is_refused(tmp_path: Path, late: Path, said: Say) -> None:
     for words in ((), ("--leave", "x"), ("--data", late, "--name", "x", "--add")):
         code, _, errors = said("join", tmp_path / "nothing", *words)
         assert code == 2
@@ -113,7 +115,7 @@ def test_no_run_at_all(tmp_path: Path, late: Path, said: Say) -> None:
 
 
 @pytest.mark.thorough
-def test_on_the_embedded_digits_in_a_process_of_its_own(tmp_path: Path, said: Say) -> None:
+def test_join_on_the_embedded_digits(tmp_path: Path, said: Say) -> None:
     """A federation of five skewed clients, and a newcomer that has digits of all classes."""
     run(Experiment(rounds=2, evaluate_every=2), tmp_path / "digits")
     with resources.as_file(resources.files("mpfedcl.data") / "mnist_sample.npz") as sample:

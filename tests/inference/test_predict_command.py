@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from PIL import Image
-
 from command_processes import call
-from mpfedcl import Predictor, run
+from PIL import Image
 from small_experiments import Json, Say, small
+
+from mpfedcl import Predictor, run
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -35,7 +35,7 @@ def lines_of(output: str) -> list[Json]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_folders_files_patterns_and_archives(
+def test_predict_folders_files_patterns_and_archives(
     said: Say, trained_run: Path, files: Path, images: Path
 ) -> None:
     words = [files, files / "1.png", f"{files}/**/[34].png", images / "stripes.npz", "--json"]
@@ -52,7 +52,7 @@ def test_folders_files_patterns_and_archives(
         assert found[number]["label"] == expected[number].label
 
 
-def test_paths_on_standard_input(
+def test_predict_paths_on_standard_input(
     said: Say, trained_run: Path, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{files / '2.png'}\n\n{files / 'deeper'}\r\n"))
@@ -61,20 +61,20 @@ def test_paths_on_standard_input(
     assert [Path(each["image"]).stem for each in lines_of(output)] == ["2", "3", "4"]
 
 
-def test_the_table_fits_and_sums_up(said: Say, trained_run: Path, files: Path) -> None:
+def test_table_fits_and_has_a_summary(said: Say, trained_run: Path, files: Path) -> None:
     long = files / ("a-very-long-name-" * 5)
     long.mkdir()
     (files / "0.png").rename(long / "0.png")
     code, output, _ = said("predict", trained_run, files, "--client", "client-1")
     assert code == 0
     assert max(len(line) for line in output.splitlines()) <= 100
-    assert "client-1's own model" in output
+    assert "client-1's personalized model" in output
     assert "-name-/0.png" in output
     assert "5 images: " in output
     assert "like 5.0% of 30 held-out images" in output
 
 
-def test_broken_images_are_named_and_the_others_predicted(
+def test_unreadable_images_are_named_and_others_predicted(
     said: Say, trained_run: Path, files: Path, tmp_path: Path
 ) -> None:
     (files / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n cut off")
@@ -104,7 +104,7 @@ def test_broken_images_are_named_and_the_others_predicted(
         (("x.png", "--false-alarms", "0.5"), "false_alarms is 0.5; it must be one of 0.001"),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_bad_input_is_refused_in_one_line(
     said: Say, trained_run: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     code, output, errors = said("predict", trained_run, *words)
@@ -113,7 +113,7 @@ def test_bad_input_is_one_sentence(
     assert len(errors.splitlines()) == 1
 
 
-def test_an_empty_archive_is_no_fault(said: Say, trained_run: Path, tmp_path: Path) -> None:
+def test_empty_archive_is_accepted(said: Say, trained_run: Path, tmp_path: Path) -> None:
     numpy.savez(tmp_path / "none.npz", x=numpy.zeros((0, 6, 6), numpy.uint8))
     assert said("predict", trained_run, tmp_path / "none.npz")[0] == 0
 
@@ -126,7 +126,7 @@ def test_methods_without_prototypes(said: Say, images: Path, tmp_path: Path, fil
     assert "no prototypes" in errors
 
 
-def test_as_a_user_has_it(trained_run: Path, files: Path) -> None:
+def test_predict_in_a_process(trained_run: Path, files: Path) -> None:
     ended = call("predict", trained_run, "0.png", "gone.png", cwd=files)
     assert ended.returncode == 3
     assert "1 images: " in ended.stdout

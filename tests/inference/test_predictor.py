@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from encoder_experiments import pictured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from small_experiments import small
 
-from encoder_experiments import pictured
 from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.reader import open_data_set
-from small_experiments import small
 
 pytestmark = pytest.mark.usefixtures("own_places")
 
@@ -70,7 +70,7 @@ def test_predictions_are_those_of_plain_arithmetic(
         assert sum(bool(said.unknown) for said in predictions) == 5
 
 
-def test_every_kind_of_image(trained_run: Path, tmp_path: Path) -> None:
+def test_paths_pillow_images_and_arrays_agree(trained_run: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(trained_run)
     gray = numpy.random.default_rng(1).integers(0, 256, (6, 6), dtype=numpy.uint8)
     picture = Image.fromarray(gray)
@@ -96,7 +96,7 @@ def test_every_kind_of_image(trained_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "client"), [("fedavg", None), ("local", "client-0")])
-def test_without_prototypes_the_classifier_speaks(
+def test_classifier_predicts_without_prototypes(
     images: Path, tmp_path: Path, method: str, client: str | None
 ) -> None:
     predictor = Predictor.load(run(small(images, method), tmp_path / "run").path, client)
@@ -107,7 +107,7 @@ def test_without_prototypes_the_classifier_speaks(
     assert "no prototypes" in str(predictor.remark)
 
 
-def test_fedproto_compares_with_the_averages(images: Path, tmp_path: Path) -> None:
+def test_fedproto_compares_with_global_prototypes(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "fedproto"), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"no global model; it must be one of client-0"):
         Predictor.load(path)
@@ -116,7 +116,9 @@ def test_fedproto_compares_with_the_averages(images: Path, tmp_path: Path) -> No
     assert said.nearest.client == "global"
 
 
-def test_what_calibration_may_lack(images: Path, trained_run: Path, tmp_path: Path) -> None:
+def test_incomplete_and_damaged_calibration(
+    images: Path, trained_run: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInput, match=r"false_alarms is 0\.3; it must be one of 0\.001, "):
         Predictor.load(trained_run, false_alarms=0.3)
     few = Predictor.load(trained_run, false_alarms=0.01)
@@ -124,10 +126,10 @@ def test_what_calibration_may_lack(images: Path, trained_run: Path, tmp_path: Pa
     assert few.predict(read_test_images(images)[:1])[0].unknown is None
     path = run(small(images), tmp_path / "run").path
     file = path / "calibration.json"
-    file.write_text(json.dumps({"averaged": {"thresholds": 3, "images": 4}}))
-    with pytest.raises(InvalidInput, match=r"calibration\.json must be the file that the run"):
+    file.write_text(json.dumps({"global": {"thresholds": 3, "images": 4}}))
+    with pytest.raises(InvalidInput, match=r"calibration\.json.*global\.thresholds"):
         Predictor.load(path)
-    # As in runs from before there was such a file.
+    # Runs over a network have no such file.
     file.unlink()
     predictor = Predictor.load(path)
     assert "recorded no distances" in str(predictor.remark)
@@ -137,7 +139,7 @@ def test_what_calibration_may_lack(images: Path, trained_run: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_the_accuracy_is_that_of_the_run(pictures: Path, tmp_path: Path) -> None:
+def test_accuracy_equals_that_of_the_run(pictures: Path, tmp_path: Path) -> None:
     """From the files on, by another way than the run's: through no cache, in other batches."""
     result = run(pictured(pictures), tmp_path / "run")
     assert result.summary is not None

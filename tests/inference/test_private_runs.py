@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-
 from command_results import Refused
+from small_experiments import HIDDEN, Say, flags, save_vectors, small
+
 from mpfedcl import run
 from mpfedcl.gaussian import project_features
-from small_experiments import HIDDEN, Say, flags, save_vectors, small
 
 BUDGET = {"privacy__epsilon": 4.0, "model__hidden": HIDDEN}
 
@@ -29,7 +29,7 @@ def rounds(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(small(images, "mp-fedcl", **BUDGET), tmp_path_factory.mktemp("rounds") / "run").path
 
 
-def test_the_card_says_what_is_promised_and_spent(exchange: Path) -> None:
+def test_card_states_the_privacy_budget(exchange: Path) -> None:
     card = (exchange / "CARD.md").read_text()
     assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in card
     assert "for adding or removing one image" in card
@@ -39,7 +39,9 @@ def test_the_card_says_what_is_promised_and_spent(exchange: Path) -> None:
     assert "per client" not in card
 
 
-def test_the_report_says_it_too(exchange: Path, rounds: Path, tmp_path: Path, said: Say) -> None:
+def test_report_states_the_privacy_budget(
+    exchange: Path, rounds: Path, tmp_path: Path, said: Say
+) -> None:
     assert said("report", exchange, rounds, "--out", tmp_path / "report.html")[0] == 0
     page = (tmp_path / "report.html").read_text()
     assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in page
@@ -48,7 +50,7 @@ def test_the_report_says_it_too(exchange: Path, rounds: Path, tmp_path: Path, sa
     assert "Under a privacy budget it is not shown who holds how much." in page
 
 
-def test_it_predicts_in_the_projected_space(exchange: Path, said: Say) -> None:
+def test_predictions_in_the_projected_space(exchange: Path, said: Say) -> None:
     archive = exchange.parent / "data/one.npz"
     code, out, _ = said("predict", exchange, archive, "--json")
     assert code == 0
@@ -58,11 +60,15 @@ def test_it_predicts_in_the_projected_space(exchange: Path, said: Say) -> None:
 
 
 @pytest.mark.parametrize("words", [["leave", "--name", "client-0"], ["contribution"]])
-def test_nobody_leaves_or_is_weighed(exchange: Path, refused: Refused, words: list[str]) -> None:
-    assert "has a privacy budget, and that is spent" in refused(words[0], exchange, *words[1:])
+def test_leave_and_contribution_are_refused_under_a_budget(
+    exchange: Path, refused: Refused, words: list[str]
+) -> None:
+    assert "has spent its privacy budget" in refused(words[0], exchange, *words[1:])
 
 
-def test_nobody_joins(exchange: Path, rounds: Path, images: Path, refused: Refused) -> None:
+def test_join_is_refused_under_a_budget(
+    exchange: Path, rounds: Path, images: Path, refused: Refused
+) -> None:
     for path, data in ((exchange, exchange.parent / "data"), (rounds, images)):
         words = ("join", path, "--data", data, "--name", "new", "--add")
         assert "another release costs as much again" in refused(*words)
@@ -71,14 +77,14 @@ def test_nobody_joins(exchange: Path, rounds: Path, images: Path, refused: Refus
 @pytest.mark.parametrize(
     "words", [("tune", "--methods", "fedavg"), ("compare", "--methods", "fedavg", "--seeds", "0")]
 )
-def test_settings_are_not_chosen_on_private_data(
+def test_tune_and_compare_are_refused_under_a_budget(
     images: Path, tmp_path: Path, refused: Refused, words: tuple[str, ...]
 ) -> None:
     given = (*words, *flags(images), "--privacy.epsilon", "3", "--out", tmp_path / "out")
-    assert "choosing by them costs all of theirs together" in refused(*given)
+    assert "privacy.epsilon is 3" in refused(*given)
 
 
-def test_a_projection_is_everybodys(exchange: Path) -> None:
+def test_projection_depends_on_the_seed_only(exchange: Path) -> None:
 
     rows = torch.rand(20, 12)
     found = project_features(rows, 6, seed=1)

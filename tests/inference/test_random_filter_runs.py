@@ -7,15 +7,15 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from PIL import Image
-
 from image_sets import read_image_set
+from PIL import Image
+from small_experiments import read_summary
+
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.trained_run import load_trained_run
-from small_experiments import read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -34,7 +34,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return run(filtered(dataset__train_size=300), place / "run").path
 
 
-def test_predictions_are_the_runs_own(digits_run: Path) -> None:
+def test_predictions_equal_those_of_the_run(digits_run: Path) -> None:
     partition = json.loads((digits_run / "partition.json").read_text())
     assert (partition["input_shape"], partition["image_shape"]) == ([1024], [28, 28])
     (domain,) = read_image_set(DatasetSettings()).domains
@@ -47,7 +47,7 @@ def test_predictions_are_the_runs_own(digits_run: Path) -> None:
     assert accuracy == pytest.approx(wanted)
 
 
-def test_color_is_taken_out_for_a_run_on_gray_images(digits_run: Path, tmp_path: Path) -> None:
+def test_color_is_removed_for_a_run_on_gray_images(digits_run: Path, tmp_path: Path) -> None:
     random = numpy.random.default_rng(0)
     pixels = random.integers(0, 256, (12, 28, 28, 3), dtype=numpy.uint8)
     labels = numpy.arange(12) % 3
@@ -61,7 +61,7 @@ def test_color_is_taken_out_for_a_run_on_gray_images(digits_run: Path, tmp_path:
     assert torch.equal(client.data.test_inputs, trained.inputs(gray[:3]))
 
 
-def test_a_run_is_not_gone_on_with_behind_other_filters(digits_run: Path, tmp_path: Path) -> None:
+def test_resume_with_other_filters_is_refused(digits_run: Path, tmp_path: Path) -> None:
     partition = digits_run / "partition.json"
     content = partition.read_text()
     for shape, sentence in (([30, 28], "trained with another one"), (None, "image_shape")):
@@ -78,8 +78,6 @@ def test_a_run_is_not_gone_on_with_behind_other_filters(digits_run: Path, tmp_pa
 
 
 @pytest.mark.parametrize("changes", [{"encoder__train": True}, {"encoder__weights": Path("x")}])
-def test_there_is_nothing_to_train_and_nothing_to_load(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_training_and_weights_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"random-filters.* (cannot be trained|takes none)"):
         run(filtered(**changes), tmp_path / "run")

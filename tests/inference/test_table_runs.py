@@ -7,16 +7,16 @@ from typing import Any
 import numpy
 import polars
 import pytest
-from sklearn.datasets import load_breast_cancer, load_digits, load_wine
-
 from command_results import Refused
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from small_experiments import Say, Warnings
+
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.data.tables import read_rows
 from mpfedcl.inference.export.exporter import ExportSettings, export_run
 from mpfedcl.inference.export.verification import load_check_samples
-from mpfedcl.inference.join import join
+from mpfedcl.inference.membership import join
 from mpfedcl.network.server.serve import check_experiment
-from small_experiments import Say, Warnings
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -71,7 +71,7 @@ def cancer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["wine", "digits"])
-def test_real_tables_are_learnt_under_label_skew(tmp_path: Path, name: str) -> None:
+def test_real_tables_under_label_skew(tmp_path: Path, name: str) -> None:
     found = {"wine": load_wine, "digits": load_digits}[name]()
     frame = polars.DataFrame(found.data).with_columns(kind=found.target)
     frame.write_csv(tmp_path / "t.csv")
@@ -96,7 +96,7 @@ def test_new_rows_are_predicted(cancer_run: Path, said: Say) -> None:
     assert said("predict", cancer_run, root / "late.parquet", "--json")[1].count("\n") == 100
 
 
-def test_says_what_cannot_be_predicted(cancer_run: Path, tmp_path: Path, said: Say) -> None:
+def test_unusable_files_are_named(cancer_run: Path, tmp_path: Path, said: Say) -> None:
     (tmp_path / "bad.csv").write_text("mean radius,b\n1,2\n")
     (tmp_path / "bad.txt").write_text("1")
     code, _, error = said("predict", cancer_run, tmp_path / "bad.csv", tmp_path / "bad.txt")
@@ -105,7 +105,7 @@ def test_says_what_cannot_be_predicted(cancer_run: Path, tmp_path: Path, said: S
     assert "bad.txt is not a table; this run takes rows of a CSV or Parquet file." in error
 
 
-def test_a_late_clinic_joins_with_its_table(cancer_run: Path, tmp_path: Path, said: Say) -> None:
+def test_client_joins_with_a_table(cancer_run: Path, tmp_path: Path, said: Say) -> None:
     late = cancer_run.parent / "late.parquet"
     joined = join(cancer_run, late, "late")
     assert joined.before["classifier"] is not None
@@ -125,7 +125,7 @@ def test_a_late_clinic_joins_with_its_table(cancer_run: Path, tmp_path: Path, sa
     )
 
 
-def test_the_exported_file_tells_what_the_columns_are(cancer_run: Path, tmp_path: Path) -> None:
+def test_exported_file_describes_the_columns(cancer_run: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(cancer_run)
     trained = predictor.trained
     assert trained.columns is not None
@@ -146,7 +146,7 @@ def test_the_exported_file_tells_what_the_columns_are(cancer_run: Path, tmp_path
     assert numpy.mean(numpy.array(predictor.class_names)[real.labels] == said) > 0.9
 
 
-def test_resumes_on_the_same_table_alone(cancer_run: Path) -> None:
+def test_resume_with_another_table_is_refused(cancer_run: Path) -> None:
     """Last: the table is changed."""
     assert len(resume(cancer_run, rounds=3).history) == 3
     path = cancer_run.parent / "breast.csv"
@@ -156,7 +156,7 @@ def test_resumes_on_the_same_table_alone(cancer_run: Path) -> None:
         resume(cancer_run, rounds=4)
 
 
-def test_the_command_shows_a_table(
+def test_data_command_shows_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,6 +174,6 @@ def test_the_command_shows_a_table(
     )
 
 
-def test_tables_stay_on_one_machine(cancer_run: Path) -> None:
+def test_tables_are_refused_over_a_network(cancer_run: Path) -> None:
     with pytest.raises(InvalidInput, match=r"over a network .* sums over all clients"):
         check_experiment(on_table(cancer_run.parent / "breast.csv", "diagnosis"))

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
+from small_experiments import Say, save_images, save_vectors, small
 
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
-from mpfedcl.inference.join import join, list_joined
+from mpfedcl.inference.membership import join, list_joined
 from mpfedcl.inference.trained_run import load_trained_run
-from small_experiments import Say, save_images, save_vectors, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 
@@ -63,7 +63,7 @@ def right(found: list[str], labels: NDArray[numpy.int64]) -> float:
 
 
 @pytest.mark.thorough
-def test_a_real_set_is_learnt_predicted_exported_and_joined(
+def test_real_vectors_from_run_to_export_and_join(
     digits_run: Path, digits: Digits, tmp_path: Path
 ) -> None:
     vectors, labels = digits[0][1400:], digits[1][1400:]
@@ -91,7 +91,7 @@ def test_a_real_set_is_learnt_predicted_exported_and_joined(
     assert [each["client"] for each in list_joined(digits_run)] == ["late"]
 
 
-def test_the_run_says_what_it_was_trained_on(small_run: Path, said: Say) -> None:
+def test_run_describes_its_vectors(small_run: Path, said: Say) -> None:
     partition = json.loads((small_run / "partition.json").read_text())
     assert partition["input_shape"] == [5]
     assert "encoder" not in partition
@@ -103,7 +103,7 @@ def test_the_run_says_what_it_was_trained_on(small_run: Path, said: Say) -> None
     assert model["hidden.0.weight"].shape == (256, 5)
 
 
-def test_vectors_in_any_form_are_the_same_vectors(small_run: Path) -> None:
+def test_vectors_of_any_type_are_predicted_alike(small_run: Path) -> None:
     predictor = Predictor.load(small_run)
     asked = numpy.random.default_rng(1).normal(size=(300, 5)).astype(numpy.float32)
     wanted = predictor.predict(asked)
@@ -130,7 +130,7 @@ def test_vectors_in_any_form_are_the_same_vectors(small_run: Path) -> None:
         ([Image.new("L", (6, 6))], "a sample is an image; this run takes vectors of 5 numbers"),
     ],
 )
-def test_refuses_other_samples(small_run: Path, asked: Any, complaint: str) -> None:
+def test_other_samples_are_refused(small_run: Path, asked: Any, complaint: str) -> None:
     with pytest.raises(InvalidInput, match=complaint):
         Predictor.load(small_run).predict(asked)
 
@@ -174,7 +174,7 @@ def test_the_command_predicts_npz_files(small_run: Path, tmp_path: Path, said: S
         ),
     ],
 )
-def test_the_command_names_files_that_it_cannot_use(
+def test_unusable_files_are_named(
     small_run: Path, tmp_path: Path, said: Say, x: NDArray[Any], complaint: str
 ) -> None:
     """Once for the whole file, and the others are predicted."""
@@ -188,7 +188,7 @@ def test_the_command_names_files_that_it_cannot_use(
     assert "a.png is not an npz file; this run takes vectors of 5 numbers" in error
 
 
-def test_refuses_who_joins_with_something_else(small_run: Path, tmp_path: Path) -> None:
+def test_joining_with_other_samples_is_refused(small_run: Path, tmp_path: Path) -> None:
     save_vectors(tmp_path / "wide.npz", width=7)
     with pytest.raises(InvalidInput) as caught:
         join(small_run, tmp_path / "wide.npz", "late")
@@ -200,11 +200,11 @@ def test_refuses_who_joins_with_something_else(small_run: Path, tmp_path: Path) 
         join(small_run, tmp_path / "i.npz", "late")
 
 
-def test_who_joins_is_told_in_its_own_words(small_run: Path, tmp_path: Path, said: Say) -> None:
+def test_join_reports_vectors_instead_of_images(small_run: Path, tmp_path: Path, said: Say) -> None:
     save_vectors(tmp_path / "mine.npz")
     code, out, _ = said("join", small_run, "--data", tmp_path / "mine.npz", "--name", "late")
     assert code == 0
-    assert "made from 60 vectors of 3 classes" in out
+    assert "prototypes of 60 vectors of 3 classes" in out
     assert "image" not in out
 
 
@@ -213,7 +213,7 @@ def export(path: Path, out: Path, **settings: Any) -> ExportedFile:
 
 
 @pytest.mark.thorough
-def test_other_formats(small_run: Path, tmp_path: Path) -> None:
+def test_export_to_other_formats(small_run: Path, tmp_path: Path) -> None:
     asked = numpy.random.default_rng(3).normal(size=(7, 5)).astype(numpy.float32)
     predictor = Predictor.load(small_run)
     names = [each.label for each in predictor.predict(asked)]
@@ -237,7 +237,7 @@ def test_other_formats(small_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_eight_bits(digits_run: Path, digits: Digits, tmp_path: Path) -> None:
+def test_export_to_int8(digits_run: Path, digits: Digits, tmp_path: Path) -> None:
     file = export(digits_run, tmp_path / "m.onnx", quantized=True)
     assert file.num_bytes < export(digits_run, tmp_path / "f.onnx").num_bytes
     session = onnxruntime.InferenceSession(file.path, providers=["CPUExecutionProvider"])
@@ -245,14 +245,16 @@ def test_eight_bits(digits_run: Path, digits: Digits, tmp_path: Path) -> None:
     assert float((label == digits[1][1400:]).mean()) > 0.9
 
 
-def test_neither_use_nor_export_needs_the_data(vectors: Path, tmp_path: Path) -> None:
+def test_predict_and_export_without_the_data(vectors: Path, tmp_path: Path) -> None:
     shutil.copytree(vectors, tmp_path / "data")
     experiment = small(tmp_path / "data", encoder__name=None, dtype="float64")
     path = run(experiment, tmp_path / "run").path
     shutil.rmtree(tmp_path / "data")
     assert load_trained_run(path).input_format == VectorFormat(5, "float64")
     file = export(path, tmp_path / "m.onnx")
-    assert file.note["checked"]["from"] == "random vectors, because the run's own are not here"
+    assert (
+        file.note["checked"]["from"] == "random vectors, because the run's data are not available"
+    )
     assert file.note["checked"]["labels_differ"] == 0
     with pytest.raises(InvalidInput, match="measured on the run's own vectors"):
         export(path, tmp_path / "q.onnx", quantized=True)

@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from pull_method import GentlePull, Pull, PullSettings
+from small_experiments import assert_same_results, assert_same_run, small
 
 from mpfedcl import Experiment, InvalidInput, Method, resume, run, tune
 from mpfedcl.methods import find_method
 from mpfedcl.methods.fedprox import FedProx, FedProxSettings
 from mpfedcl.studies.comparison import Comparison
-from pull_method import GentlePull, Pull, PullSettings
-from small_experiments import assert_same_results, assert_same_run, small
 
 PULL = "pull_method:Pull"
 NOWHERE = Path("x.toml")
@@ -117,7 +117,7 @@ def test_tuning_searches_them(images: Path, tmp_path: Path) -> None:
     assert len({trial.values["pull__beta"] for trial in found.trials}) > 1
     assert found.trials[0].values["pull__beta"] == 0.01
     best = Experiment.from_toml(tmp_path / "search" / f"best-{PULL.replace(':', '.')}.toml")
-    assert best.setting("pull__beta") == found.search_space["pull__beta"]
+    assert best.setting("pull__beta") == found.chosen_values["pull__beta"]
 
 
 def test_a_comparison_gives_each_method_its_own_sections(images: Path, tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import numpy
 import pytest
 from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
 from safetensors.torch import load_file
+from small_experiments import METHODS, read_records, save_vectors
 
 from mpfedcl import Predictor, run
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.data.samples import VectorFormat
-from mpfedcl.inference.join import join
+from mpfedcl.inference.membership import join
 from mpfedcl.network.message import Message, MessageError
 from mpfedcl.network.packing import Introduction
-from small_experiments import METHODS, read_records, save_vectors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

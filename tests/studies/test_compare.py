@@ -2,21 +2,12 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-
 from command_results import without_progress
 from comparison_command import MATCHED, METHODS, SEEDS, modified, words
-from mpfedcl import run
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.methods import PREDICTORS
-from mpfedcl.report.figures import draw_curves
-from mpfedcl.report.tables import PREDICTOR_TITLES
-from mpfedcl.studies.comparison import Comparison
-from mpfedcl.studies.statistics import mark_best, paired_difference
 from small_experiments import (
     EXAMPLES,
     Json,
@@ -28,6 +19,15 @@ from small_experiments import (
     save_domains_of_vectors,
     small,
 )
+
+from mpfedcl import run
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import PREDICTORS
+from mpfedcl.report.figures import draw_curves
+from mpfedcl.report.tables import PREDICTOR_TITLES
+from mpfedcl.studies.comparison import Comparison, choose_methods
+from mpfedcl.studies.statistics import mark_best, paired_difference
 
 pytestmark = pytest.mark.whole
 
@@ -51,7 +51,7 @@ def by_hand(values: list[float | None]) -> str:
 # What it shows
 
 
-def test_the_table_by_hand(images: Path, compared: Path, said: Say) -> None:
+def test_table_has_means_and_deviations(images: Path, compared: Path, said: Say) -> None:
     code, out, err = said(*words(images, compared))
     assert (code, without_progress(err)) == (0, "")
     assert max(len(line) for line in out.splitlines() if "/" not in line) <= 100
@@ -72,9 +72,7 @@ def test_the_table_by_hand(images: Path, compared: Path, said: Say) -> None:
         assert row.split(" | ")[-1] == "; ".join(named) + " |"
 
 
-def test_a_test_that_all_clients_share_is_one_column(
-    images: Path, tmp_path: Path, said: Say
-) -> None:
+def test_shared_test_set_is_one_column(images: Path, tmp_path: Path, said: Say) -> None:
     chosen = ["--methods", "mp-fedcl", "--seeds", "0", *flags(images, rounds=1), "--jobs", "1"]
     _, out, _ = said("compare", *chosen, "--out", tmp_path / "shared")
     (line,) = [line for line in out.splitlines() if line.split()[:1] == ["mp-fedcl"]]
@@ -153,7 +151,7 @@ def test_differences_by_seed(compared: Path) -> None:
                 assert entry["verdict"] == difference.verdict
 
 
-def test_the_marks_and_their_legend(images: Path, compared: Path, said: Say) -> None:
+def test_marks_and_their_legend(images: Path, compared: Path, said: Say) -> None:
     _, out, _ = said(*words(images, compared))
     marks = json.loads((compared / "comparison.json").read_text())["differences"]
     signs = {"best": "▲", "within": "≈", None: ""}
@@ -178,12 +176,12 @@ def test_marks_of_one_seed_and_of_one_method(images: Path, tmp_path: Path, said:
     assert "▲" not in out
 
 
-def test_the_runs_are_those_of_run(images: Path, compared: Path, tmp_path: Path) -> None:
+def test_runs_equal_single_runs(images: Path, compared: Path, tmp_path: Path) -> None:
     run(small(images, "fedavg", seed=1, **MATCHED), tmp_path / "run")
     assert_same_run(compared / "fedavg-seed1", tmp_path / "run")
 
 
-def test_numbers_are_in_the_order_of_the_seeds_given(
+def test_numbers_are_in_the_given_order_of_seeds(
     images: Path, tmp_path: Path, compared: Path, said: Say
 ) -> None:
     settings = flags(images, **MATCHED)
@@ -195,7 +193,7 @@ def test_numbers_are_in_the_order_of_the_seeds_given(
     assert content["methods"]["fedavg"]["accuracy"] == wanted
 
 
-def test_a_folder_is_found_if_none_is_given(
+def test_default_folder(
     images: Path, tmp_path: Path, said: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -208,7 +206,9 @@ def test_a_folder_is_found_if_none_is_given(
 # Refused
 
 
-def test_other_settings_in_the_same_folder(images: Path, compared: Path, said: Say) -> None:
+def test_other_settings_in_the_same_folder_are_refused(
+    images: Path, compared: Path, said: Say
+) -> None:
     before = modified(compared)
     for changes in ({"rounds": 3}, {"train__lr": 0.5}, {"partition__kind": "iid"}):
         code, out, err = said(*words(images, compared, **changes))
@@ -218,7 +218,7 @@ def test_other_settings_in_the_same_folder(images: Path, compared: Path, said: S
     assert modified(compared) == before
 
 
-def test_the_bar_of_a_finished_comparison_is_full(
+def test_progress_bar_of_a_finished_comparison_is_full(
     images: Path, compared: Path, said: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -232,7 +232,7 @@ def test_the_bar_of_a_finished_comparison_is_full(
     ("methods", "seeds"),
     [(["local", "local"], [0]), (["local"], [3, 3]), ([], [0]), (["local"], [])],
 )
-def test_duplicates_and_nothing(
+def test_duplicates_and_empty_lists_are_refused(
     images: Path, tmp_path: Path, methods: list[str], seeds: list[int]
 ) -> None:
     with pytest.raises(InvalidInput, match="must name at least one, and each once"):
@@ -240,7 +240,7 @@ def test_duplicates_and_nothing(
 
 
 @pytest.mark.usefixtures("forked_jobs")
-def test_bad_data_in_a_job_is_one_sentence(images: Path, tmp_path: Path, said: Say) -> None:
+def test_bad_data_in_a_job_is_refused_in_one_line(images: Path, tmp_path: Path, said: Say) -> None:
     line = words(images, tmp_path / "out", clients=61)
     line[line.index("--jobs") + 1] = "2"
     code, out, err = said(*line)
@@ -258,7 +258,7 @@ from mpfedcl import Method
 
 class Mine(Method):
     name = "mine"
-    reading = "{reading}"
+    predictor = "{predictor}"
 """
 
 
@@ -279,7 +279,7 @@ def test_classes_of_one_name_in_two_modules(
     assert found == {f"{name}:Mine": predictor for name, predictor in predictors.items()}
 
 
-def test_the_example_beside_a_built_in_method(
+def test_example_method_next_to_a_built_in_method(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -294,27 +294,7 @@ def test_the_example_beside_a_built_in_method(
     assert_same_results(path, tmp_path / "out" / "fedavg-seed0")
 
 
-def test_runs_of_an_older_version(compared: Path, tmp_path: Path, images: Path) -> None:
-    """They have four predictors, and one of them for both tests."""
-    shutil.copytree(compared, tmp_path / "old")
-    for path in (tmp_path / "old").glob("*/summary.json"):
-        summary = json.loads(path.read_text())
-        del summary["predictor_global"], summary["accuracy_global"]
-        for table in summary["predictors"].values():
-            for predictor in PREDICTORS[4:]:
-                del table[predictor]
-        path.write_text(json.dumps(summary))
-    base = small(images, **MATCHED)
-    entry = Comparison.prepare(base, ["mp-fedcl"], SEEDS, tmp_path / "old").collect()["methods"]
-    found = summaries(compared, "mp-fedcl")
-    assert entry["mp-fedcl"]["predictor_global"] == "personal_prototype"
-    union = [each["predictors"]["global_test"]["personal_prototype"] for each in found]
-    assert entry["mp-fedcl"]["accuracy_global"] == union
-    unknown = entry["mp-fedcl"]["predictors"]["local_test"]["global_classifier_prior"]
-    assert unknown == [None] * len(SEEDS)
-
-
-def test_one_shot_beside_rounds(tmp_path: Path, said: Say) -> None:
+def test_one_shot_methods_next_to_methods_with_rounds(tmp_path: Path, said: Say) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--dataset.name", "folder", "--dataset.root", root, "--partition.kind", "feature"]
     chosen = ["--methods", "fedgauss", "local", "--seeds", 0, "--rounds", 3, "--jobs", 1]
@@ -334,10 +314,18 @@ def test_one_shot_beside_rounds(tmp_path: Path, said: Say) -> None:
 
 
 @pytest.mark.usefixtures("rendered_figures")
-def test_a_curve_of_one_point_is_a_line_across(tmp_path: Path) -> None:
+def test_curve_of_one_point_is_a_horizontal_line(tmp_path: Path) -> None:
     curves = {"rounds": [[(2, 30.0), (4, 50.0)]], "once": [[(1, 80.0)], [(1, 90.0)]]}
     draw_curves(curves, "both", tmp_path / "both.svg")
     draw_curves({"once": curves["once"]}, "one", tmp_path / "one.svg")
     dashed = [(tmp_path / f"{name}.svg").read_text().count("dasharray") for name in ("both", "one")]
     assert dashed[0] > 0
     assert dashed[1] == 0
+
+
+def test_asynchronous_methods_are_left_out_with_workers() -> None:
+    chosen, left_out = choose_methods(Experiment(workers=2), ["all"])
+    assert {"fedasync", "fedat", "sageflow"} <= set(left_out)
+    assert left_out["fedasync"].startswith("workers is 2; with fedasync, which is asynchronous")
+    assert "fedavg" in chosen
+    assert "fedasync" in choose_methods(Experiment(), ["all"])[0]

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-
 from comparison_command import MATCHED, METHODS, SEEDS, modified
+from small_experiments import Json, Say, assert_same_run, read_summary, small
+
 from mpfedcl import Experiment, InvalidInput, compare
 from mpfedcl.methods import find_method
-from small_experiments import Json, Say, assert_same_run, read_summary, small
 
 pytestmark = pytest.mark.whole
 
@@ -26,7 +26,7 @@ def _refuse(*_: int) -> None:
     pytest.fail("a finished run was run again")
 
 
-def test_it_is_the_comparison_of_the_command(images: Path, compared: Path, tmp_path: Path) -> None:
+def test_compare_equals_the_command(images: Path, compared: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     base = small(images, **MATCHED)
     found = compare(
@@ -48,7 +48,7 @@ def test_it_is_the_comparison_of_the_command(images: Path, compared: Path, tmp_p
     assert repr(again) == repr(found)
 
 
-def test_what_runs_have_chosen_is_no_other_setting(images: Path, tmp_path: Path) -> None:
+def test_automatic_choices_are_no_other_settings(images: Path, tmp_path: Path) -> None:
     """Each finds out how often it is evaluated; the same call still knows them again."""
     base = small(images, evaluate_every="auto", workers="auto", rounds=4)
     found = compare(base, ["fedavg", "local"], tmp_path / "both", seeds=[0])
@@ -80,12 +80,12 @@ def test_differences_by_hand(images: Path, compared: Path, said: Say) -> None:
         assert float(row["high"]) - float(row["low"]) == pytest.approx(2 * reach, abs=1e-2)
 
 
-def test_methods_that_do_not_fit_are_named(
+def test_methods_that_do_not_fit_are_left_out_with_a_warning(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of all methods two: all would be forty runs.
     few = {name: find_method(name) for name in ("local", "ditto")}
-    monkeypatch.setattr("mpfedcl.studies.method_choice.built_in_methods", lambda: few)
+    monkeypatch.setattr("mpfedcl.studies.comparison.built_in_methods", lambda: few)
     base = small(images, rounds=1, share_model=False)
     with pytest.warns(UserWarning, match="^ditto is left out: share_model is False"):
         found = compare(base, "all", tmp_path / "all", seeds=[0])
@@ -101,15 +101,15 @@ def test_methods_that_do_not_fit_are_named(
         ("local", {"jobs": -1}, "jobs is -1; it must be auto, or 1 or more"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, methods: list[str], changes: Json, sentence: str) -> None:
+def test_bad_arguments_are_refused(
+    tmp_path: Path, methods: list[str], changes: Json, sentence: str
+) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         compare(Experiment(), methods, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_is_found_if_none_is_given(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_folder(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = compare(small(images, rounds=1), "local", seeds=[0])
     assert str(found.path) == "runs/comparison"

@@ -7,25 +7,25 @@ import time
 from pathlib import Path
 
 import pytest
-
 from command_processes import CommandProcess, forked_from_server
 from command_results import without_progress
 from comparison_command import RUNS, modified, words
+from small_experiments import HIDDEN, Say, assert_same_run, small
+
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
-from small_experiments import HIDDEN, Say, assert_same_run, small
 
 pytestmark = pytest.mark.whole
 
 
-def test_what_is_complete_is_not_run_again(images: Path, compared: Path, said: Say) -> None:
+def test_complete_runs_are_not_repeated(images: Path, compared: Path, said: Say) -> None:
     before = {name: modified(compared / name) for name in RUNS}
     assert said(*words(images, compared))[0] == 0
     assert {name: modified(compared / name) for name in RUNS} == before
 
 
-def test_an_interrupted_comparison_is_resumed(
+def test_interrupted_comparison_is_resumed(
     images: Path, compared: Path, tmp_path: Path, said: Say
 ) -> None:
     path = tmp_path / "broken"
@@ -45,7 +45,7 @@ def test_an_interrupted_comparison_is_resumed(
     assert {name: modified(path / name) for name in whole} == before
 
 
-def test_stopping_between_runs(images: Path, tmp_path: Path) -> None:
+def test_stop_between_runs(images: Path, tmp_path: Path) -> None:
     base = small(images, rounds=1)
     comparison = Comparison.prepare(base, ["fedavg", "local"], [0, 1], tmp_path / "out")
     rounds: list[int] = []
@@ -60,7 +60,7 @@ def test_stopping_between_runs(images: Path, tmp_path: Path) -> None:
     assert comparison.rounds_done() == 4
 
 
-def test_several_jobs_a_kill_and_no_orphans(
+def test_kill_with_several_jobs_leaves_no_orphans(
     images: Path, compared: Path, tmp_path: Path, said: Say
 ) -> None:
     path = tmp_path / "jobs"

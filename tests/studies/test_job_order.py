@@ -23,7 +23,6 @@ GIB = 2**30
         ("auto", 1, 8, 3 * GIB, 3),
         ("auto", 1, 8, GIB // 2, 1),
         ("auto", 1, 1, 64 * GIB, 1),
-        (0, 1, 8, 64 * GIB, 8),
         (5, 1, 2, GIB, 5),
     ],
 )
@@ -40,9 +39,10 @@ def test_cores_workers_and_memory_bound_the_jobs(
     assert count_jobs(asked, workers) == expected
 
 
-def test_fewer_than_none_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="jobs is -1; it must be auto, or 1 or more"):
-        count_jobs(-1)
+def test_fewer_than_one_job_is_refused() -> None:
+    for jobs_asked in (0, -1):
+        with pytest.raises(InvalidInput, match=f"jobs is {jobs_asked};"):
+            count_jobs(jobs_asked)
 
 
 def plan(name: str, **changes: Any) -> PlannedRun:

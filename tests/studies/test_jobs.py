@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from command_processes import CommandProcess, forked_from_server
+from small_experiments import flags, small
+
 from mpfedcl import InvalidInput, resume
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
-from small_experiments import flags, small
 
 pytestmark = pytest.mark.whole
 
@@ -139,7 +139,7 @@ def test_an_interrupt_while_processes_are_still_starting(
 
 
 @pytest.mark.usefixtures("forked_jobs")
-def test_one_that_fails_stops_the_others_after_their_round(images: Path, tmp_path: Path) -> None:
+def test_failed_run_stops_the_others_after_their_round(images: Path, tmp_path: Path) -> None:
     whole = small(images, "local")
     experiments = {
         "long": whole.replace(rounds=ROUNDS),

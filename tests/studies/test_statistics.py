@@ -43,7 +43,7 @@ def test_two_seeds_by_hand() -> None:
     assert found.verdict == "no clear difference"
 
 
-def test_reach_of_few_seeds() -> None:
+def test_interval_half_width_of_few_seeds() -> None:
     assert interval_half_width(2) == pytest.approx(8.985, abs=1e-3)
     assert interval_half_width(3) == pytest.approx(2.484, abs=1e-3)
     assert interval_half_width(10, 0.9) == pytest.approx(1.8331 / math.sqrt(10), abs=1e-4)
@@ -65,7 +65,7 @@ def test_agrees_with_the_paired_t_test(drawn: list[tuple[float, float]], level: 
 
 
 @given(pairs)
-def test_the_other_way_round(drawn: list[tuple[float, float]]) -> None:
+def test_difference_is_antisymmetric(drawn: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in drawn], [y for _, y in drawn]
     opposite = {"better": "worse", "worse": "better"}
     said = difference(a, b).verdict
@@ -108,7 +108,7 @@ def test_one_pair_has_no_interval() -> None:
     assert paired_difference([], []) is None
 
 
-def test_what_cannot_be_paired() -> None:
+def test_unpaired_values_are_refused() -> None:
     with pytest.raises(ValueError, match="3 values and b has 2"):
         paired_difference([1, 2, 3], [1, 2])
     with pytest.raises(ValueError, match="level is 1"):
@@ -140,12 +140,12 @@ def test_best_and_those_not_clearly_behind() -> None:
     }
 
 
-def test_one_seed_says_nothing_of_the_others() -> None:
+def test_one_seed_marks_only_ties() -> None:
     values: dict[str, list[float | None]] = {"a": [1.0], "b": [3.0], "c": [3.0], "d": [None]}
     assert mark_best(values) == {"a": None, "b": "best", "c": "best", "d": None}
 
 
-def test_nobody_to_mark() -> None:
+def test_no_marks_without_complete_values() -> None:
     assert mark_best({}) == {}
     assert mark_best({"a": [], "b": []}) == {"a": None, "b": None}
     assert mark_best({"a": [None]}) == {"a": None}

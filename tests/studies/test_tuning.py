@@ -5,13 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-
 from command_results import without_progress
-from mpfedcl import Experiment, InvalidInput, run
-from mpfedcl.api import tune
-from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.tuning import Search, load_tuning
-from mpfedcl.studies.tuning.halving import Rung, choose_settings, keep_best
 from parsed_html import document_in
 from small_experiments import (
     Say,
@@ -23,13 +17,18 @@ from small_experiments import (
 )
 from tuning_command import BUDGET, METHODS, ROUNDS, content, load, words
 
+from mpfedcl import Experiment, InvalidInput, run
+from mpfedcl.api import tune
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.tuning import Rung, Search, choose_settings, keep_best, load_tuning
+
 pytestmark = pytest.mark.whole
 
 # What is searched, and what comes of it
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_search_is_what_the_records_say(tuned: Path, method: str) -> None:
+def test_result_agrees_with_the_records(tuned: Path, method: str) -> None:
     found = load(tuned / method)
     assert content(tuned)["methods"][method] == content(tuned / method)
     assert found.rungs == [Rung(1, 5), Rung(2, 3), Rung(4, 2)]
@@ -69,7 +68,9 @@ def test_same_budget_and_rungs_for_each_method(tuned: Path) -> None:
     assert all(each.trials[0].changes == {} for each in both)
 
 
-def test_stopped_and_resumed_is_run_at_once(images: Path, tuned: Path, tmp_path: Path) -> None:
+def test_resumed_search_equals_an_uninterrupted_one(
+    images: Path, tuned: Path, tmp_path: Path
+) -> None:
     """Rungs make no difference to a run: its records are those of a run that never stopped."""
     found = load(tuned / "mp-fedcl")
     trial = found.trials[0]
@@ -82,13 +83,13 @@ def test_stopped_and_resumed_is_run_at_once(images: Path, tuned: Path, tmp_path:
         assert record["accuracy"]["local_test"][found.predictor] == score
 
 
-def test_the_best_is_written_for_run_and_compare(
+def test_best_settings_are_written_for_run_and_compare(
     images: Path, tuned: Path, tmp_path: Path, said: Say
 ) -> None:
     for method in METHODS:
         found = load(tuned / method)
         written = Experiment.from_toml(tuned / f"best-{method}.toml")
-        assert written == found.best == found.base.replace(**found.search_space)
+        assert written == found.best == found.base.replace(**found.chosen_values)
         assert written.partition.validation == 0
         assert written.method == method
         assert (written.rounds, written.evaluate_every, written.personal_models) == (4, 1, True)
@@ -97,7 +98,7 @@ def test_the_best_is_written_for_run_and_compare(
     assert json.loads(out)["rounds"] == ROUNDS
 
 
-def test_the_table(images: Path, tuned: Path, said: Say) -> None:
+def test_table_of_chosen_settings(images: Path, tuned: Path, said: Say) -> None:
     before = {each: each.stat().st_mtime_ns for each in tuned.glob("*/*/rounds.jsonl")}
     code, out, err = said(*words(images, tuned))
     assert (code, without_progress(err)) == (0, "")
@@ -111,7 +112,7 @@ def test_the_table(images: Path, tuned: Path, said: Say) -> None:
     assert {each: each.stat().st_mtime_ns for each in tuned.glob("*/*/rounds.jsonl")} == before
 
 
-def test_json(images: Path, tuned: Path, said: Say) -> None:
+def test_tune_prints_json(images: Path, tuned: Path, said: Say) -> None:
     code, out, _ = said(*words(images, tuned), "--json")
     found = json.loads(out)
     assert (code, found.pop("path")) == (0, str(tuned))
@@ -137,7 +138,7 @@ def test_another_command_adds_its_methods(images: Path, tmp_path: Path, said: Sa
     assert "not as mpfedcl writes it" in err
 
 
-def test_the_report_shows_the_whole_search(tuned: Path, tmp_path: Path, said: Say) -> None:
+def test_report_shows_the_search(tuned: Path, tmp_path: Path, said: Say) -> None:
     assert said("report", tuned, "--out", tmp_path / "page.html")[0] == 0
     (section,) = document_in((tmp_path / "page.html").read_text())["sections"]
     for method, row, search in zip(
@@ -202,7 +203,7 @@ class Mine(Method):
 """
 
 
-def test_a_method_of_ones_own_says_its_knobs(
+def test_search_space_of_a_user_method(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
 ) -> None:
     (tmp_path / "tuned_module.py").write_text(MODULE)
@@ -224,7 +225,7 @@ def test_a_method_of_ones_own_says_its_knobs(
 # Refused
 
 
-def test_another_search_in_the_same_folder(images: Path, tuned: Path, said: Say) -> None:
+def test_another_search_in_the_same_folder_is_refused(images: Path, tuned: Path, said: Say) -> None:
     before = content(tuned)
     for changes in ({"rounds": 8}, {"partition__kind": "iid"}, {"train__lr": 0.03}):
         code, out, err = said(*words(images, tuned, **changes))
@@ -253,7 +254,7 @@ def test_another_search_in_the_same_folder(images: Path, tuned: Path, said: Say)
         (["--clients", 61], "clients is 61"),
     ],
 )
-def test_bad_input(
+def test_bad_input_is_refused(
     images: Path, tmp_path: Path, said: Say, given: list[object], sentence: str
 ) -> None:
     code, out, err = said(*words(images, tmp_path / "out"), *given)
@@ -262,14 +263,14 @@ def test_bad_input(
     assert err.count("\n") == 1
 
 
-def test_what_was_wrong_leaves_nothing_in_the_way(images: Path, tmp_path: Path, said: Say) -> None:
+def test_refused_search_leaves_the_folder_usable(images: Path, tmp_path: Path, said: Say) -> None:
     line = words(images, tmp_path / "out", rounds=1)
     line[line.index("--budget") + 1] = "1"
     assert said(*line, "--clients", 61)[0] == 2
     assert said(*line)[0] == 0
 
 
-def test_a_damaged_result(tmp_path: Path) -> None:
+def test_damaged_result_is_refused(tmp_path: Path) -> None:
     assert load_tuning(tmp_path) is None
     for text in ("{", "[]", '{"base": 3}', '{"format": 1}'):
         (tmp_path / "tuning.json").write_text(text)
@@ -277,7 +278,7 @@ def test_a_damaged_result(tmp_path: Path) -> None:
             load_tuning(tmp_path)
 
 
-def test_a_method_without_knobs_runs_its_one_setting(tmp_path: Path, said: Say) -> None:
+def test_method_without_hyperparameters_has_one_trial(tmp_path: Path, said: Say) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--dataset.name", "folder", "--dataset.root", root, "--partition.kind", "feature"]
     chosen = ["--methods", "fedgauss", "--rounds", 4, "--budget", 3, "--jobs", 1]
@@ -297,7 +298,7 @@ def test_a_method_without_knobs_runs_its_one_setting(tmp_path: Path, said: Say) 
     assert search["table"]["notes"] == ["fedgauss has nothing to tune; its one setting was run."]
 
 
-def test_settings_are_judged_as_the_method_is(images: Path, tmp_path: Path) -> None:
+def test_score_is_the_primary_metric(images: Path, tmp_path: Path) -> None:
     for test, predictor in (("shared", "global_prototype"), ("matched", "personal_prototype")):
         base = small(images, rounds=1, partition__test=test)
         assert Search.prepare(base, "mp-fedcl", tmp_path / test).predictor == predictor

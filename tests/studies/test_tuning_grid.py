@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import built_in_methods
-from mpfedcl.studies.tuning.grid import Knobs, build_grid, count_settings, draw_settings
+from mpfedcl.studies.tuning import SearchSpace, build_grid, count_settings, draw_settings
 
 RATES = (0.01, 0.03, 0.1, 0.3)
 
 
-def draw(grid: Knobs, defaults: dict[str, Any], budget: int, seed: int) -> list[dict[str, Any]]:
+def draw(
+    grid: SearchSpace, defaults: dict[str, Any], budget: int, seed: int
+) -> list[dict[str, Any]]:
     return draw_settings(grid, defaults, budget, numpy.random.default_rng(seed))
 
 
 @st.composite
-def grids(choose_settings: st.DrawFn) -> tuple[Knobs, dict[str, Any]]:
+def grids(choose_settings: st.DrawFn) -> tuple[SearchSpace, dict[str, Any]]:
     sizes = choose_settings(st.lists(st.integers(1, 4), max_size=4))
-    grid: Knobs = {
+    grid: SearchSpace = {
         f"hyperparameter-{number}": tuple(range(size)) for number, size in enumerate(sizes)
     }
     if choose_settings(st.booleans()):
@@ -33,8 +35,8 @@ def grids(choose_settings: st.DrawFn) -> tuple[Knobs, dict[str, Any]]:
 
 @settings(deadline=None)
 @given(grids(), st.integers(1, 40), st.integers(0, 1000))
-def test_the_defaults_first_and_each_setting_once(
-    drawn: tuple[Knobs, dict[str, Any]], budget: int, seed: int
+def test_defaults_come_first_and_points_are_distinct(
+    drawn: tuple[SearchSpace, dict[str, Any]], budget: int, seed: int
 ) -> None:
     grid, defaults = drawn
     found = draw(grid, defaults, budget, seed)
@@ -54,20 +56,20 @@ def test_the_defaults_first_and_each_setting_once(
             assert {**each, "train__lr": None} == {**defaults, "train__lr": None}
 
 
-def test_seeds_draw_other_settings() -> None:
-    grid: Knobs = {"train__lr": RATES, "hyperparameter": tuple(range(50))}
+def test_other_seeds_draw_other_points() -> None:
+    grid: SearchSpace = {"train__lr": RATES, "hyperparameter": tuple(range(50))}
     defaults = {"train__lr": 0.01, "hyperparameter": 0}
     assert draw(grid, defaults, 12, 0) != draw(grid, defaults, 12, 1)
 
 
-def test_a_grid_of_many_knobs_is_not_written_out() -> None:
-    grid: Knobs = {f"hyperparameter-{number}": tuple(range(10)) for number in range(12)}
+def test_large_grid_is_not_enumerated() -> None:
+    grid: SearchSpace = {f"hyperparameter-{number}": tuple(range(10)) for number in range(12)}
     assert len(draw(grid, dict.fromkeys(grid, 0), 12, 0)) == 12
 
 
 @pytest.mark.parametrize("budget", [1, 4, 12, 16, 30])
 @pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
-def test_every_method_is_tried_as_often(method: Any, budget: int) -> None:
+def test_every_method_gets_the_same_number_of_trials(method: Any, budget: int) -> None:
     base = Experiment(method=method.name).resolved(method.defaults)
     grid, defaults = build_grid(method.search_space, base, budget)
     found = draw(grid, defaults, budget, 0)
@@ -78,7 +80,7 @@ def test_every_method_is_tried_as_often(method: Any, budget: int) -> None:
         base.replace(**each)
 
 
-def test_few_knobs_get_learning_rates_in_between() -> None:
+def test_few_hyperparameters_get_more_learning_rates() -> None:
     grid, _ = build_grid({"train__lr": RATES}, Experiment(), 12)
     assert set(RATES) <= set(grid["train__lr"])
     assert len(grid["train__lr"]) == 13
@@ -88,13 +90,13 @@ def test_few_knobs_get_learning_rates_in_between() -> None:
     assert len(build_grid({"train__lr": RATES}, Experiment(), 5)[0]["train__lr"]) == 7
 
 
-def test_there_is_an_end_to_learning_rates_in_between() -> None:
+def test_learning_rates_are_not_refined_forever() -> None:
     grid, _ = build_grid({"train__lr": (0.1, 0.101)}, Experiment().replace(train__lr=0.1), 9)
     assert count_settings(grid) < 9
     assert build_grid({"train__lr": (0.01,)}, Experiment(), 9)[0] == {"train__lr": (0.01,)}
 
 
-def test_values_of_the_base_join_the_grid() -> None:
+def test_defaults_are_added_to_the_grid() -> None:
     base = Experiment().replace(train__lr=0.05, contrast__weight=1, options={"beta": "7"})
     search_space = {"train__lr": RATES, "contrast__weight": (1.0, 2.0), "options__beta": ("1", "2")}
     grid, defaults = build_grid(search_space, base, 2)
@@ -104,6 +106,6 @@ def test_values_of_the_base_join_the_grid() -> None:
     assert defaults == {"train__lr": 0.05, "contrast__weight": 1, "options__beta": "7"}
 
 
-def test_knobs_that_are_no_settings() -> None:
+def test_unknown_settings_in_a_search_space_are_refused() -> None:
     with pytest.raises(InvalidInput, match="each must name a setting, such as train__lr"):
         build_grid({"train__speed": (1, 2)}, Experiment(), 2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.studies.tuning.halving import (
+from mpfedcl.studies.tuning import (
     Rung,
     choose_settings,
     keep_best,
@@ -30,7 +30,9 @@ scores = st.dictionaries(st.integers(0, 20), st.none() | st.integers(0, 20).map(
         (60, 1, [(15, 1), (30, 1), (60, 1)]),
     ],
 )
-def test_rungs(rounds: int, settings: int, rungs: list[tuple[int, int]]) -> None:
+def test_rungs_by_rounds_and_trials(
+    rounds: int, settings: int, rungs: list[tuple[int, int]]
+) -> None:
     assert list(plan_rungs(rounds, settings)) == [Rung(*each) for each in rungs]
 
 
@@ -52,7 +54,7 @@ def test_the_better_half_and_the_defaults_are_kept() -> None:
 
 
 @given(scores, st.integers(1, 10))
-def test_nobody_who_is_dropped_is_better(found: dict[int, float | None], count: int) -> None:
+def test_no_stopped_trial_is_better(found: dict[int, float | None], count: int) -> None:
     kept = keep_best(found, count)
     assert kept == sorted(set(kept))
     best = [number for number in kept if number != 0] or kept
@@ -78,7 +80,7 @@ def test_nobody_who_is_dropped_is_better(found: dict[int, float | None], count: 
         ({0: None, 1: None}, 2.0, 0, []),
     ],
 )
-def test_the_choice(
+def test_chosen_trial(
     found: dict[int, float | None], error: float, chosen: int, within: list[int]
 ) -> None:
     assert choose_settings(found, [0, 2, 1, 1], error) == (chosen, within)

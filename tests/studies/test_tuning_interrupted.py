@@ -1,21 +1,20 @@
 """Searches that are stopped or killed, and resumed."""
 
-import json
 import signal
 import time
 from pathlib import Path
 
 import pytest
-
 from command_processes import CommandProcess
 from command_results import without_progress
-from mpfedcl import InvalidInput, resume
+from small_experiments import Say, small
+from tuning_command import BUDGET, ROUNDS, load, without_seconds, words
+
+from mpfedcl import resume
 from mpfedcl.api import RUNNER, tune
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.tuning import Search, load_tuning, run_searches
-from small_experiments import Say, small
-from tuning_command import BUDGET, ROUNDS, load, without_seconds, words
 
 pytestmark = pytest.mark.whole
 
@@ -60,13 +59,15 @@ def test_killed_before_the_first_round_of_a_rung(images: Path, tuned: Path, tmp_
     assert found.trials == load(tuned / "fedavg").trials
 
 
-def test_weights_are_dropped_in_the_end(tuned: Path) -> None:
+def test_weights_are_deleted_at_the_end(tuned: Path) -> None:
     assert [*tuned.rglob("*.safetensors"), *tuned.rglob("checkpoint")] == []
     assert len([*tuned.rglob("rounds.jsonl")]) == 2 * BUDGET
 
 
 @pytest.mark.usefixtures("forked_jobs")
-def test_a_kill_with_two_jobs(images: Path, tuned: Path, tmp_path: Path, said: Say) -> None:
+def test_kill_with_two_jobs_is_resumed(
+    images: Path, tuned: Path, tmp_path: Path, said: Say
+) -> None:
     path = tmp_path / "jobs"
     line = words(images, path)
     line[line.index("--jobs") + 1] = "2"
@@ -86,7 +87,7 @@ def count_rounds(path: Path) -> int:
     return sum(each.read_bytes().count(b"\n") for each in path.glob("*/*/rounds.jsonl"))
 
 
-def test_ctrl_c(images: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_a_search_that_can_be_resumed(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "stopped"
     process = CommandProcess(words(images, path, rounds=4000), tmp_path)
     deadline = time.monotonic() + 120
@@ -101,7 +102,7 @@ def test_ctrl_c(images: Path, tmp_path: Path) -> None:
     assert f"The same command with --out {path} continues" in " ".join(err.split())
 
 
-def test_searches_side_by_side(images: Path, tmp_path: Path) -> None:
+def test_searches_run_in_parallel(images: Path, tmp_path: Path) -> None:
     searches = [
         Search.prepare(small(images, rounds=rounds), method, tmp_path / method, 2)
         for method, rounds in (("local", 1), ("fedavg", 3))
@@ -112,24 +113,10 @@ def test_searches_side_by_side(images: Path, tmp_path: Path) -> None:
     assert [len(search.collect_result().trials) for search in searches] == [2, 2]
 
 
-def test_runs_that_are_there_are_resumed(images: Path, tmp_path: Path) -> None:
+def test_existing_runs_are_resumed(images: Path, tmp_path: Path) -> None:
     planned_runs = [
         PlannedRun(small(images, "local", rounds=n).resolved(), tmp_path / "run") for n in (1, 3, 2)
     ]
     for planned, done in zip(planned_runs, (1, 3, 3), strict=True):
         assert run_planned([planned], JobOptions(RUNNER))
         assert planned.rounds_done() == done
-
-
-def test_a_search_from_before_a_setting_was_added(images: Path, tmp_path: Path) -> None:
-    base = small(images, rounds=ROUNDS)
-    Search.prepare(base, "fedavg", tmp_path, BUDGET).write_description()
-    (tmp_path / "trial-0-seed0").mkdir()
-    (tmp_path / "trial-0-seed0" / "experiment.toml").touch()
-    file = tmp_path / "search.json"
-    content = json.loads(file.read_text())
-    del content["base"]["model"]
-    file.write_text(json.dumps(content))
-    Search.prepare(base, "fedavg", tmp_path, BUDGET)
-    with pytest.raises(InvalidInput, match="holds a search with other settings"):
-        Search.prepare(base.replace(model__hidden=(8,)), "fedavg", tmp_path, BUDGET)

@@ -57,7 +57,7 @@ _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
 RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "engine": "auto",
     "workers": "auto",
-    "worker_timeout": 300.0,
+    "worker_timeout": 1800.0,
     "track": (),
     "track_to": None,
     "trail": True,

@@ -1,6 +1,7 @@
-"""Should I join? A client's own closed form beside the federation's, on its held-out samples.
+"""Advice to a client on joining a one-shot run: its local model compared with the federation's.
 
-Nothing is sent and nothing is written: the sums of the federation come to the client.
+Both are computed in closed form and tested on the client's held-out samples. Nothing is sent or
+written: the federation's statistics come to the client.
 """
 
 import math
@@ -16,63 +17,99 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.inference.exchange import Exchange, open_exchange
 from mpfedcl.inference.new_client import NewClient
-from mpfedcl.inference.paired_answers import PairedAnswers, compare_answers
+from mpfedcl.inference.one_shot import OneShotFederation, open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods.local_gauss import LocalGauss
 from mpfedcl.rounds.label_prior import log_prior
 
 _NAME = "new client"
 _ENOUGH_TESTED = 200
-"""With fewer held-out samples every one is tested once, in turn."""
+"""With fewer held-out samples, cross-validation tests each sample once."""
 _FOLDS = 5
 _SHARES = (0.25, 0.5, 1.0)
-"""Of the training samples: the points of the learning curve."""
+"""The points of the learning curve, as shares of the training samples."""
 _LEAST_SLOPE = 0.05
 _MOST_TIMES = 20
-"""Beyond so many times what there is, nobody should believe a curve through three points."""
-WAYS = {
-    "own": "your own images alone, in closed form",
-    "pooled": "the federation's with you in it, with your label shares",
-    "personal": "the federation's with you in it, made your own",
+"""A curve through three points is not extrapolated beyond this multiple of the samples."""
+_NORMAL = 1.959964
+"""The 97.5 % quantile of the standard normal distribution."""
+CLASSIFIERS = {
+    "local": "your own images alone, in closed form",
+    "global": "the federation's with you in it, with your label shares",
+    "personal": "the federation's with you in it, personalized",
 }
 
 
 @dataclass(frozen=True)
+class PairedAnswers:
+    """The difference of two accuracies on the same samples, in points, with a 95 % interval."""
+
+    pairs: int
+    only_first: int
+    """Samples that only the first classifier predicts correctly."""
+    only_second: int
+    mean: float
+    low: float
+    high: float
+
+
+def compare_answers(first: Tensor, second: Tensor) -> PairedAnswers:
+    """Compare two classifiers by the samples that exactly one of them predicts correctly.
+
+    As in McNemar's test the other samples do not matter. The interval of Bonett and Price (2012)
+    adds one sample to either side, so it also holds for few samples.
+
+    Example:
+        >>> import torch
+        >>> found = compare_answers(torch.arange(100) < 80, torch.arange(100) < 70)
+        >>> found.mean, round(found.low, 1), round(found.high, 1)
+        (10.0, 3.2, 16.4)
+    """
+    pairs = len(first)
+    won, lost = int((first & ~second).sum()), int((second & ~first).sum())
+    share_won, share_lost = (won + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
+    middle = share_won - share_lost
+    deviation = math.sqrt((share_won + share_lost - middle**2) / (pairs + 2))
+    low, high = middle - _NORMAL * deviation, middle + _NORMAL * deviation
+    mean = 100 * (won - lost) / pairs
+    return PairedAnswers(pairs, won, lost, mean, 100 * max(-1, low), 100 * min(1, high))
+
+
+@dataclass(frozen=True)
 class ClassAdvice:
-    """One class: samples to learn from, samples tested, and how many of these are right."""
+    """One class: the numbers of training samples, tested samples and correct predictions."""
 
     name: str
     train: int
     tested: int
-    own: int
+    local: int
     federation: int
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a client would gain by joining."""
+    """The comparison of a client's local model with the federation's."""
 
     noun: str
     train: int
     tested: int
     folds: int
-    """1: some samples were held out; more: each was held out once."""
+    """1: some samples were held out; more: cross-validation."""
     accuracy: dict[str, float]
-    """In %, by the ways of `WAYS`; all with the client's label shares."""
+    """In %, by the keys of `CLASSIFIERS`; all with the client's label prior."""
     compared: str
-    """The way that the own closed form is compared with."""
+    """The federation's classifier that the local one is compared with."""
     difference: PairedAnswers
     classes: list[ClassAdvice]
     curve: list[tuple[int, float]]
-    """Training samples, and the accuracy of the own closed form with them."""
+    """The learning curve: training samples, and the accuracy of the local model."""
     more_needed: int | None
-    """Own samples, about so many more, with which it would do as well; None: it cannot be told."""
+    """About how many more samples the local model needs to do as well; None if not known."""
 
     @property
     def verdict(self) -> str:
-        """Say in one sentence whether to join."""
+        """The advice in one sentence."""
         found = self.difference
         reach = f"95 % interval {found.low:+.1f} to {found.high:+.1f}"
         on = f"your {self.tested:,} held-out {self.noun}s"
@@ -89,7 +126,7 @@ class Advice:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the advice as plain values."""
+        """Return plain values."""
         return {**asdict(self), "verdict": self.verdict}
 
 
@@ -100,52 +137,44 @@ def advise(
     test_fraction: float | None = None,
     weights: Path | None = None,
 ) -> Advice:
-    """Compare what a client can do alone with what a federation of one exchange gives it.
+    """Compare a client's local model with the classifiers that a one-shot run gives it.
 
     Args:
         run: The run directory.
-        data: The client's samples, as for `mpfedcl.inference.join.join`.
-        test_fraction: The share of its samples to test on; by default the run's, and where that
-            holds out few, each sample once.
-        weights: The encoder's file, where it is not found as it was for the run.
+        data: The client's samples, as for `mpfedcl.inference.membership.join`.
+        test_fraction: The share of its samples to test on [default: the run's; if that holds out
+            fewer than 200 samples, cross-validation].
+        weights: The encoder's file, if it has moved since the run.
     """
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise InvalidInput(
             f"test_fraction is {test_fraction:g}; it must be greater than 0 and less than 1."
         )
-    exchange = open_exchange(Path(run))
+    federation = open_federation(Path(run))
     trained = load_trained_run(run, weights=weights)
     client = NewClient(trained, Path(data), _NAME, test_fraction=test_fraction)
-    samples = _Samples(
-        torch.cat([client.client.inputs, client.data.test_inputs]),
-        torch.cat([client.client.labels, client.data.test_labels]),
-    )
+    inputs = torch.cat([client.client.inputs, client.data.test_inputs])
+    labels = torch.cat([client.client.labels, client.data.test_labels])
     num_train, noun = len(client.client.labels), trained.input_format.noun
-    if len(samples.labels) < 2:
-        raise InvalidInput(f"data has one {noun}; there must be one to learn and one to test.")
-    folds = [(torch.arange(num_train), torch.arange(num_train, len(samples.labels)))]
+    if len(labels) < 2:
+        raise InvalidInput(f"data has one {noun}; there must be one to train and one to test.")
+    folds = [(torch.arange(num_train), torch.arange(num_train, len(labels)))]
     if test_fraction is None and len(folds[0][1]) < _ENOUGH_TESTED:
-        folds = list(_draw_folds(samples.labels, exchange.experiment.seed))
+        folds = list(_draw_folds(labels, federation.experiment.seed))
     if not len(folds[0][1]):
         raise InvalidInput(
             f"test_fraction is {test_fraction}, which holds out no {noun}; it must be larger, or "
             "there must be more of a class."
         )
-    return _compare(exchange, samples, folds, noun)
-
-
-@dataclass(frozen=True)
-class _Samples:
-    inputs: Tensor
-    labels: Tensor
+    return _Comparison(federation, inputs, labels).advise(folds, noun)
 
 
 Fold = tuple[Tensor, Tensor]
-"""Rows to learn from, and rows to test."""
+"""The rows to train on, and the rows to test."""
 
 
 def _draw_folds(labels: Tensor, seed: int) -> Iterator[Fold]:
-    """Deal the samples of each class to folds in turn, so that each is tested once."""
+    """Deal the samples of each class to the folds in turn."""
     generator = numpy_generator(seed, "advise", "folds")
     count = min(_FOLDS, len(labels))
     order = torch.from_numpy(generator.permutation(len(labels)))
@@ -156,87 +185,86 @@ def _draw_folds(labels: Tensor, seed: int) -> Iterator[Fold]:
         yield (fold != number).nonzero().squeeze(1), (fold == number).nonzero().squeeze(1)
 
 
-def _compare(exchange: Exchange, samples: _Samples, folds: list[Fold], noun: str) -> Advice:
-    right: dict[str, list[Tensor]] = {}
-    parts: dict[float, list[Tensor]] = {share: [] for share in _SHARES}
-    sizes = dict.fromkeys(_SHARES, 0)
-    for train, test in folds:
-        client = _Client(exchange, samples, test)
-        for way, said in client.answer(train).items():
-            right.setdefault(way, []).append(said)
-        for share in _SHARES:
-            part = _draw_share(samples.labels, train, share)
-            parts[share].append(client.answer_alone(part))
-            sizes[share] += len(part)
-    answers = {way: torch.cat(each) for way, each in right.items()}
-    truth = samples.labels[torch.cat([test for _, test in folds])]
-    compared = "personal" if "personal" in answers else "pooled"
-    points = [
-        (round(sizes[share] / len(folds)), _percent(torch.cat(parts[share]))) for share in _SHARES
-    ]
-    everything = torch.bincount(samples.labels[folds[0][0]], minlength=len(exchange.class_names))
-    classes = [
-        ClassAdvice(
-            name,
-            int(everything[label]),
-            int((truth == label).sum()),
-            int(answers["own"][truth == label].sum()),
-            int(answers[compared][truth == label].sum()),
-        )
-        for label, name in enumerate(exchange.class_names)
-        if bool((truth == label).any())
-    ]
-    return Advice(
-        noun=noun,
-        train=points[-1][0],
-        tested=len(truth),
-        folds=len(folds),
-        accuracy={way: _percent(each) for way, each in answers.items()},
-        compared=compared,
-        difference=compare_answers(answers[compared], answers["own"]),
-        classes=classes,
-        curve=points,
-        more_needed=samples_needed(points, _percent(answers[compared])),
-    )
-
-
 @dataclass(frozen=True)
-class _Client:
-    """Learns from some samples, and answers for others."""
+class _Comparison:
+    """Fits classifiers on some samples of a client, and tests them on others."""
 
-    exchange: Exchange
-    samples: _Samples
-    test: Tensor
+    federation: OneShotFederation
+    inputs: Tensor
+    labels: Tensor
 
-    def answer(self, train: Tensor) -> dict[str, Tensor]:
-        """Return which test samples each way is right about."""
-        inputs, labels = self.samples.inputs[train], self.samples.labels[train]
-        method = self.exchange.method
-        # As it would be with this client: how clients differ is known only with it.
+    def advise(self, folds: list[Fold], noun: str) -> Advice:
+        parts: dict[str, list[Tensor]] = {}
+        curves: dict[float, list[Tensor]] = {share: [] for share in _SHARES}
+        sizes = dict.fromkeys(_SHARES, 0)
+        for train, test in folds:
+            for name, each in self._test_all(train, test).items():
+                parts.setdefault(name, []).append(each)
+            for share in _SHARES:
+                some = _draw_share(self.labels, train, share)
+                curves[share].append(self._test_local(some, test))
+                sizes[share] += len(some)
+        correct = {name: torch.cat(each) for name, each in parts.items()}
+        truth = self.labels[torch.cat([test for _, test in folds])]
+        compared = "personal" if "personal" in correct else "global"
+        curve = [
+            (round(sizes[share] / len(folds)), _percent(torch.cat(curves[share])))
+            for share in _SHARES
+        ]
+        names = self.federation.class_names
+        trained = torch.bincount(self.labels[folds[0][0]], minlength=len(names))
+        classes = [
+            ClassAdvice(
+                name,
+                int(trained[label]),
+                int((truth == label).sum()),
+                int(correct["local"][truth == label].sum()),
+                int(correct[compared][truth == label].sum()),
+            )
+            for label, name in enumerate(names)
+            if bool((truth == label).any())
+        ]
+        return Advice(
+            noun=noun,
+            train=curve[-1][0],
+            tested=len(truth),
+            folds=len(folds),
+            accuracy={name: _percent(each) for name, each in correct.items()},
+            compared=compared,
+            difference=compare_answers(correct[compared], correct["local"]),
+            classes=classes,
+            curve=curve,
+            more_needed=samples_needed(curve, _percent(correct[compared])),
+        )
+
+    def _test_all(self, train: Tensor, test: Tensor) -> dict[str, Tensor]:
+        """Return for each classifier which test samples it predicts correctly."""
+        inputs, labels = self.inputs[train], self.labels[train]
+        method = self.federation.method
+        # With the client in it: only then does the federation know how clients differ.
         own = method.own_statistics(method.collect(inputs, labels))
-        fitted = self.exchange.with_client(_NAME, own).fit()
-        found = {"own": self.answer_alone(train)}
-        found["pooled"] = self._read(fitted.params, labels)
+        fitted = self.federation.with_client(_NAME, own).fitted
+        found = {"local": self._test_local(train, test)}
+        found["global"] = self._test(fitted.params, labels, test)
         personal = method.personalize(fitted.received, inputs, labels)
         if personal is not None:
-            found["personal"] = self._read(personal, labels)
+            found["personal"] = self._test(personal, labels, test)
         return found
 
-    def answer_alone(self, train: Tensor) -> Tensor:
-        """Return the same of the closed form of these samples alone."""
-        method = LocalGauss(self.exchange.experiment, self.exchange.pool.num_classes)
-        inputs, labels = self.samples.inputs[train], self.samples.labels[train]
-        return self._read(method.personalize(None, inputs, labels), labels)
+    def _test_local(self, train: Tensor, test: Tensor) -> Tensor:
+        """Return the same for the closed form of the client's own samples."""
+        method = LocalGauss(self.federation.experiment, self.federation.pool.num_classes)
+        inputs, labels = self.inputs[train], self.labels[train]
+        return self._test(method.personalize(None, inputs, labels), labels, test)
 
-    def _read(self, params: Tensors, labels: Tensor) -> Tensor:
-        scores = self.exchange.scores(params, self.samples.inputs[self.test])
-        counts = torch.bincount(labels, minlength=self.exchange.pool.num_classes)
-        said = (scores + log_prior(counts).to(scores)).argmax(1)
-        return said == self.samples.labels[self.test]
+    def _test(self, params: Tensors, labels: Tensor, test: Tensor) -> Tensor:
+        scores = self.federation.scores(params, self.inputs[test])
+        counts = torch.bincount(labels, minlength=self.federation.pool.num_classes)
+        return (scores + log_prior(counts).to(scores)).argmax(1) == self.labels[test]
 
 
 def _draw_share(labels: Tensor, rows: Tensor, share: float) -> Tensor:
-    """Return a share of some samples of each class, at least one, evenly from all of them."""
+    """Return a share of the samples of each class, at least one, evenly spaced."""
     kept = []
     for label in sorted(set(labels[rows].tolist())):
         own = rows[labels[rows] == label]
@@ -246,9 +274,9 @@ def _draw_share(labels: Tensor, rows: Tensor, share: float) -> Tensor:
 
 
 def samples_needed(curve: list[tuple[int, float]], wanted: float) -> int | None:
-    """Return how many more samples a power law of the error asks for; None where it tells nothing.
+    """Return how many more samples a wanted accuracy needs; None if the curve does not tell.
 
-    The errors at a quarter, half and all samples are put on a line by their logarithms.
+    A power law, fitted to the errors at a quarter, half and all samples, is extrapolated.
     """
     sizes, errors = [n for n, _ in curve], [100 - accuracy for _, accuracy in curve]
     if errors[-1] <= 100 - wanted:
@@ -264,5 +292,5 @@ def samples_needed(curve: list[tuple[int, float]], wanted: float) -> int | None:
     return max(1, round(size - sizes[-1]))
 
 
-def _percent(right: Tensor) -> float:
-    return 100 * int(right.sum()) / len(right)
+def _percent(correct: Tensor) -> float:
+    return 100 * int(correct.sum()) / len(correct)

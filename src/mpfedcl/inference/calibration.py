@@ -1,65 +1,77 @@
-"""How far is too far, and how sure is sure: what held-out images say of a finished run's models.
+"""Calibration on held-out samples: out-of-distribution (OOD) thresholds, prediction sets, drift.
 
-An image is flagged as unknown where it is farther from every prototype than nearly all images that
-were held out of training: at a false-alarm rate of 5 %, at most one in twenty images of that kind
-is flagged by mistake. A set of classes is large enough where nearly all held-out images had their
-true class in it: split conformal prediction.
+A sample is flagged as unknown (OOD) if it is farther from every prototype than nearly all held-out
+samples: at a false-alarm rate of 5 %, at most one in twenty samples of the same distribution is
+flagged by mistake. A prediction set is large enough if it contained the true class of nearly all
+held-out samples (split conformal prediction).
+
+Drift is a batch with more flagged samples than chance explains. Of n new samples that are
+exchangeable with the m held-out ones, the number beyond the k-th smallest held-out distance is
+beta-binomial with (n, m + 1 - k, k), for any distribution of distances. A binomial distribution
+would ignore that the threshold is an estimate, and raise false alarms for small m.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, write_atomically
+from mpfedcl.core.json_files import FileContent, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.inference.prediction_rule import (
-    ComparisonSpace,
-    ReadingRule,
-    find_comparison_space,
-)
+from mpfedcl.inference.trained_run import DistanceSpace, PredictionRule
 from mpfedcl.methods import prototype_rule
 from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import FinalModels
 
-FILE = "calibration.json"
+CALIBRATION_FILE = "calibration.json"
 METRIC_FILE = "metric.safetensors"
+DRIFT_LOG = "predictions.jsonl"
 FALSE_ALARM_RATES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""The false-alarm rates that thresholds are kept for."""
+"""The false-alarm rates with a threshold."""
 COVERAGES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995)
-"""The probabilities of holding the truth that sets of classes are kept for."""
+"""The coverages of prediction sets."""
 _MOST_IMAGES = 2000
 _MOST_IMAGES_OF_A_CLIENT = 1000
 _FEWEST_IMAGES_OF_A_CLIENT = 200
 _IMAGES_OF_ALL_CLIENTS = 20_000
-"""Few enough that measuring takes a fraction of what one round's predictors take."""
+"""Few enough that calibration takes a fraction of the time of one evaluation."""
 _IMAGES_AT_ONCE = 1024
 _FEWEST_TO_SHARPEN = 50
-"""Images below which a factor of the scores would be guessed."""
+"""With fewer samples the temperature would be a guess."""
 _WIDEST = 4.0
-"""The log of the largest factor, and of the smallest with a minus."""
+"""The largest absolute value of the log of the sharpness."""
+_DRIFT_FALSE_ALARMS = 0.01
+"""The false-alarm rate of drift, per batch."""
+_LATEST_LINES = 5
 
 
 def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
-    """Pass the personal models of a finished run on; measure all, and write calibration.json.
+    """Pass on the personal models of a finished run, and write calibration.json.
 
-    Where the method has a metric of its own, it goes into metric.safetensors. It is an observer's
-    `on_models`.
+    A method's own metric is written to metric.safetensors. Used as an observer's `on_models`.
     """
-    space = find_comparison_space(models.method, models.pool, models.fitted)
+    space = DistanceSpace.of(models.method, models.pool, models.fitted)
     if space is not None and space.has_metric:
         kept = {name: models.fitted[name] for name in ("covariance", "fit")}
         write_atomically(models.directory.path / METRIC_FILE, pack_tensors(kept))
     rules = {
-        test: ReadingRule.of(models.method.predictor_on(test), has_prototypes=space is not None)
+        test: PredictionRule.of(models.method.predictor_on(test), has_prototypes=space is not None)
         for test in ("local_test", "global_test")
     }
-    averaged = None
+    found_global = None
     if models.averaged is not None:
         rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
-        averaged = _measure(
+        found_global = _measure(
             models, space, rules["global_test"], models.averaged, _choose(rows, _MOST_IMAGES)
         )
     fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.local_tests))
@@ -76,16 +88,16 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
     content = {
         "format": FORMAT,
         "round": models.round,
-        "measured": "of test images: distance to the nearest prototype; 1 - probability of truth",
+        "measured": "on test images: distance to the nearest prototype; 1 - probability of truth",
         "metric": "covariance" if space is not None and space.has_metric else None,
-        "averaged": averaged,
+        "global": found_global,
         "clients": dict(sorted(clients.items())),
     }
-    models.directory.write_json(FILE, content)
+    models.directory.write_json(CALIBRATION_FILE, content)
 
 
 def _choose(rows: Tensor, most: int) -> Tensor:
-    """Return some test images, evenly, and so about as many of each client and class."""
+    """Return up to `most` test samples, evenly spaced over clients and classes."""
     if len(rows) <= most:
         return rows
     return rows[
@@ -96,35 +108,34 @@ def _choose(rows: Tensor, most: int) -> Tensor:
 @torch.no_grad()
 def _measure(
     models: FinalModels,
-    space: ComparisonSpace | None,
-    rule: ReadingRule,
+    space: DistanceSpace | None,
+    rule: PredictionRule,
     params: Tensors,
     rows: Tensor,
     prior: Tensor | None = None,
 ) -> dict[str, Any] | None:
-    """Measure test images as a model sees them: how far, and how unlikely their true class."""
+    """Measure the distances and scores of test samples with one model."""
     if not len(rows):
         return None
-    distances, said, truths = [], [], []
+    distances, scores = [], []
     for part in torch.split(rows, _IMAGES_AT_ONCE):
         embeddings, logits = models.model.apply(params, models.test_inputs[part])
         if space is not None:
             points = space.project(prototype_rule(models.method).project(embeddings))
             distances.append(space.prototypes.nearest(points)[1])
         if not rule.by_prototype:
-            said.append(logits.double() + (0 if prior is None else prior.to(logits.device)))
-            truths.append(models.test_labels[part])
-    return describe_held_out(
+            scores.append(logits.double() + (0 if prior is None else prior.to(logits.device)))
+    return summarize_held_out(
         torch.cat(distances) if distances else None,
-        torch.cat(said) if said else None,
-        torch.cat(truths) if truths else models.test_labels[rows],
+        torch.cat(scores) if scores else None,
+        models.test_labels[rows],
     )
 
 
-def describe_held_out(
+def summarize_held_out(
     distances: Tensor | None, scores: Tensor | None, truth: Tensor
 ) -> dict[str, Any] | None:
-    """Return what calibration.json keeps of a model: thresholds [n], and limits of sets [n, C]."""
+    """Return a model's entry in calibration.json, from distances [n] and scores [n, C]."""
     found: dict[str, Any] = {"images": len(truth)}
     if distances is not None and bool((joined := distances.double()).isfinite().all()):
         found["thresholds"] = find_thresholds(joined)
@@ -137,10 +148,10 @@ def describe_held_out(
 
 
 def find_sharpness(scores: Tensor, truth: Tensor) -> float:
-    """Return the factor of all scores that makes the truth of held-out images most likely.
+    """Return the factor of all scores that maximizes the likelihood of held-out labels.
 
-    Labels stay as they are; probabilities are neither too bold nor too shy (temperature scaling,
-    Guo et al., 2017). The likelihood is concave in the factor: its slope is brought to 0 by halves.
+    This is the inverse temperature of temperature scaling (Guo et al., 2017): labels stay the same.
+    The likelihood is concave in the factor, so bisection finds the root of its slope.
     """
     low, high = -_WIDEST, _WIDEST
     for _ in range(40):
@@ -155,8 +166,8 @@ def find_sharpness(scores: Tensor, truth: Tensor) -> float:
 def find_thresholds(distances: Tensor) -> dict[str, float]:
     """Return for each false-alarm rate α the ⌈(n + 1)(1 - α)⌉-th smallest of n distances.
 
-    A new image that is exchangeable with these is farther with probability at most α, whatever
-    their distribution. Rates for which there are too few images are left out.
+    A new sample that is exchangeable with these is farther with probability at most α, for any
+    distribution. Rates that need more samples are left out.
     """
     return _find_quantiles(distances, {rate: 1 - rate for rate in FALSE_ALARM_RATES})
 
@@ -164,8 +175,9 @@ def find_thresholds(distances: Tensor) -> dict[str, float]:
 def find_set_limits(surprises: Tensor) -> dict[str, float]:
     """Return for each coverage the ⌈(n + 1) coverage⌉-th smallest of n values 1 - p(truth).
 
-    The classes of a new image that are no more surprising hold its truth with at least that
-    probability, if it is exchangeable with these. Coverages that take more images are left out.
+    The classes of a new sample with at most this value contain its true class with at least the
+    coverage's probability, if the sample is exchangeable with these. Coverages that need more
+    samples are left out.
     """
     return _find_quantiles(surprises, {coverage: coverage for coverage in COVERAGES})
 
@@ -174,3 +186,176 @@ def _find_quantiles(values: Tensor, shares: Mapping[float, float]) -> dict[str, 
     ordered = values.sort().values.tolist()
     places = {name: math.ceil((len(ordered) + 1) * s - 1e-9) for name, s in shares.items()}
     return {f"{name:g}": ordered[k - 1] for name, k in places.items() if k <= len(ordered)}
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The distance beyond which a sample is flagged as unknown."""
+
+    distance: float
+    false_alarms: float
+    """The share of held-out samples that are flagged by mistake."""
+    images: int
+    """The number of held-out samples."""
+
+
+class ModelCalibration(FileContent):
+    """The entry of one model in calibration.json."""
+
+    images: int = Field(default=0, ge=0)
+    thresholds: dict[str, float] | None = None
+    """Distances by false-alarm rate."""
+    sets: dict[str, float] | None = None
+    """The largest 1 - p of a class in a prediction set, by coverage."""
+    sharpness: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """The factor of the scores that calibrates probabilities."""
+
+    def threshold(self, rate: float) -> tuple[Threshold | None, str | None]:
+        """Return the threshold of a false-alarm rate, or the reason why there is none."""
+        if rate not in FALSE_ALARM_RATES:
+            allowed = ", ".join(f"{each:g}" for each in FALSE_ALARM_RATES)
+            raise InvalidInput(f"false_alarms is {rate:g}; it must be one of {allowed}.")
+        if (found := (self.thresholds or {}).get(f"{rate:g}")) is not None:
+            return Threshold(found, rate, self.images), None
+        missing = "distances" if self.thresholds is None else None
+        reason = self._explain(missing, f"false-alarm rate of {rate:g}")
+        return None, f"No image is flagged as unknown: {reason}"
+
+    def set_limit(self, coverage: float) -> tuple[float | None, str | None]:
+        """Return the limit of prediction sets, or the reason why there is none."""
+        if coverage not in COVERAGES:
+            allowed = ", ".join(f"{each:g}" for each in COVERAGES)
+            raise InvalidInput(f"coverage is {coverage:g}; it must be one of {allowed}.")
+        if (found := (self.sets or {}).get(f"{coverage:g}")) is not None:
+            return found, None
+        missing = "probabilities" if self.sets is None else None
+        reason = self._explain(missing, f"coverage of {coverage:g}")
+        return None, f"There are no prediction sets: {reason}"
+
+    def _explain(self, missing: str | None, wanted: str) -> str:
+        if missing is None:
+            return f"{self.images} held-out images are too few for a {wanted}."
+        return (
+            f"the run has recorded no {missing} of held-out images for this model "
+            f"({CALIBRATION_FILE}); --held-out FOLDER measures them."
+        )
+
+
+class Calibration(FileContent):
+    """calibration.json: the calibration of the global model and of personal models."""
+
+    metric: str | None = None
+    """The metric of distances, if the method has one of its own."""
+    global_model: ModelCalibration | None = Field(default=None, alias="global")
+    clients: dict[str, ModelCalibration | None] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "Calibration":
+        """Read the calibration of a run; it is empty if the run has none."""
+        content = RunDirectory(path).read_json(CALIBRATION_FILE) or {}
+        return validate_content(content, cls, str(path / CALIBRATION_FILE))
+
+    def of(self, client: str | None) -> ModelCalibration:
+        """Return the entry of a client's model (None: the global model), or an empty one."""
+        found = self.global_model if client is None else self.clients.get(client)
+        return found or ModelCalibration()
+
+
+# Drift
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The number of flagged samples of a batch, and the number that chance explains."""
+
+    images: int
+    flagged: int
+    at_most: int
+    """Without drift at most 1 of 100 batches has more flagged samples."""
+    false_alarms: float
+    """The share of held-out samples beyond the threshold."""
+
+    @classmethod
+    def judge(cls, images: int, flagged: int, threshold: Threshold) -> "Drift":
+        """Compare the number of flagged samples with chance."""
+        limit = most_by_chance(images, threshold.images, threshold.false_alarms)
+        return cls(images, flagged, limit, threshold.false_alarms)
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether more samples are flagged than chance explains."""
+        return self.flagged > self.at_most
+
+    def describe(self, noun: str) -> str:
+        """Return one sentence."""
+        return (
+            f"{self.flagged:,} of {self.images:,} {noun}s are farther from the pool than all but "
+            f"{100 * self.false_alarms:g} % of held-out {noun}s were; by chance at most "
+            f"{self.at_most:,} would be."
+        )
+
+
+def most_by_chance(num_new: int, num_held_out: int, rate: float) -> int:
+    """Return the smallest count that at most 1 of 100 batches without drift exceeds.
+
+    Example:
+        >>> most_by_chance(100, 2000, 0.05), most_by_chance(100, 19, 0.05)
+        (11, 23)
+    """
+    if not num_new:
+        return 0
+    # Imported here because most commands do not need it; scipy.stats would take a second.
+    import numpy
+    from scipy.special import betaln, gammaln
+
+    place = math.ceil((num_held_out + 1) * (1 - rate) - 1e-9)
+    beyond, within = num_held_out + 1 - place, place
+    counts = numpy.arange(num_new + 1)
+    ways = gammaln(num_new + 1) - gammaln(counts + 1) - gammaln(num_new - counts + 1)
+    chances = numpy.exp(
+        ways + betaln(counts + beyond, num_new - counts + within) - betaln(beyond, within)
+    )
+    # P(more than j), summed from the small end.
+    more = numpy.append(numpy.cumsum(chances[::-1])[::-1][1:], 0.0)
+    return int(numpy.argmax(more <= _DRIFT_FALSE_ALARMS))
+
+
+class LoggedPredictions(FileContent):
+    """A line of predictions.jsonl: counts only, no names of samples."""
+
+    time: str = Field(max_length=40)
+    client: str | None = Field(default=None, max_length=200)
+    images: int = Field(ge=0)
+    flagged: int = Field(ge=0)
+    expected: float = Field(ge=0, allow_inf_nan=False)
+    """The number of samples times the false-alarm rate."""
+    at_most: int = Field(ge=0)
+    drift: bool
+
+
+def log_drift(path: Path, drift: Drift, client: str | None) -> None:
+    """Append a line to the log of a run's predictions."""
+    line = LoggedPredictions(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        client=client,
+        images=drift.images,
+        flagged=drift.flagged,
+        expected=round(drift.images * drift.false_alarms, 6),
+        at_most=drift.at_most,
+        drift=drift.is_drift,
+    )
+    with (path / DRIFT_LOG).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line.to_json(), allow_nan=False) + "\n")
+
+
+def parse_drift_log(content: bytes) -> list[dict[str, Any]]:
+    """Return the latest lines of a log, the newest first; invalid lines are skipped."""
+    found: list[dict[str, Any]] = []
+    for line in reversed(content.splitlines()):
+        try:
+            found.append(LoggedPredictions.model_validate_json(line).to_json())
+        except ValidationError:
+            continue
+        if len(found) == _LATEST_LINES:
+            break
+    return found

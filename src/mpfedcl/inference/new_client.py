@@ -1,4 +1,4 @@
-"""A client that was not there while a run was trained: its images, training and accuracy."""
+"""A client that was not part of a finished run: its samples, training and accuracy."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from mpfedcl.data.reader import open_own_samples
 from mpfedcl.data.samples import ImageFormat, Indices, SampleIndex
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.inference.given_samples import load_converted
+from mpfedcl.inference.samples import load_converted
 from mpfedcl.inference.trained_run import TrainedRun
 from mpfedcl.methods import prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
@@ -25,27 +25,26 @@ from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.rounds.validation import UpdateValidator
 
 Accuracies = dict[str, float | None]
-"""Percent right on the client's test images, by what predicts; None where nothing does."""
+"""Accuracy in % on the client's test samples by predictor; None if it cannot be measured."""
 
 
 @dataclass(frozen=True)
-class TrainingOutcome:
-    """What a client has after its training, or at once where it did not train."""
+class ClientOutcome:
+    """A new client's model and the update that it would send to a server."""
 
     params: Tensors
     update: Update
-    """What it would send to a server."""
     rejected: str | None
-    """Why a server would not take it, or None."""
+    """Why update validation rejects the update, or None."""
 
     @property
     def prototypes(self) -> Prototypes:
-        """Its own prototypes."""
+        """The client's prototypes."""
         return self.update.prototypes
 
 
 class NewClient:
-    """A new client of a finished run; the run's own files are only read."""
+    """A new client of a finished run, whose files are only read."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class NewClient:
         self._trained = trained
         self._experiment = trained.experiment
         if test_fraction is not None:
-            # Whoever says how much to hold out wants the rest to be used.
+            # All samples that are not held out are used.
             self._experiment = self._experiment.replace(
                 dataset__test_fraction=test_fraction,
                 dataset__per_class=None,
@@ -82,63 +81,54 @@ class NewClient:
 
     def train(
         self, params: Tensors, pool: PrototypePool, *, epochs: int, lr: float | None = None
-    ) -> TrainingOutcome:
-        """Train from a model and a pool as a client does in a round, then make prototypes.
+    ) -> ClientOutcome:
+        """Train from a model and a pool as in a round, then compute prototypes.
 
-        The learning rate stays as it is given, the run's first one unless told. Without epochs the
-        model is taken as it is.
+        The learning rate is constant; without `epochs` the model is used as it is.
         """
-        # A round's learning rate has decayed to next to nothing by the end of a run.
+        # By the end of a run the decayed learning rate is too small to change anything.
         changes = {"train__lr": lr or self._experiment.train.lr, "train__lr_decay": 1.0}
         experiment = self._experiment.replace(**changes, train__epochs=max(1, epochs))
-        assembly = assemble(
-            experiment,
-            self._trained.model,
-            num_classes=self.data.num_classes,
-            input_size=self.data.input_size,
-            method_class=type(self._trained.method),
-            initial=params,
-        )
+        assembly = self._assemble(experiment, params)
         method = assembly.method
-        server, reference = method.init_server(params), prototype_rule(method).reference(pool)
-        # The same keys as in the round after the run's last: nothing of the run is drawn again.
-        broadcast = Broadcast(experiment.rounds + 1, params, server.extra, reference)
-        train = self._train if epochs else self._keep_model
-        model, update = train(assembly, broadcast)
-        sizes = {self.name: len(self.client.labels)}
-        collector = UpdateCollector(
-            method, UpdateValidator(assembly, sizes), server, broadcast, sizes
+        server = method.init_server(params)
+        # The keys of the round after the last: no random number of the run is used again.
+        broadcast = Broadcast(
+            experiment.rounds + 1, params, server.extra, prototype_rule(method).reference(pool)
         )
+        if epochs:
+            engine = InProcessEngine(assembly, self.data)
+            (update,) = engine.train(broadcast, [self.name], keep=[self.name])
+            ((_, model),) = engine.personal_models(broadcast.params)
+        else:
+            model, update = params, self._summarize(assembly, broadcast)
+        sizes = {self.name: len(self.client.labels)}
+        validator = UpdateValidator(assembly, sizes)
+        collector = UpdateCollector(method, validator, server, broadcast, sizes)
         collector.add(update)
-        return TrainingOutcome(model, update, collector.rejected.get(self.name))
+        return ClientOutcome(model, update, collector.rejected.get(self.name))
 
     def collect(self) -> tuple[Update, str | None]:
-        """Return the sums that it would send, and why a server would not take them, or None."""
-        assembly = assemble(
-            self._experiment,
-            self._trained.model,
-            num_classes=self.data.num_classes,
-            input_size=self.data.input_size,
-            method_class=type(self._trained.method),
-        )
+        """Return the statistics that the client would send, and why they are rejected, or None."""
+        assembly = self._assemble(self._experiment)
         method, sizes = assembly.method, {self.name: len(self.client.labels)}
         server = method.init_server(assembly.initial)
         like = assembly.initial["weight"]
-        nobody = PrototypePool.empty(self.data.num_classes, like.shape[-1], 1, dtype=like.dtype)
-        broadcast = Broadcast(1, server.params, server.extra, nobody)
+        empty = PrototypePool.empty(self.data.num_classes, like.shape[-1], 1, dtype=like.dtype)
+        broadcast = Broadcast(1, server.params, server.extra, empty)
         (sent,) = InProcessEngine(assembly, self.data).train(broadcast, [self.name], keep=[])
         update = sent.written_out()
-        # As closely as a message from a network: it stays in everybody's model.
+        # Validated like a message from a network: the statistics stay in the global model.
         counts = torch.bincount(self.client.labels, minlength=self.data.num_classes)
-        guard = UpdateValidator(assembly, sizes, {self.name: counts.tolist()})
-        collector = UpdateCollector(method, guard, server, broadcast, sizes)
+        validator = UpdateValidator(assembly, sizes, {self.name: counts.tolist()})
+        collector = UpdateCollector(method, validator, server, broadcast, sizes)
         collector.add(update)
         return update, collector.rejected.get(self.name)
 
     def evaluate(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Accuracies:
-        """Return the accuracy on the test images, by classifier and by nearest prototype.
+        """Return the accuracy on the test samples, by classifier and by nearest prototype.
 
-        `pool`: the others' prototypes alone; `own`: the client's alone; `both`: all together.
+        `pool`: the prototypes of the others only; `own`: the client's only; `both`: all together.
         """
         rule, truth = prototype_rule(self._trained.method), self.data.test_labels
         alone = PrototypePool.gather(
@@ -163,23 +153,25 @@ class NewClient:
                     found[name] = percent_correct(nearest == truth)
         return found
 
-    def _train(self, assembly: Assembly, broadcast: Broadcast) -> tuple[Tensors, Update]:
-        engine = InProcessEngine(assembly, self.data)
-        (update,) = engine.train(broadcast, [self.name], keep=[self.name])
-        ((_, own),) = engine.personal_models(broadcast.params)
-        return own, update
+    def _assemble(self, experiment: Experiment, initial: Tensors | None = None) -> Assembly:
+        return assemble(
+            experiment,
+            self._trained.model,
+            num_classes=self.data.num_classes,
+            input_size=self.data.input_size,
+            method_class=type(self._trained.method),
+            initial=initial,
+        )
 
     @torch.no_grad()
-    def _keep_model(self, assembly: Assembly, broadcast: Broadcast) -> tuple[Tensors, Update]:
-        """Make prototypes with the model as it came."""
+    def _summarize(self, assembly: Assembly, broadcast: Broadcast) -> Update:
+        """Return an update with prototypes of the model as it is."""
         experiment, method = assembly.experiment, assembly.method
         embeddings, _ = self._trained.model.apply(broadcast.params, self.client.inputs)
         seed = seed_for(experiment.seed, broadcast.round, self.name, "clusters")
         rule = prototype_rule(method)
         (prototypes,) = rule.summarize([rule.project(embeddings)], [self.client.labels], [seed])
-        count = len(self.client.labels)
-        update = Update(self.name, count, assembly.template, prototypes, 0.0)
-        return broadcast.params, update
+        return Update(self.name, len(self.client.labels), assembly.template, prototypes, 0.0)
 
     def _make_inputs(
         self, sample_index: SampleIndex, rows: Indices, experiment: Experiment

@@ -1,17 +1,17 @@
-"""A finished run, opened for use on this machine: the data it was trained on need not be here.
+"""A finished run, opened for use on this machine; its training data are not needed.
 
     trained = load_trained_run(Path("runs/mine"))
-    params = trained.parameters()            # the global model, or parameters("client-2")
-    images = trained.input_format.convert(images)   # bytes in the size and color of its inputs;
-                                                    # of a run on vectors, vectors of its width
-    embeddings, logits = trained.apply(params, images)     # embeddings where prototypes live
+    params = trained.parameters()                          # global model, or parameters("client-2")
+    images = trained.input_format.convert(images)          # to the size and color of its inputs
+    embeddings, logits = trained.apply(params, images)     # embeddings as prototypes have them
     label, distance = trained.reference.nearest(embeddings)
 
-What a run's files leave open is found as a run finds it: a method of one's own is imported, an
-encoder's weights are looked for, and must be those that the run was trained behind.
+The method's class is imported and the encoder's weights are found as for a run; the encoder must be
+the one that the run was trained with.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,45 +29,49 @@ from mpfedcl.data.samples import ImageFormat, SampleFormat, Samples, VectorForma
 from mpfedcl.data.tables import TableColumns
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.experiment import Experiment
-from mpfedcl.inference.joined_clients import find_joined_models
-from mpfedcl.methods import ClosedForm, Method, find_method, prototype_rule
+from mpfedcl.methods import ClosedForm, Method, OneShot, find_method, prototype_rule
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import Encoder
 from mpfedcl.models.encoders.trainable_encoder import make_model
+from mpfedcl.network.client.final_models import FOLDER
+from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.label_prior import log_prior
 from mpfedcl.runs.directory import RunDirectory
 
+JOINED = "joined"
+"""The folder of the personal models of clients that joined a run after it ended."""
 _MOST_NAMES_LISTED = 12
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a finished run has left, ready to be applied to samples."""
+    """A finished run, ready to be applied to samples."""
 
     path: Path
     experiment: Experiment
     method: Method
     class_names: tuple[str, ...]
     partition: dict[str, Any]
-    """Who held what, as partition.json has it."""
+    """The content of partition.json."""
     input_format: SampleFormat
-    """In which the model, or the encoder before it, takes samples: images, or vectors."""
+    """The format of samples that the model, or the encoder before it, takes: images or vectors."""
     encoder: Encoder | None
-    """What images pass first; where `experiment.encoder.train`, it is inside the model instead."""
+    """The frozen encoder; with `experiment.encoder.train` it is part of the model instead."""
     input_size: int
-    """How many numbers a head takes of an image."""
+    """The number of values that a head takes per sample."""
     model: Model
     pool: PrototypePool | None
-    """All clients' prototypes; None for a method that shares none."""
+    """The prototypes of all clients; None for a method that shares none."""
 
     @cached_property
     def reference(self) -> PrototypePool | None:
-        """The prototypes that embeddings are compared with: the pool as the method reads it."""
+        """The prototypes that the method compares embeddings with."""
         return None if self.pool is None else prototype_rule(self.method).reference(self.pool)
 
     def seen_by(self, client: str | None) -> "TrainedRun":
-        """Return the run with the prototypes that a client's own model is compared with."""
+        """Return the run with the prototypes that a client's personal model is compared with."""
         if client is None or self.reference is None:
             return self
         own = prototype_rule(self.method).reference_of(client, self.reference)
@@ -75,29 +79,31 @@ class TrainedRun:
 
     @cached_property
     def columns(self) -> TableColumns | None:
-        """What turns the rows of a table into inputs; None for a run on images or vectors."""
+        """The columns of a run on a table; None for a run on images or vectors."""
         found = self.partition.get("columns")
         where = str(self.path / "partition.json")
         return None if found is None else validate_content(found, TableColumns, where)
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients that have left a personal model, in order of name."""
+        """The clients with a personal model, in the order of names."""
         return tuple(sorted(self._personal_models))
 
     @cached_property
     def _personal_models(self) -> dict[str, Path]:
-        files = (self.path / "models").glob("*.safetensors")
-        own = {file.name.removesuffix(".safetensors"): file for file in files}
-        return own | find_joined_models(self.path, self.pool)
+        files = {file.stem: file for file in self.path.glob("models/*.safetensors")}
+        in_pool = () if self.pool is None else self.pool.names
+        # A resumed run drops joined clients from the pool; a file that is left does not count.
+        joined = {file.stem: file for file in self.path.glob(f"{JOINED}/*.safetensors")}
+        return files | {name: file for name, file in joined.items() if name in in_pool}
 
     @property
     def has_global_model(self) -> bool:
-        """Whether there is an global model."""
+        """Whether the run has a global model."""
         return (self.path / "model.safetensors").is_file()
 
     def parameters(self, client: str | None = None) -> Tensors:
-        """Return the global model's parameters, or those of a client's personal model."""
+        """Return the parameters of the global model, or of a client's personal model."""
         if client is None and not self.has_global_model:
             raise InvalidInput(
                 f"client is not given, and this run of {self.experiment.method} has no global "
@@ -105,18 +111,17 @@ class TrainedRun:
             )
         if client is not None and client not in self.clients:
             raise InvalidInput(f"client is {client!r}; it must be {self._name_clients()}.")
-        averaged = self.path / "model.safetensors"
-        file = averaged if client is None else self._personal_models[client]
-        return read_model(file, self.model)
+        file = self.path / "model.safetensors"
+        return read_model(file if client is None else self._personal_models[client], self.model)
 
     def inputs(self, samples: Samples) -> Tensor:
-        """Return the model's inputs for samples in this run's `input_format`."""
+        """Return the model's inputs for samples in `input_format`."""
         dtype = getattr(torch, self.experiment.dtype)
         if self.encoder is None:
             return to_inputs(samples, self.experiment).flatten(start_dim=1)
         if self.experiment.encoder.train:
             return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(samples))
-        # The caller shows how far it is.
+        # The caller shows the progress.
         features = self.encoder.encode(samples, on_progress=lambda _: None)
         return torch.from_numpy(features).to(dtype)
 
@@ -126,6 +131,16 @@ class TrainedRun:
         embeddings, logits = self.model.apply(params, self.inputs(samples))
         return prototype_rule(self.method).project(embeddings), logits
 
+    def label_prior(self, client: str) -> Tensor | None:
+        """Return the log of a client's label distribution [C]; None if it is not known."""
+        if client in self.partition["clients"]:
+            return log_prior(torch.tensor(self.partition["clients"][client]["train"]))
+        # A client that joined later is in the pool only.
+        if self.pool is None or client not in self.pool.names:
+            return None
+        own, zeros = self.pool.of(client), torch.zeros(len(self.class_names)).double()
+        return log_prior(zeros.index_add_(0, own.labels, own.counts.double()))
+
     def _name_clients(self) -> str:
         if not self.clients:
             return "left out, because no personal model was kept (--no-personal-models)"
@@ -134,21 +149,40 @@ class TrainedRun:
         return f"one of {names} and {more} more" if more > 0 else f"one of {names}"
 
 
+def find_run(path: Path, client: str | None) -> tuple[Path, str | None]:
+    """Return the run directory that a path refers to, and the client whose model to use.
+
+    The folder of a client (`mpfedcl federation init`) refers to the newest finished run that the
+    client has kept; the model is then the client's, unless the method is judged by the global one.
+    """
+    if not (path / "client.toml").is_file():
+        return path, client
+    folder = ClientFolder.open(path, None)
+    ended = [each.parent for each in folder.memory.glob(f"*/{FOLDER}/summary.json")]
+    if not ended:
+        raise InvalidInput(
+            f"RUN is {str(path)!r}, the folder of {folder.name}, which has kept no run; one must "
+            "have ended while this client took part."
+        )
+    run = max(ended, key=lambda each: each.stat().st_mtime_ns)
+    summary = RunDirectory(run).read_summary() or {}
+    has_own = (run / "models" / f"{folder.name}.safetensors").is_file()
+    is_judged = not str(summary.get("predictor")).startswith("global")
+    return run, client or (folder.name if has_own and is_judged else None)
+
+
 def load_trained_run(path: Path | str, *, weights: Path | None = None) -> TrainedRun:
-    """Open a finished run; `weights` names the encoder's file where it has moved since."""
+    """Open a finished run; `weights` names the encoder's file if it has moved since."""
     cap_threads()
     path = Path(path)
-    directory = RunDirectory(path)
-    experiment = directory.read_finished().replace(device="cpu")
-    partition = directory.read_json("partition.json") or {}
-    classes = partition.get("classes")
-    if not isinstance(classes, list) or not classes:
-        raise InvalidInput(f"{path / 'partition.json'} must name the classes of the run.")
+    experiment = RunDirectory(path).read_finished().replace(device="cpu")
+    partition = read_partition(path)
+    classes = partition["classes"]
     if weights is not None:
         experiment = experiment.replace(encoder__weights=weights)
     encoder = _find_encoder(path, experiment, partition)
     if encoder is None:
-        input_format = _plain_input_format(path, partition, experiment)
+        input_format = _read_input_format(path, partition, experiment)
         input_size = torch.Size(input_format.shape).numel()
     else:
         input_format, input_size = encoder_input_format(encoder), encoder.feature_size
@@ -166,11 +200,14 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
             image_shape=input_format.shape,
         )
     file = path / "pool.safetensors"
-    number = prototype_rule(method).num_prototypes
-    pool = read_pool(file, len(classes), number) if file.is_file() else None
+    pool = (
+        read_pool(file, len(classes), prototype_rule(method).num_prototypes)
+        if file.is_file()
+        else None
+    )
     if pool is not None and pool.dimension != model.embedding_size:
         raise InvalidInput(
-            f"{file} has vectors of {pool.dimension} numbers; the model's have "
+            f"{file} has vectors of {pool.dimension} values; the model's have "
             f"{model.embedding_size}, so it must be the file that the run wrote."
         )
     names = tuple(str(name) for name in classes)
@@ -180,19 +217,19 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
 
 
 def read_model(path: Path, model: Model) -> Tensors:
-    """Read parameters that a run has left; they must be this model's, and numbers."""
+    """Read the parameters of a model; they must fit it and be finite."""
     params = load_tensors(path)
     if not model.fits(params):
         raise InvalidInput(
             f"{path} does not fit the experiment; it must be the file that the run wrote."
         )
     if not all(bool(value.isfinite().all()) for value in params.values()):
-        raise InvalidInput(f"{path} holds numbers that are not finite; its training has failed.")
+        raise InvalidInput(f"{path} holds values that are not finite; its training has failed.")
     return params
 
 
 def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -> PrototypePool:
-    """Read the pool that a run has left."""
+    """Read the prototype pool of a run."""
     tensors = load_tensors(path)
     try:
         with safe_open(path, "pt") as file:
@@ -210,6 +247,14 @@ def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -
         raise InvalidInput(f"{path} is not a pool as mpfedcl writes it: {error}.") from None
 
 
+def read_partition(path: Path) -> dict[str, Any]:
+    """Read the partition.json of a run, which `RunDirectory` validates."""
+    partition = RunDirectory(path).read_json("partition.json")
+    if not partition or not partition["classes"]:
+        raise InvalidInput(f"{path / 'partition.json'} must name the classes of the run.")
+    return partition
+
+
 def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any]) -> Encoder | None:
     settings = experiment.encoder
     if settings.name in (None, "none"):
@@ -223,10 +268,7 @@ def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any])
     def find_image_shape() -> tuple[int, ...]:
         found = ImageFormat.from_shape(partition.get("image_shape"))
         if found is None:
-            raise InvalidInput(
-                f"{path / 'partition.json'} does not give the size of the images (image_shape); it "
-                "must say [height, width] or [height, width, 3]."
-            )
+            raise _no_shape(path, "image_shape")
         return found.shape
 
     encoder = find_experiment_encoder(experiment, _CPU, find_image_shape)
@@ -239,22 +281,75 @@ def _find_encoder(path: Path, experiment: Experiment, partition: dict[str, Any])
     return encoder
 
 
-def _plain_input_format(
+def _read_input_format(
     path: Path, partition: dict[str, Any], experiment: Experiment
 ) -> SampleFormat:
-    """Return the format on record; a run from before there was one has square images."""
     shape = partition.get("input_shape") or partition.get("image_shape")
-    if vector_format := VectorFormat.from_shape(shape, experiment.dtype):
-        return vector_format
-    if image_format := ImageFormat.from_shape(shape):
-        return image_format
-    files = [path / "model.safetensors", *sorted((path / "models").glob("*.safetensors"))]
-    for file in files:
+    found = VectorFormat.from_shape(shape, experiment.dtype) or ImageFormat.from_shape(shape)
+    if found is not None:
+        return found
+    # The server of a network run does not know the shape of images; mostly they are square.
+    for file in (path / "model.safetensors", *sorted(path.glob("models/*.safetensors"))):
         if file.is_file() and "hidden.0.weight" in (tensors := load_tensors(file)):
-            if image_format := ImageFormat.guess(tensors["hidden.0.weight"].shape[-1]):
-                return image_format
+            if found := ImageFormat.guess(tensors["hidden.0.weight"].shape[-1]):
+                return found
             break
-    raise InvalidInput(
-        f"{path / 'partition.json'} does not give the size of the images (input_shape), and it "
-        "cannot be guessed; it must say [height, width] or [height, width, 3]."
+    raise _no_shape(path, "input_shape")
+
+
+def _no_shape(path: Path, name: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path / 'partition.json'} does not give the size of the images ({name}); it must be "
+        "[height, width] or [height, width, 3]."
     )
+
+
+# Prediction: the rule and the space of distances
+
+
+@dataclass(frozen=True)
+class PredictionRule:
+    """How a given model predicts: the part of a predictor's name that is not the model."""
+
+    by_prototype: bool
+    """The nearest prototype decides; otherwise the classifier."""
+    with_prior: bool
+    """The client's label prior is added to the classifier's scores."""
+
+    @classmethod
+    def of(cls, predictor: str, *, has_prototypes: bool) -> "PredictionRule":
+        """Return the rule of a predictor; without prototypes the classifier decides."""
+        by_prototype = "prototype" in predictor and has_prototypes
+        return cls(by_prototype, "classifier" in predictor and predictor.endswith("_prior"))
+
+
+@dataclass(frozen=True)
+class DistanceSpace:
+    """The space in which distances from samples to prototypes are measured."""
+
+    prototypes: PrototypePool
+    project: Callable[[Tensor], Tensor]
+    """Maps projected embeddings into the space."""
+    has_metric: bool
+    """Whether the method has a metric of its own."""
+
+    @classmethod
+    def of(
+        cls, method: Method, pool: PrototypePool | None, fitted: Tensors
+    ) -> "DistanceSpace | None":
+        """Return the space of a method's distances; None without prototypes."""
+        if pool is None or not len(pool):
+            return None
+        metric = method.metric(fitted, pool) if isinstance(method, OneShot) else None
+        if metric is not None:
+            return cls(metric.prototypes, metric.whiten, has_metric=True)
+        reference = prototype_rule(method).reference(pool)
+        return cls(reference, lambda z: z, has_metric=False) if len(reference) else None
+
+    def seen_by(self, method: Method, client: str) -> "DistanceSpace":
+        """Return the space with the prototypes that a client's personal model is compared with."""
+        if self.has_metric:
+            return self
+        return replace(
+            self, prototypes=prototype_rule(method).reference_of(client, self.prototypes)
+        )

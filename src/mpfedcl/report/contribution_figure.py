@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.inference.contribution import ClientWorth
+from mpfedcl.inference.contribution import ClientContribution
 from mpfedcl.report.figures import COLORS, escape_math, figure_file
 
 _MOST_SHOWN = 40
 """Clients from both ends of the list: more bars cannot be told apart."""
 
 
-def draw_contributions(clients: Sequence[ClientWorth], title: str, path: Path) -> None:
+def draw_contributions(clients: Sequence[ClientContribution], title: str, path: Path) -> None:
     """Draw the points that the others lose without each client, the most valuable on top."""
     shown = list(clients)
     if len(shown) > _MOST_SHOWN:
@@ -22,8 +22,18 @@ def draw_contributions(clients: Sequence[ClientWorth], title: str, path: Path) -
     height = 1.9 + 0.42 * len(shown)
     with figure_file(path, figsize=(7.2, height)) as (figure, axes):
         for shift, color, label, values in (
-            (-0.2, COLORS[0], "all their tests together", [e.union.difference for e in shown]),
-            (0.2, COLORS[1], "each on its local test set", [e.own.difference for e in shown]),
+            (
+                -0.2,
+                COLORS[0],
+                "all their tests together",
+                [e.global_test.difference for e in shown],
+            ),
+            (
+                0.2,
+                COLORS[1],
+                "each on its local test set",
+                [e.local_test.difference for e in shown],
+            ),
         ):
             bars = axes.barh(places + shift, values, height=0.38, color=color, label=label)
             axes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=8)

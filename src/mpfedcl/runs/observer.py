@@ -84,7 +84,7 @@ class Callbacks:
     once."""
     change_exchange: Callable[..., Mapping[str, Any]] = lambda *_, **__: {}
     """Lets one client join or leave a finished run over a network, and tells what came of it:
-    `mpfedcl.inference.exchange_over_network` says how."""
+    `mpfedcl.inference.one_shot_network` says how."""
 
 
 NO_COMPANIONS = Callbacks()

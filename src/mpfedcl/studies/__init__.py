@@ -1,1 +1,1 @@
-"""Studies of many runs: comparisons, tuning, statistics."""
+"""Studies of many runs: comparisons, tuning, parallel jobs, statistics."""

@@ -1,4 +1,4 @@
-"""Several methods over several seeds: the same experiment, run by run, in one folder."""
+"""Comparisons: one experiment with several methods and seeds, in one folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,43 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import validate_content
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.experiment import take_choices
-from mpfedcl.methods import PREDICTORS, TESTS, OneShot, find_method
+from mpfedcl.methods import PREDICTORS, TESTS, OneShot, built_in_methods, find_method
 from mpfedcl.rounds.calibration_error import pool_bins
 from mpfedcl.rounds.clock import training_seconds
 from mpfedcl.rounds.fairness import measure_fairness
 from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.timing_checks import check_clock, check_timing
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
+
+ALL = "all"
+"""Stands for every built-in method."""
+_ANY_CLASSES = 2
+
+
+def choose_methods(base: Experiment, named: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the methods of a comparison; with `all`, also why other methods do not fit.
+
+    Methods named next to `all` come first, and must fit.
+    """
+    if ALL not in named:
+        return list(named), {}
+    chosen = [name for name in named if name != ALL]
+    left_out: dict[str, str] = {}
+    for name, method in built_in_methods().items():
+        if name in chosen:
+            continue
+        try:
+            experiment = base.replace(method=name).resolved(method.defaults)
+            check_timing(method, experiment)
+            check_clock(method, experiment)
+            method(experiment, _ANY_CLASSES)
+        except InvalidInput as refusal:
+            left_out[name] = str(refusal)
+        else:
+            chosen.append(name)
+    return chosen, left_out
 
 
 @dataclass(frozen=True)
@@ -34,8 +63,8 @@ class Comparison:
         if base.privacy.has_budget:
             raise InvalidInput(
                 f"privacy.epsilon is {base.privacy.epsilon:g}; for a comparison it must be left "
-                "out: each run on private data is a release that costs as much, and choosing by "
-                "them costs all of theirs together. Choose on data that need no budget."
+                "out: each run on private data is a release, and a choice among runs spends the "
+                "budgets of all of them. Choose on data that need no budget."
             )
         for name, values in (("methods", methods), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):
@@ -48,9 +77,9 @@ class Comparison:
             for seed in seeds:
                 experiment = base.replace(method=method, seed=seed).resolved(found.defaults)
                 if issubclass(found, OneShot) and experiment.statistics.keep == "auto":
-                    # Nobody joins or leaves a run that is one of thirty; each would take 60 MB.
+                    # Clients do not join runs of comparisons, and their statistics take 60 MB.
                     experiment = experiment.replace(statistics__keep="pooled")
-                # The whole name: two modules may each have a class Mine.
+                # The full name, because two modules may each have a class Mine.
                 folder = f"{method.replace(':', '.')}-seed{seed}"
                 planned_runs.append(PlannedRun(experiment, path / folder))
         for planned in planned_runs:
@@ -68,15 +97,15 @@ class Comparison:
         return cls(path, planned_runs)
 
     def rounds_done(self) -> int:
-        """Return how many rounds are on record in all runs together."""
+        """Return the number of recorded rounds of all runs."""
         return sum(planned.rounds_done() for planned in self.planned_runs)
 
     def run(self, options: JobOptions) -> bool:
-        """Run what is not complete; tell whether everything is now complete."""
+        """Run what is not complete; return whether all runs are complete now."""
         return run_planned(self.planned_runs, options)
 
     def collect(self) -> dict[str, Any]:
-        """Return all predictors by method, test and reading, a number per seed."""
+        """Return the results by method, test set and predictor, one number per seed."""
         methods: dict[str, Any] = {}
         for planned in self.planned_runs:
             summary = planned.summary()
@@ -84,15 +113,14 @@ class Comparison:
             last = validate_content(
                 RunDirectory(planned.path).read_records()[-1], RoundRecord, str(planned.path)
             )
-            # Of many clients those are listed that took part last: in each run others.
+            # With many clients a run lists the last participants only, which differ between runs.
             spread = summary.get("accuracy_spread")
             listed = {} if spread else summary["accuracy_per_client"]
             entry = methods.setdefault(
                 planned.experiment.method,
                 {
                     "predictor": summary["predictor"],
-                    # Runs of older versions have one reading for both tests.
-                    "predictor_global": summary.get("predictor_global") or summary["predictor"],
+                    "predictor_global": summary["predictor_global"],
                     "accuracy": [],
                     "accuracy_global": [],
                     "predictors": {test: {r: [] for r in PREDICTORS} for test in TESTS},
@@ -124,10 +152,10 @@ class Comparison:
             entry["bytes"].append(summary["bytes"]["up"] + summary["bytes"]["down"])
             entry["seconds"].append(round(training_seconds(summary["seconds"]), 3))
             entry["runs"].append(planned.path.name)
-        # In the order given, which is also the order of the numbers above.
+        # In the given order, as the numbers above.
         seeds = list(dict.fromkeys(planned.experiment.seed for planned in self.planned_runs))
         return {
-            # One-shot methods have one, whatever the others have.
+            # One-shot methods have one round.
             "rounds": max(planned.experiment.rounds for planned in self.planned_runs),
             "seeds": seeds,
             "shared_test": all(
@@ -144,12 +172,12 @@ class Comparison:
         }
 
     def write(self, content: dict[str, Any]) -> None:
-        """Write the collected predictors beside the runs."""
+        """Write the collected results into comparison.json."""
         RunDirectory(self.path).write_json("comparison.json", content)
 
 
 def _add_calibration(calibration: dict[str, Any], last: RoundRecord) -> None:
-    """Add a run's calibration error and bins, as far as it has any, to those of other seeds."""
+    """Add a run's calibration error and bins, if it has any, to those of other seeds."""
     for test in TESTS:
         found = calibration[test]
         error = (last.calibration_error or {}).get(test)
@@ -159,7 +187,7 @@ def _add_calibration(calibration: dict[str, Any], last: RoundRecord) -> None:
 
 
 def _compare(values: dict[str, Any]) -> dict[str, Any]:
-    """Compare the methods on a test, by the predictor of each, with the best and with the first."""
+    """Compare the methods on one kind of test set with the best and with the first."""
     best, first = find_best(values), next(iter(values))
     return {
         "marks": mark_best(values),
@@ -171,7 +199,7 @@ def _compare(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(values: dict[str, Any], other: str | None) -> dict[str, Any]:
-    """Return each method's paired difference to another, None where they share no seed."""
+    """Return each method's paired difference to another; None if they share no seed."""
     found = {
         name: None if other is None else paired_difference(numbers, values[other])
         for name, numbers in values.items()

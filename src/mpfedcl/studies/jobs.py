@@ -1,4 +1,4 @@
-"""Several runs, some at the same time: each in a process of its own, resumed where it was."""
+"""Jobs: several runs in parallel, each in its own process; interrupted runs are resumed."""
 
 import contextlib
 import multiprocessing
@@ -23,14 +23,14 @@ from mpfedcl.runs.observer import Observer, RunResult
 
 Jobs = int | Literal["auto"]
 _BYTES_OF_A_JOB = 2**30
-"""What a process takes, with a model and data of usual size: large data are shared by all."""
+"""Memory of a process with a model and data of usual size; large data are shared."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """The functions that make runs: `run` and `resume` of `mpfedcl`.
+    """The functions `run` and `resume` of `mpfedcl`.
 
-    They stand above studies, so they are handed down; processes import them by name.
+    They belong to a higher layer, so they are passed in; processes import them by name.
     """
 
     run: Callable[..., RunResult]
@@ -39,26 +39,26 @@ class Runner:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How several runs are made."""
+    """How several runs are executed."""
 
     runner: Runner
     jobs: Jobs = 1
-    """Runs at the same time; auto: as many as cores and memory allow."""
+    """Parallel runs; auto: as many as cores and memory allow."""
     should_stop: Callable[[], bool] = lambda: False
-    """Asked between rounds; True ends all runs after the round under way."""
+    """Called between rounds; True stops all runs after the current round."""
     on_wait: Callable[[], None] = lambda: None
-    """Called now and then while runs are under way."""
+    """Called regularly while runs are active."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run to be made: what and where. One that is there with fewer rounds is resumed."""
+    """An experiment and its run directory. A run with fewer rounds is resumed."""
 
     experiment: Experiment
     path: Path
 
     def rounds_done(self) -> int:
-        """Return how many rounds are on record."""
+        """Return the number of recorded rounds."""
         return len(RunDirectory(self.path).read_records())
 
     def summary(self) -> dict[str, Any] | None:
@@ -66,52 +66,50 @@ class PlannedRun:
         return RunDirectory(self.path).read_summary()
 
     def is_done(self) -> bool:
-        """Tell whether the run has got as far as the plan asks, or is on its way beyond."""
+        """Return whether the run has at least the planned rounds."""
         rounds, directory = self.experiment.rounds, RunDirectory(self.path)
         summary = directory.read_summary()
         if summary is not None:
             return bool(summary["rounds"] >= rounds)
-        # A run that is to have more rounds has lost its summary.
+        # A run that is being extended has no summary.
         return self.rounds_done() >= rounds and directory.read_experiment().rounds > rounds
 
 
 def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
-    """Return how many runs are made at the same time: as asked, or one per core with room for it.
+    """Return the number of parallel runs: as given, or one per core if memory allows.
 
-    Each run has one thread in each of its workers, so that no core has more than one to serve; a
-    run that leaves their number open has one worker where there are several runs.
+    Each worker of a run has one thread, so that each core serves one thread. A run with automatic
+    workers has one worker if there are several runs.
     """
     if jobs != "auto":
-        if jobs < 0:
+        if jobs < 1:
             raise InvalidInput(f"jobs is {jobs}; it must be auto, or 1 or more.")
-        # What auto was called before.
-        if jobs:
-            return jobs
+        return jobs
     cores = usable_cores() // (1 if workers == "auto" else workers)
     return max(1, min(cores, usable_memory() // _BYTES_OF_A_JOB))
 
 
 def run_planned(planned: Sequence[PlannedRun], options: JobOptions) -> bool:
-    """Run what is not done; tell whether everything is done now."""
+    """Execute the runs that are not done; return whether all are done now."""
     with JobPool(options) as pool:
         return pool.run(planned)
 
 
 class JobPool:
-    """Up to `options.jobs` processes that make runs; they serve until the pool is closed.
+    """Up to `options.jobs` processes that execute runs until the pool is closed.
 
-    Closed by an error, it waits for the rounds under way; by an interrupt, it ends them at once.
+    An error waits for the current rounds; an interrupt ends the processes at once.
     """
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
         self._jobs = 0
         self._pool: ProcessPoolExecutor | None = None
-        # Fresh processes, not forks: forking a process that has threads can hang it.
+        # Spawned, because forking a process with threads can hang.
         self._context = multiprocessing.get_context("spawn")
 
     def __enter__(self) -> Self:
-        # Runs in this very process; those of the pool do the same for themselves.
+        # For runs in this process; the processes of the pool do the same.
         begin_reuse()
         return self
 
@@ -124,12 +122,12 @@ class JobPool:
             if kind is None or issubclass(kind, Exception):
                 self._pool.shutdown(cancel_futures=True)
         finally:
-            # Whoever still works is not waited for: an interrupt may also come while we wait.
+            # Does not wait for active processes: an interrupt may come while waiting, too.
             self._parent_end.close()
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, planned: Sequence[PlannedRun]) -> bool:
-        """Run what is not done; tell whether everything is done now."""
+        """Execute the runs that are not done; return whether all are done now."""
         todo = order_runs([each for each in planned if not each.is_done()])
         options = self._options
         if self._pool is None and (self._num_jobs(todo) <= 1 or len(todo) <= 1):
@@ -145,7 +143,7 @@ class JobPool:
             return self._run_in_processes(todo)
         except BrokenProcessPool:
             raise InvalidInput(
-                f"jobs is {self._jobs}; one of them was ended from outside (out of memory?): the "
+                f"jobs is {self._jobs}; one of them was killed (out of memory?): the "
                 "same command continues where it stopped, and fewer jobs need less memory."
             ) from None
 
@@ -157,7 +155,7 @@ class JobPool:
     def _run_in_processes(self, todo: Sequence[PlannedRun]) -> bool:
         options = self._options
         for folder in {each.path.parent for each in todo}:
-            # Where nothing can be written is found out before processes are started.
+            # Fails before processes start if the folder cannot be written.
             folder.mkdir(parents=True, exist_ok=True)
         waiting: set[Future[str | None]] = set()
         queue = list(todo)
@@ -181,8 +179,8 @@ class JobPool:
     def _submit(self, planned: PlannedRun) -> Future[str | None]:
         if self._pool is None:
             self._pool = self._start_processes()
-        # The first call starts the processes, and they begin with what is held back here: an
-        # interrupt of the whole group must not meet them while they are still importing.
+        # The first call starts the processes, which inherit the signal mask: Ctrl-C must not
+        # interrupt them while they are importing.
         with _blocked(signal.SIGINT):
             return self._pool.submit(
                 _run_in_process,
@@ -192,10 +190,10 @@ class JobPool:
             )
 
     def _start_processes(self) -> ProcessPoolExecutor:
-        # Not an Event: a process that is killed while it looks at one leaves it locked.
+        # Not an Event, which a killed process may leave locked.
         self._stop = self._context.RawValue("b", 0)
         child_end, self._parent_end = self._context.Pipe(duplex=False)
-        # It lets signals through again once it has started, so not while they are held back.
+        # It unblocks signals when it starts, so it must start before they are blocked.
         resource_tracker.ensure_running()
         return ProcessPoolExecutor(
             self._jobs,
@@ -206,10 +204,10 @@ class JobPool:
 
 
 def order_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return runs in the order in which they are made.
+    """Return runs in the order of execution.
 
-    The longest first, so that the last one does not run alone for long; of equally long ones those
-    on the same data one after the other, so that a process need not load them again.
+    The longest come first, so that the last one does not run alone for long; equally long ones are
+    grouped by their data, which a process then loads once.
     """
     places: dict[str, int] = {}
 
@@ -245,18 +243,18 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 _stop: list[Any] = []
-"""In a process of a pool: what the parent sets when runs are to end after their round."""
+"""In a process of a pool: the flag by which the parent stops runs after their round."""
 
 
 def _prepare_process(stop: Any, parent: Connection) -> None:
-    """Make this process end when its parent does or closes the pool; Ctrl-C is the parent's."""
+    """Let this process end with its parent or the pool; the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _stop[:] = [stop]
     begin_reuse(shared=True)
 
     def end_with_parent() -> None:
-        # Nothing is ever sent: this returns when the other end is closed, by whatever it is.
+        # Nothing is ever sent: this returns when the other end is closed.
         with contextlib.suppress(EOFError, OSError):
             parent.recv_bytes()
         os._exit(1)
@@ -265,7 +263,7 @@ def _prepare_process(stop: Any, parent: Connection) -> None:
 
 
 def _run_in_process(runner: Runner, document: str, path: str) -> str | None:
-    """Make one run in a process of its own; return None, "stopped", or what was wrong."""
+    """Execute one run in its own process; return None, "stopped" or an error message."""
     (stop,) = _stop
     observer = Observer(should_stop=lambda: bool(stop.value))
     if observer.should_stop():
@@ -273,7 +271,7 @@ def _run_in_process(runner: Runner, document: str, path: str) -> str | None:
     try:
         experiment = Experiment.parse_toml(document, Path(path))
         if experiment.setting("workers") == "auto":
-            # The cores have a run each.
+            # Each core has a run.
             experiment = experiment.replace(workers=1)
         finished = _run_or_resume(runner, experiment, Path(path), observer)
     except InvalidInput as error:

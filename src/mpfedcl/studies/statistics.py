@@ -1,8 +1,8 @@
-"""What several seeds allow one to say: paired differences, their intervals, and marks for tables.
+"""Statistics over seeds: paired differences, their confidence intervals, and marks for tables.
 
 Runs of two methods with the same seed share the data split, the initial weights and the batches, so
-methods are compared seed by seed. With few seeds intervals are wide: that is the truth about few
-seeds, and a method is called better only where the interval says so.
+methods are compared seed by seed. A method is called better only if the interval excludes 0; with
+few seeds intervals are wide.
 """
 
 import math
@@ -12,17 +12,17 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 LEVEL = 0.95
-"""How often an interval made so contains the true difference."""
+"""The confidence level: how often an interval contains the true difference."""
 
 Values = Sequence[float | None]
-"""A number per seed, in the same order for every method; None where a method has no such number."""
+"""A number per seed, in the same order for every method; None if there is none."""
 Mark = Literal["best", "within"]
 Verdict = Literal["better", "worse", "no clear difference", "one seed"]
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of a - b over seeds, and the interval in which Student's t places the true mean."""
+    """The mean of a - b over seeds, and the confidence interval of the true mean (Student's t)."""
 
     pairs: int
     mean: float
@@ -34,7 +34,7 @@ class PairedDifference:
 
     @property
     def verdict(self) -> Verdict:
-        """Say whether a is better than b: only if the interval lies above 0."""
+        """Whether a is better than b: only if the interval lies above 0."""
         if self.low is None or self.high is None:
             return "one seed"
         if self.low > 0:
@@ -42,15 +42,12 @@ class PairedDifference:
         return "worse" if self.high < 0 else "no clear difference"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the difference as plain values."""
+        """Return plain values."""
         return {**asdict(self), "verdict": self.verdict}
 
 
 def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDifference | None:
-    """Compare two methods over the seeds for which both have a number; None where there is none.
-
-    Where all differences are the same the interval is that one number, as Student's t has it.
-    """
+    """Compare two methods over the seeds for which both have a number; None if there is none."""
     if len(a) != len(b):
         raise ValueError(f"a has {len(a)} values and b has {len(b)}; pairs need as many of both")
     if not 0 < level < 1:
@@ -60,7 +57,7 @@ def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDiffe
         return None
     differences = [x - y for x, y in pairs]
     mean, count = fmean(differences), len(differences)
-    # Equal differences may come out a rounding apart, and equal numbers a rounding from 0.
+    # Rounding must not separate equal differences, or equal numbers from 0.
     rounding = 1e-12 * max(abs(number) for pair in pairs for number in pair)
     if abs(mean) <= rounding:
         mean = 0.0
@@ -75,14 +72,14 @@ def paired_difference(a: Values, b: Values, level: float = LEVEL) -> PairedDiffe
 
 def interval_half_width(count: int, level: float = LEVEL) -> float:
     """Return half the width of an interval over `count` seeds, in standard deviations."""
-    # Imported where needed: most commands need no quantile. Not scipy.stats, which takes a second.
+    # Imported here because most commands need no quantile; scipy.stats would take a second.
     from scipy.special import stdtrit
 
     return float(stdtrit(count - 1, (1 + level) / 2)) / math.sqrt(count)
 
 
 def find_best(values: Mapping[str, Values]) -> str | None:
-    """Return the method with the largest mean, the first of several; None where nobody competes."""
+    """Return the first method with the largest mean; None if no method has all numbers."""
     means = {name: fmean(each) for name, each in _competitors(values).items()}
     return max(means, key=lambda name: means[name]) if means else None
 
@@ -91,8 +88,8 @@ def mark_best(values: Mapping[str, Values], level: float = LEVEL) -> dict[str, M
     """Mark the method with the largest mean "best", and those not clearly behind it "within".
 
     Not clearly behind: the interval of the paired difference to the best contains 0. A method that
-    lacks a number, or has fewer than others, does not compete and has no mark. With one seed
-    nothing can be said of the others: only ties with the best are marked, as best.
+    lacks a number has no mark. With one seed there are no intervals, and only ties with the best
+    are marked, as best.
     """
     marks: dict[str, Mark | None] = dict.fromkeys(values)
     best = find_best(values)
@@ -109,7 +106,7 @@ def mark_best(values: Mapping[str, Values], level: float = LEVEL) -> dict[str, M
 
 
 def _competitors(values: Mapping[str, Values]) -> dict[str, list[float]]:
-    """Return who has a number for every seed."""
+    """Return the methods that have a number for every seed."""
     longest = max((len(numbers) for numbers in values.values()), default=0)
     known = {
         name: [number for number in numbers if number is not None]

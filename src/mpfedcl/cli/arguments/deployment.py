@@ -68,7 +68,7 @@ class Export:
 
     The file is checked against PyTorch on real images, and is not written if it disagrees.
     Examples: `mpfedcl export runs/mine`, `mpfedcl export runs/mine --quantize int8 --out m.onnx`,
-    `mpfedcl export runs/mine --client client-2 --reading classifier --format torch-export`.
+    `mpfedcl export runs/mine --client client-2 --predictor classifier --format torch-export`.
     """
 
     run: _TrainedRun
@@ -120,7 +120,7 @@ class Join:
     """
 
     run: _TrainedRun
-    """Folder of a finished run, of a method with prototypes and an global model."""
+    """Folder of a finished run, of a method with prototypes and a global model."""
     data: _Samples = None
     """The client's images: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
     or FILE.npz (images or vectors, as the run has), for a run on a table a CSV or Parquet file;

@@ -5,14 +5,14 @@ import json
 from mpfedcl.cli.arguments.deployment import Advise
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.inference.advice import WAYS, Advice, advise
+from mpfedcl.inference.advice import CLASSIFIERS, Advice, advise
 from mpfedcl.report.tables import TextTable, percent
 
 _MOST_CLASSES = 12
 
 
 def advise_command(arguments: Advise) -> int:
-    """Tell a client whether to join."""
+    """Advise a client whether to join."""
     if arguments.data is None:
         raise InvalidInput("data is missing; it must be the client's images: --data FOLDER.")
     found = advise(
@@ -31,23 +31,24 @@ def advise_command(arguments: Advise) -> int:
 def _show(arguments: Advise, found: Advice) -> None:
     console, nouns = stdout_console(), f"{found.noun}s"
     TextTable(
-        f"{arguments.data} beside {arguments.run}: accuracy % on {found.tested:,} {nouns}",
-        ["classifier", "right"],
-        [[WAYS[way], percent(value)] for way, value in found.accuracy.items()],
+        f"{arguments.data} with {arguments.run}: accuracy % on {found.tested:,} {nouns}",
+        ["classifier", "accuracy"],
+        [[CLASSIFIERS[name], percent(value)] for name, value in found.accuracy.items()],
     ).show(console)
-    gains = sorted(found.classes, key=lambda each: (each.own - each.federation, each.name))
+    gains = sorted(found.classes, key=lambda each: (each.local - each.federation, each.name))
     TextTable(
         "per class, largest gain from the federation first",
-        ["class", "train", "tested", "own right", "federation right"],
+        ["class", "train", "tested", "local correct", "federation correct"],
         [
-            [each.name, *(str(n) for n in (each.train, each.tested, each.own, each.federation))]
+            [each.name, *(str(n) for n in (each.train, each.tested, each.local, each.federation))]
             for each in gains[:_MOST_CLASSES]
         ],
     ).show(console)
     console.print(_tell_how(found))
     console.print(_tell_needed(found, gains[0].name))
     console.print(
-        f"{found.verdict} Compared are: {WAYS['own']}; {WAYS[found.compared]}.", style="bold"
+        f"{found.verdict} Compared: {CLASSIFIERS['local']}; {CLASSIFIERS[found.compared]}.",
+        style="bold",
     )
     console.print("Nothing was sent or written.")
 

@@ -12,15 +12,14 @@ from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.report.comparison_files import write_comparison
 from mpfedcl.report.tracking import make_trackers, read_failures
-from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.comparison import Comparison, choose_methods
 from mpfedcl.studies.jobs import JobOptions
-from mpfedcl.studies.method_choice import choose_methods
 
 
 def compare_command(arguments: Compare) -> int:
-    """Run what is missing, then print the table and draw the figures."""
+    """Execute the missing runs, then print the tables and draw the figures."""
     check_runs("compare", arguments.file, arguments.settings, arguments.jobs)
-    # What is missing is said before any run is begun.
+    # Missing packages are reported before the first run.
     make_trackers(arguments.settings.track)
     path = arguments.out or unused_folder(Path("runs") / "comparison")
     methods, left_out = choose_methods(arguments.settings, arguments.methods)
@@ -37,7 +36,7 @@ def compare_command(arguments: Compare) -> int:
         def advance() -> None:
             bar.update(task, completed=comparison.rounds_done())
 
-        # Runs that are there already, perhaps all, are done.
+        # Counts the runs of an earlier command.
         advance()
         complete = comparison.run(JobOptions(RUNNER, arguments.jobs, stop, advance))
     if not complete:

@@ -11,7 +11,7 @@ from mpfedcl.runs.directory import RunDirectory
 
 
 def contribution_command(arguments: Contributions) -> int:
-    """Show what clients are worth, and write it down."""
+    """Show the client contributions, and write them into the run directory."""
     console = stderr_console()
 
     def tell(done: int, count: int) -> None:
@@ -21,7 +21,7 @@ def contribution_command(arguments: Contributions) -> int:
     found = find_contributions(arguments.run, on_progress=tell)
     with RunDirectory.resume(arguments.run, "RUN") as directory:
         directory.write_json("contribution.json", found.to_json())
-        title = f"What each client is worth to the others: {arguments.run.resolve().name}"
+        title = f"Client contributions: {arguments.run.resolve().name}"
         draw_contributions(found.clients, title, arguments.run / "contribution.png")
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
@@ -30,27 +30,27 @@ def contribution_command(arguments: Contributions) -> int:
         PREDICTOR_TITLES[each] for each in (found.predictor_global, found.predictor_local)
     ]
     note = (
-        f"All tests: those of the others together, predicted with: {predictors[0]}.\n"
-        f"Own test: each of the others on its own, averaged, predicted with: {predictors[1]}.\n"
-        "Points: what the others gain from the client; below 0 they do better without it.\n"
-        "A client that alone holds a class looks harmful here: the others' tests lack that class."
+        f"Global test set: the test sets of the others together, by {predictors[0]}.\n"
+        f"Local test sets: those of the others, averaged, by {predictors[1]}.\n"
+        "Points: the gain of the others from the client; below 0 they do better without it.\n"
+        "The only client with a class looks harmful: the test sets of the others lack that class."
     )
     if found.untested:
-        note += f"\nTheir local test set samples are not here: {', '.join(found.untested)}."
+        note += f"\nWithout test samples here: {', '.join(found.untested)}."
     TextTable(
-        f"what each client of {arguments.run} is worth: accuracy % of the others",
+        f"client contributions in {arguments.run}: accuracy % of the others",
         [
             "client",
             "train",
-            "all tests",
+            "global",
             "without",
             "points",
-            "local test set",
+            "local",
             "without",
             "points",
         ],
         [
-            [each.client, f"{each.images:,}", *_cells(each.union), *_cells(each.own)]
+            [each.client, f"{each.images:,}", *_cells(each.global_test), *_cells(each.local_test)]
             for each in found.clients
         ],
         note,

@@ -7,11 +7,11 @@ from mpfedcl.cli.arguments.deployment import Export
 from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.inference.export.exporter import ExportSettings, export_run
-from mpfedcl.inference.given_samples import load_predictor
+from mpfedcl.inference.predictor import load_predictor
 
 
 def export_command(arguments: Export) -> int:
-    """Write the file, then say what was checked."""
+    """Write the file, then print the result of the check."""
     if arguments.check_images < 1:
         raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
     predictor = load_predictor(
@@ -31,7 +31,7 @@ def export_command(arguments: Export) -> int:
     )
     console = stderr_console()
     with console.status("exporting") if console.is_terminal else nullcontext():
-        # What a client keeps of a run is replaced by that of later ones; this stays.
+        # Not into the run that a client has kept: later runs replace it.
         done = export_run(predictor, wanted, arguments.out, arguments.run)
     if arguments.json:
         told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
@@ -51,7 +51,7 @@ def export_command(arguments: Export) -> int:
             f"{checked['largest_difference']:.1e}"
         )
         if checked["accuracy"] is not None:
-            said += f"; right in {checked['accuracy']:.1f} %, PyTorch in "
+            said += f"; accuracy {checked['accuracy']:.1f} %, of PyTorch "
             said += f"{checked['accuracy_of_pytorch']:.1f} %"
         stdout_console().print(said)
     stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")

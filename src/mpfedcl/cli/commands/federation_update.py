@@ -8,8 +8,8 @@ from mpfedcl.cli.arguments.federation import FederationUpdate
 from mpfedcl.cli.commands.federation_start import follow_run
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from mpfedcl.inference.exchange import is_exchange
-from mpfedcl.inference.exchange_over_network import check_change
+from mpfedcl.inference.one_shot import is_one_shot
+from mpfedcl.inference.one_shot_network import check_change
 from mpfedcl.network.flower.programs import require_flower
 from mpfedcl.network.setup.folders import ServerFolder
 from mpfedcl.report.tables import percent
@@ -46,7 +46,7 @@ def _check(arguments: FederationUpdate) -> tuple[Path, str]:
             )
     assert arguments.run is not None
     assert arguments.client is not None
-    if not is_exchange(arguments.run):
+    if not is_one_shot(arguments.run):
         raise InvalidInput(
             f"run is {str(arguments.run)!r}; it must be of a one-shot method, such as "
             "fedgauss: the others have trained with their clients."

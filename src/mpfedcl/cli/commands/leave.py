@@ -5,13 +5,13 @@ import json
 from mpfedcl.cli.arguments.deployment import Leave
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.inference.join import leave
+from mpfedcl.inference.membership import leave
 
 
 def leave_command(arguments: Leave) -> int:
     """Take a client out of a run."""
     if arguments.name is None:
-        raise InvalidInput("name is missing; it must say who leaves: --name clinic-7.")
+        raise InvalidInput("name is missing; it must name the client that leaves: --name clinic-7.")
     pool = leave(arguments.run, arguments.name)
     if arguments.json:
         told = {"left": arguments.name, "pool": list(pool.names), "prototypes": len(pool)}

@@ -11,11 +11,9 @@ from mpfedcl.cli.arguments.deployment import Predict
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.inference.drift import log_drift
-from mpfedcl.inference.given_samples import load_predictor
-from mpfedcl.inference.input_samples import NamedSample, list_samples, read_batches
-from mpfedcl.inference.prediction import Prediction
-from mpfedcl.inference.predictor import Measured, Predictor
+from mpfedcl.inference.calibration import log_drift
+from mpfedcl.inference.predictor import Measured, Prediction, Predictor, load_predictor
+from mpfedcl.inference.samples import NamedSample, list_samples, read_batches
 from mpfedcl.report.tables import TextTable
 
 _SOME_UNREADABLE = 3
@@ -25,11 +23,11 @@ _MOST_CLASSES_COUNTED = 6
 _MOST_CLASSES_OF_A_SET = 4
 
 _Batch = tuple[list[str], list[Measured], dict[int, str]]
-"""Names, what the model makes of those that can be read, and what is wrong with the others."""
+"""Names, the model outputs for readable samples, and the errors of the others by place."""
 
 
 def predict_command(arguments: Predict) -> int:
-    """Predict what can be read, name what cannot."""
+    """Predict the readable samples, and report the others."""
     if not arguments.images:
         raise InvalidInput("IMAGES is missing; give at least one (see mpfedcl predict --help).")
     console = stderr_console()
@@ -53,7 +51,7 @@ def predict_command(arguments: Predict) -> int:
         task = bar.add_task("predicting", total=len(samples), note="")
         batches: Iterable[_Batch] = _measure(predictor, samples)
         if arguments.estimate_prior:
-            # All of them are needed before the first is named.
+            # The estimate needs all samples before the first prediction.
             batches = list(batches)
             _estimate_prior(predictor, batches, console)
         for name, found in _predict(predictor, batches):
@@ -82,8 +80,8 @@ def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
         predictor.refuse_to_estimate()
     if arguments.log and predictor.threshold is None:
         raise InvalidInput(
-            "log is True; it must be left out, because this model has no threshold for what is far "
-            "from the pool."
+            "log is True; it must be left out, because this model has no threshold for unknown "
+            "samples."
         )
 
 
@@ -95,9 +93,9 @@ def _measure(predictor: Predictor, samples: Sequence[NamedSample]) -> Iterator[_
 def _predict(
     predictor: Predictor, batches: Iterable[_Batch]
 ) -> Iterator[tuple[str, Prediction | str]]:
-    """Yield each sample's name with what is said of it, or with what is wrong with it."""
+    """Yield each sample's name with its prediction or its error."""
     for names, measured, faults in batches:
-        answers = (said for part in measured for said in predictor.say(part))
+        answers = (each for part in measured for each in predictor.decide(part))
         for place, name in enumerate(names):
             yield name, faults[place] if place in faults else next(answers)
 
@@ -113,7 +111,7 @@ def _estimate_prior(predictor: Predictor, batches: Iterable[_Batch], console: Co
 def _report_drift(
     predictor: Predictor, predictions: Sequence[Prediction], arguments: Predict
 ) -> None:
-    """Say whether these samples as a whole are unlike the run's data."""
+    """Report drift of the samples as a whole."""
     drift = predictor.judge_drift(predictions)
     if drift is None:
         return
@@ -126,7 +124,11 @@ def _report_drift(
 
 def _table(predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]) -> TextTable:
     experiment = predictor.trained.experiment
-    whose = "the global model" if predictor.client is None else f"{predictor.client}'s own model"
+    whose = (
+        "the global model"
+        if predictor.client is None
+        else f"{predictor.client}'s personalized model"
+    )
     data, _ = describe_data(experiment, predictor.trained.partition)
     title = f"{experiment.method} on {data}, {whose}"
     note = _sum_up(predictor, [each for _, each in predicted])

@@ -16,14 +16,13 @@ from mpfedcl.methods import name_methods
 from mpfedcl.report.tables import TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions
-from mpfedcl.studies.tuning import Search, TuningResult, run_searches
-from mpfedcl.studies.tuning.result import FILE, describe_changes
+from mpfedcl.studies.tuning import FILE, Search, TuningResult, describe_changes, run_searches
 
 _CHANGES_PER_LINE = 2
 
 
 def tune_command(arguments: Tune) -> int:
-    """Search what is not searched yet, then write and print what was chosen."""
+    """Run the missing trials, then write and print the chosen settings."""
     check_runs("tune", arguments.file, arguments.settings, arguments.jobs)
     if arguments.settings.partition.validation:
         raise InvalidInput(
@@ -83,7 +82,7 @@ def _prepare(arguments: Tune, path: Path) -> list[Search]:
 
 
 def _read_earlier(path: Path) -> dict[str, Any]:
-    """Return what earlier commands have found for other methods, by method."""
+    """Return the results of earlier commands for other methods, by method."""
     content = RunDirectory(path).read_json(FILE) or {}
     methods = content.get("methods", {}) if isinstance(content, dict) else None
     if not isinstance(methods, dict) or content.get("format", FORMAT) != FORMAT:
@@ -101,8 +100,8 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
         first.base.replace(partition__validation=first.validation), with_seed=False
     )
     return TextTable(
-        f"{first.base.dataset.name}, {partition}\nvalidation accuracy %; settings run: {rungs}",
-        ["method", "chosen", "score", "± error", "defaults", "tried", "rounds"],
+        f"{first.base.dataset.name}, {partition}\nvalidation accuracy %; trials: {rungs}",
+        ["method", "chosen", "score", "± error", "defaults", "trials", "rounds"],
         [
             [
                 names[each.method],
@@ -115,7 +114,7 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
             ]
             for each in found
         ],
-        "Chosen: the fewest changes among settings within "
+        "Chosen: the fewest changes among trials within "
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
         "No test image was opened; the scores of chosen settings are too high, because they are "
         "the best of many."
@@ -126,7 +125,7 @@ def _build_table(found: Sequence[TuningResult]) -> TextTable:
 
 
 def _format_changes(changes: dict[str, Any]) -> str:
-    """Return what differs from the defaults, a few per line."""
+    """Return the changes to the defaults, a few per line."""
     if not changes:
         return "the defaults"
     words = describe_changes(changes)

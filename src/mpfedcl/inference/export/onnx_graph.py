@@ -1,4 +1,4 @@
-"""The network as one ONNX graph, whole: weights and prototypes inside, nothing of this machine."""
+"""The exported network as one ONNX graph that contains the weights and the prototypes."""
 
 import contextlib
 import json
@@ -15,18 +15,17 @@ from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.samples import Samples
-from mpfedcl.inference.export.exported_network import ExportedNetwork
 from mpfedcl.inference.export.verification import ExportedFunction
 from mpfedcl.models.encoders.onnx_encoder import OnnxEncoder, first_line, open_session
 from mpfedcl.models.encoders.preprocessing import NOTE
 
 _LARGEST = 2**31 - 1
-"""Bytes of a protobuf message: no ONNX file without files beside it can be larger."""
+"""The largest protobuf message in bytes, and so the largest single ONNX file."""
 _SAMPLES_AT_ONCE = 20
 _PREFIX = "encoder/"
 
 
-def trace(network: ExportedNetwork, example: torch.Tensor) -> torch.export.ExportedProgram:
+def trace(network: torch.nn.Module, example: torch.Tensor) -> torch.export.ExportedProgram:
     """Return the network as a program for batches of any size."""
     batch = torch.export.Dim("batch", min=1)
     with _quietly(), _in_one_sentence("it cannot be traced"):
@@ -65,26 +64,26 @@ def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
             model = converter.convert_version(model, opset)
         model = compose.add_prefix(model, _PREFIX)
         model.ir_version = head.ir_version
-        # The input that is no weight: old files list those among the inputs too.
+        # The input that is not a weight: some files list weights as inputs too.
         weights = {each.name for each in model.graph.initializer}
         (source,) = [each for each in model.graph.input if each.name not in weights]
         (target,) = [each for each in model.graph.output if each.name == _PREFIX + encoder.output]
         front = _make_preprocessing(onnx, encoder, name, source, head)
         back = _make_pooling(onnx, encoder, target, head)
         joined = compose.merge_models(front, model, io_map=[("standard", source.name)])
-        # What only the encoder's other outputs need stays behind.
+        # The encoder's other outputs are dropped.
         joined = compose.merge_models(
             joined, back, io_map=[(target.name, "found")], outputs=["means"]
         )
         joined = compose.merge_models(joined, head, io_map=[("means", "features")])
-        # Merging lists one set of operators several times over, which other tools stumble on.
+        # Merging repeats operator sets, which other tools reject.
         versions = {each.domain: each.version for each in joined.opset_import}
         del joined.opset_import[:]
         joined.opset_import.extend(onnx.helper.make_opsetid(*each) for each in versions.items())
         checker.check_model(joined)
     except InvalidInput:
         raise
-    # The converter and the checker raise anything for a graph that they do not know.
+    # The converter and the checker raise many kinds of errors.
     except Exception as error:
         raise InvalidInput(
             f"encoder is 'include', but {encoder.name} cannot be joined to the model "
@@ -94,7 +93,7 @@ def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
 
 
 def _make_preprocessing(onnx: Any, encoder: OnnxEncoder, name: str, source: Any, head: Any) -> Any:
-    """Bytes to the numbers that the encoder expects, (x / 255 - mean) / std."""
+    """Return the graph from bytes to the encoder's input, (x / 255 - mean) / std."""
     helper, kinds = onnx.helper, onnx.TensorProto
     preprocessing = encoder.preprocessing
     size = preprocessing.image_size
@@ -121,7 +120,7 @@ def _make_preprocessing(onnx: Any, encoder: OnnxEncoder, name: str, source: Any,
 
 
 def _make_pooling(onnx: Any, encoder: OnnxEncoder, output: Any, head: Any) -> Any:
-    """One vector from what the encoder gives for an image, as `OnnxEncoder` makes it."""
+    """Return the graph from the encoder's output to one vector, as in `OnnxEncoder`."""
     helper, kinds = onnx.helper, onnx.TensorProto
     rank = encoder.output_rank
     # [batch, tokens, features], or [batch, features, height, width].
@@ -158,8 +157,8 @@ def _opset(model: Any) -> int:
 def quantize(model: Any, name: str, training: Samples) -> Any:
     """Return the model with weights of 8 bits, the prototypes in full precision.
 
-    Convolutions have their activations in 8 bits too, with ranges taken from training samples;
-    fully connected layers find theirs anew for each batch.
+    Activations of convolutions have 8 bits too, with ranges taken from training samples; those of
+    fully connected layers get their ranges in each batch.
     """
     require_packages("onnxruntime")
     onnx = import_module("onnx")
@@ -172,10 +171,10 @@ def quantize(model: Any, name: str, training: Samples) -> Any:
     ):
         before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         before.write_bytes(model.SerializeToString())
-        # Seven bits of a weight: processors without VNNI add products of eight with saturation.
+        # 7-bit weights, because processors without VNNI saturate sums of 8-bit products.
         common = {"per_channel": True, "reduce_range": True, "weight_type": tools.QuantType.QInt8}
         if "Conv" in kinds:
-            # Up to the head's last layer: prototypes come after it.
+            # Up to the head's last layer; prototypes come after it.
             last = len(kinds) - kinds[::-1].index("Gemm")
             chosen = [
                 node.name
@@ -192,7 +191,7 @@ def quantize(model: Any, name: str, training: Samples) -> Any:
                 **common,
             )
         else:
-            # A layer (Gemm) becomes a MatMul on the way; the one with the prototypes is left.
+            # A layer (Gemm) becomes a MatMul; the MatMul with the prototypes is excluded.
             own = [node.name for node in model.graph.node if node.op_type == "MatMul"]
             kinds = ["Gemm", "MatMul"]
             tools.quantize_dynamic(
@@ -202,7 +201,7 @@ def quantize(model: Any, name: str, training: Samples) -> Any:
 
 
 def pack_graph(model: Any, note: dict[str, Any]) -> bytes:
-    """Return the file's bytes, with what a program must know of it in the metadata."""
+    """Return the file's bytes, with the metadata in it."""
     del model.metadata_props[:]
     entry = model.metadata_props.add()
     entry.key, entry.value = NOTE, json.dumps(note, allow_nan=False)
@@ -216,7 +215,7 @@ def pack_graph(model: Any, note: dict[str, Any]) -> bytes:
 
 
 def open_graph(model: Any, name: str) -> ExportedFunction:
-    """Return a function that runs the model, on one thread."""
+    """Return a function that runs the model on one thread."""
     require_packages("onnxruntime")
     session = open_session(import_module("onnxruntime"), model.SerializeToString())
 
@@ -228,7 +227,7 @@ def open_graph(model: Any, name: str) -> ExportedFunction:
 
 
 def require_packages(*packages: str) -> None:
-    """Refuse in one sentence where a package is not installed."""
+    """Refuse the export if a package is not installed."""
     for package in packages:
         try:
             import_module(package)
@@ -240,7 +239,7 @@ def require_packages(*packages: str) -> None:
 
 
 class _CalibrationBatches:
-    """Training samples, batch by batch, as the quantizer asks for them."""
+    """Batches of training samples for the quantizer."""
 
     def __init__(self, name: str, samples: Samples) -> None:
         parts = range(0, len(samples), _SAMPLES_AT_ONCE)
@@ -251,7 +250,7 @@ class _CalibrationBatches:
 
 
 def _strip(model: Any) -> Any:
-    """Take out what only says how the graph came about: shapes in between, traces of the stack."""
+    """Remove inner shapes and stack traces from a graph."""
     graph = model.graph
     del graph.value_info[:]
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
@@ -259,7 +258,7 @@ def _strip(model: Any) -> Any:
         part.doc_string = ""
     for each in (*graph.input, *graph.output):
         each.type.tensor_type.shape.dim[0].dim_param = "batch"
-    # Their order changes from export to export, and equal models must give equal files.
+    # Their order varies between exports, and equal models must give equal files.
     graph.initializer.sort(key=lambda each: each.name)
     graph.name = model.producer_name = "mpfedcl"
     model.producer_version = ""
@@ -268,7 +267,7 @@ def _strip(model: Any) -> Any:
 
 @contextlib.contextmanager
 def _in_one_sentence(fault: str) -> Iterator[None]:
-    """Turn whatever torch and onnx raise for a network that they cannot do into one sentence."""
+    """Turn any error of torch and onnx into one sentence."""
     try:
         yield
     except Exception as error:
@@ -280,7 +279,7 @@ def _in_one_sentence(fault: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the exporters' remarks on their own workings from the user."""
+    """Silence the log messages and warnings of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

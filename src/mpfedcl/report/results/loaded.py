@@ -34,7 +34,7 @@ from mpfedcl.report.seed_groups import find_ranking_obstacles, run_readings_tabl
 from mpfedcl.report.tuning_section import describe_tuning
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.statistics import LEVEL, paired_difference
-from mpfedcl.studies.tuning.result import present_values
+from mpfedcl.studies.tuning import present_values
 
 
 class Offers(dict[str, Callable[..., Any]]):

@@ -7,7 +7,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.inference.drift import LOG as DRIFT_LOG
+from mpfedcl.inference.calibration import DRIFT_LOG
 from mpfedcl.report.number_formatting import (
     choose_evenly,
     finite_values,

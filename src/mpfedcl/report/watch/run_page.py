@@ -7,8 +7,7 @@ from typing import Any
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, parse_json
 from mpfedcl.experiment import Experiment
-from mpfedcl.inference.drift import LOG as DRIFT_LOG
-from mpfedcl.inference.drift import parse_log
+from mpfedcl.inference.calibration import DRIFT_LOG, parse_drift_log
 from mpfedcl.methods import SharesPrototypes, find_method, is_built_in
 from mpfedcl.report.number_formatting import (
     choose_evenly,
@@ -79,7 +78,7 @@ class RunPage:
             )
             for name, schema in _SCHEMAS.items()
         }
-        self._read(DRIFT_LOG, lambda content, _: parse_log(content))
+        self._read(DRIFT_LOG, lambda content, _: parse_drift_log(content))
         self.records = experiment and RunRecords(
             path, experiment, self._lines, self._reader.damaged, **found
         )

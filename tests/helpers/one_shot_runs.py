@@ -1,4 +1,4 @@
-"""Small federations of one exchange on vectors, one client per file."""
+"""Small one-shot runs on vectors, one client per file."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment
-from mpfedcl.inference.ledger import read_events
+from mpfedcl.inference.join_log import read_events
 
 WIDTH = 7
 
@@ -59,7 +59,7 @@ def choose(source: Path, target: Path, names: str) -> Path:
 
 
 def tensors_of(path: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return all that a federation consists of, by file."""
+    """Return the tensors of a federation, by file."""
     files = [*path.glob("*.safetensors"), *path.glob("statistics/*"), *path.glob("models/*")]
     return {str(file.relative_to(path)): load_file(file) for file in files}
 
@@ -79,12 +79,12 @@ def assert_same_federation(left: Path, right: Path, tolerance: float = 1e-10) ->
 
 
 def story_of(path: Path) -> list[tuple[str, str]]:
-    """Return who did what, as the ledger tells it."""
+    """Return the events and clients of the log."""
     return [(each["event"], each["client"]) for each in read_events(path)]
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Return what all files of a federation hold, and who did what."""
+    """Return the content of all files of a federation, and the events of its log."""
     found = {
         str(file.relative_to(path)): file.read_bytes()
         for file in path.rglob("*")

@@ -1,4 +1,4 @@
-"""join, leave, worth and advise on a federation of one exchange, from the command line."""
+"""join, leave, contribution and advise on a one-shot run, from the command line."""
 
 import json
 import shutil
@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-
 from command_results import Cli, Refused, assert_fits
-from exchange_runs import choose, federation, save_client
+from one_shot_runs import choose, federation, save_client
+from small_experiments import small
+
 from mpfedcl import run
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.inference.advice import advise, samples_needed
+from mpfedcl.inference.advice import advise, compare_answers, samples_needed
 from mpfedcl.inference.contribution import find_contributions
-from mpfedcl.inference.exchange import open_exchange
-from mpfedcl.inference.paired_answers import compare_answers
+from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.rounds.evaluation import percent_correct
-from small_experiments import small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places", "elsewhere")]
 
@@ -41,12 +40,12 @@ def path(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def test_a_client_joins_brings_more_and_leaves(path: Path, clients: Path, cli: Cli) -> None:
+def test_client_joins_adds_samples_and_leaves(path: Path, clients: Path, cli: Cli) -> None:
     words = ["join", path, "--data", clients / "d.npz", "--name", "d"]
     tried = cli(*words)
     assert tried.code == 0, tried.err
     assert "the federation's with d" in tried.out
-    assert "The federation is unchanged; --add adds these sums" in tried.out
+    assert "The federation is unchanged; --add adds these statistics" in tried.out
     assert_fits(tried.out)
     assert "joined; take it out with: mpfedcl leave" in cli(*words, "--add").out
     assert "extended; take it out" in cli(*words, "--add", "--more").out
@@ -61,16 +60,16 @@ def test_a_client_joins_brings_more_and_leaves(path: Path, clients: Path, cli: C
     assert json.loads(cli("join", path, "--leave", "a", "--json").out)["pool"] == ["b", "c"]
 
 
-def test_the_pooled_methods_leave_as_they_joined(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_client_leaves_a_run_with_a_prototype_pool(images: Path, tmp_path: Path, cli: Cli) -> None:
     old = run(small(images, rounds=1), tmp_path / "old").path
     late = next(images.glob("*.npz"))
     cli("join", old, "--data", late, "--name", "late", "--epochs", 0, "--add")
     assert "late has left" in cli("leave", old, "--name", "late").out
 
 
-def test_sentences(path: Path, clients: Path, refused: Refused) -> None:
+def test_bad_arguments_are_refused_in_one_line(path: Path, clients: Path, refused: Refused) -> None:
     data = clients / "d.npz"
-    assert "who leaves" in refused("leave", path)
+    assert "name is missing" in refused("leave", path)
     assert "it must be one of a, b, c." in refused("leave", path, "--name", "z")
     assert "the client's images" in refused("advise", path)
     words = ["join", path, "--data", data, "--name", "d"]
@@ -81,7 +80,7 @@ def test_sentences(path: Path, clients: Path, refused: Refused) -> None:
 
 
 @pytest.mark.usefixtures("rendered_figures")
-def test_what_clients_are_worth(path: Path, cli: Cli, refused: Refused) -> None:
+def test_contribution_writes_table_figure_and_json(path: Path, cli: Cli, refused: Refused) -> None:
     shown = cli("contribution", path)
     assert shown.code == 0, shown.err
     assert "below 0 they do better without it" in shown.out
@@ -94,12 +93,12 @@ def test_what_clients_are_worth(path: Path, cli: Cli, refused: Refused) -> None:
     # Data that are no longer there.
     experiment = (path / "experiment.toml").read_text()
     gone = experiment.replace(str(path.parent), str(path.parent / "gone"))
-    data = str(open_exchange(path).experiment.dataset.root)
+    data = str(open_federation(path).experiment.dataset.root)
     (path / "experiment.toml").write_text(gone.replace(data, data + "-gone"))
-    assert "worth is measured on them" in refused("contribution", path)
+    assert "contributions are measured on them" in refused("contribution", path)
 
 
-def test_worth_is_the_accuracy_of_runs_without_the_client(
+def test_contribution_equals_the_accuracy_of_runs_without_the_client(
     path: Path, clients: Path, tmp_path: Path
 ) -> None:
     found = {each.client: each for each in find_contributions(path).clients}
@@ -108,26 +107,28 @@ def test_worth_is_the_accuracy_of_runs_without_the_client(
         chosen = choose(clients, tmp_path / others, others)
         without = run(federation(chosen), tmp_path / f"run-{others}")
         assert without.summary is not None
-        assert found[gone].union.without == pytest.approx(without.summary["accuracy_global"])
-        assert found[gone].own.without == pytest.approx(without.accuracy)
+        assert found[gone].global_test.without == pytest.approx(without.summary["accuracy_global"])
+        assert found[gone].local_test.without == pytest.approx(without.accuracy)
         # With it: the whole federation's classifier on the tests of the others.
-        exchange = open_exchange(path)
+        exchange = open_federation(path)
         rows = torch.cat([data.client(name).test for name in others])
-        scores = exchange.scores(exchange.fit().params, data.test_inputs[rows])
+        scores = exchange.scores(exchange.fitted.params, data.test_inputs[rows])
         right = percent_correct(scores.argmax(1) == data.test_labels[rows])
-        assert found[gone].union.whole == pytest.approx(right)
+        assert found[gone].global_test.whole == pytest.approx(right)
 
 
-def test_worth_needs_three_clients_and_their_sums(clients: Path, tmp_path: Path, cli: Cli) -> None:
+def test_contribution_needs_three_clients_and_their_statistics(
+    clients: Path, tmp_path: Path, cli: Cli
+) -> None:
     two = run(federation(choose(clients, tmp_path / "two", "ab")), tmp_path / "run").path
     assert "there must be at least 3" in cli("contribution", two).err
     data = choose(clients, tmp_path / "three", "abc")
     pooled = federation(data, "fedncm", statistics__keep="pooled")
     path = run(pooled, tmp_path / "pooled").path
-    assert "only pooled sums were kept" in cli("contribution", path).err
+    assert "only pooled statistics were kept" in cli("contribution", path).err
 
 
-def test_advice(path: Path, clients: Path, cli: Cli) -> None:
+def test_advise_changes_nothing(path: Path, clients: Path, cli: Cli) -> None:
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     shown = cli("advise", path, "--data", clients / "d.npz")
     assert shown.code == 0, shown.err
@@ -135,7 +136,7 @@ def test_advice(path: Path, clients: Path, cli: Cli) -> None:
     assert "Nothing was sent or written." in shown.out
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     told = json.loads(cli("advise", path, "--data", clients / "d.npz", "--json").out)
-    assert told["accuracy"].keys() == {"local_test", "pooled", "personal"}
+    assert told["accuracy"].keys() == {"local", "global", "personal"}
     assert told["tested"] == 36
     assert told["verdict"].split(":")[0] in (
         "Join",
@@ -144,8 +145,8 @@ def test_advice(path: Path, clients: Path, cli: Cli) -> None:
     )
 
 
-def test_advice_is_to_join_where_one_has_too_few(clients: Path, tmp_path: Path) -> None:
-    """One sample a class of the same kind as everybody's: the federation knows them better."""
+def test_advice_is_to_join_with_too_few_samples(clients: Path, tmp_path: Path) -> None:
+    """One sample per class of the same distribution: the federation's classifier is better."""
     random = numpy.random.default_rng(3)
     labels = numpy.arange(903) % 3
     vectors = random.normal(0, 0.4, (903, 7))
@@ -159,13 +160,13 @@ def test_advice_is_to_join_where_one_has_too_few(clients: Path, tmp_path: Path) 
     )
     pooled = run(federation(clients, "fedlda"), tmp_path / "pooled").path
     found = advise(pooled, tmp_path / "few.npz")
-    assert found.compared == "pooled"
+    assert found.compared == "global"
     assert (found.folds, found.train, found.tested) == (1, 3, 900)
     assert found.verdict.startswith("Join: ")
-    assert sum(each.own for each in found.classes) == round(9 * found.accuracy["local_test"])
+    assert sum(each.local for each in found.classes) == round(9 * found.accuracy["local"])
 
 
-def test_a_learning_curve_is_extended_where_it_is_one() -> None:
+def test_samples_needed_extrapolates_a_power_law() -> None:
     """An error of 400 / n reaches 5 % at 80."""
     curve = [(10, 60.0), (20, 80.0), (40, 90.0)]
     assert samples_needed(curve, 95.0) == 40
@@ -176,8 +177,8 @@ def test_a_learning_curve_is_extended_where_it_is_one() -> None:
     assert samples_needed([(3, 60.0), (3, 60.0), (6, 70.0)], 90.0) is None
 
 
-def test_the_interval_holds_what_it_promises() -> None:
-    """Of many draws with a known difference, about 95 in 100 intervals have it in them."""
+def test_interval_has_its_coverage() -> None:
+    """About 95 % of the intervals contain the known difference."""
     generator = torch.Generator().manual_seed(0)
     for pairs in (20, 100):
         held = 0

@@ -1,9 +1,9 @@
-"""Federations of one exchange that several files look at."""
+"""One-shot runs that several test files use."""
 
 from pathlib import Path
 
 import pytest
-from exchange_runs import choose, federation, save_client
+from one_shot_runs import choose, federation, save_client
 
 from mpfedcl import run
 

@@ -17,7 +17,7 @@ from mpfedcl.core.rng import seed_for
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.experiment import Experiment
-from mpfedcl.inference.join import join
+from mpfedcl.inference.membership import join
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.inference.trained_run import load_trained_run
@@ -61,7 +61,7 @@ def change(path: Path, copy: Path, **settings: Any) -> Path:
     return copy
 
 
-def test_without_training_everything_is_as_by_hand(finished: Path, late: Path) -> None:
+def test_join_without_training_equals_plain_arithmetic(finished: Path, late: Path) -> None:
     trained = load_trained_run(finished)
     joined = join(finished, late, "late", epochs=0)
     with numpy.load(late) as archive:
@@ -136,9 +136,7 @@ def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epo
     assert learned.rejected is None
 
 
-def test_it_trains_against_the_grid_that_the_runs_clients_had(
-    images: Path, late: Path, tmp_path: Path
-) -> None:
+def test_training_uses_the_padded_pool_of_the_run(images: Path, late: Path, tmp_path: Path) -> None:
     """With K = 40 nobody has K prototypes of a class, and all slots are padded."""
     path = run(small(images, prototypes__per_class=40), tmp_path / "run").path
     trained = load_trained_run(path)
@@ -155,9 +153,7 @@ def test_training_on_its_own_images_lowers_the_loss(finished: Path, late: Path) 
     assert losses == sorted(set(losses), key=lambda each: -(each or 0))
 
 
-def test_the_same_join_gives_the_same_bits_and_leaves_the_run_alone(
-    finished: Path, late: Path
-) -> None:
+def test_trial_is_deterministic_and_changes_no_file(finished: Path, late: Path) -> None:
     before = {file: file.read_bytes() for file in sorted(finished.rglob("*")) if file.is_file()}
     first, second = (join(finished, late, "late", epochs=2) for _ in range(2))
     assert torch.equal(first.outcome.prototypes.vectors, second.outcome.prototypes.vectors)
@@ -166,7 +162,7 @@ def test_the_same_join_gives_the_same_bits_and_leaves_the_run_alone(
     assert before == after
 
 
-def test_a_late_domain_gets_the_images_it_would_have_been_dealt(tmp_path: Path) -> None:
+def test_late_domain_gets_the_split_of_a_run_with_it(tmp_path: Path) -> None:
     """Under feature skew, whatever the layout: the split goes by seed and name."""
     for number, domain in enumerate(("ink", "oil", "pen")):
         write_pictures(tmp_path / "set" / domain, {"a": 7 + number, "b": 9, "c": 4})
@@ -186,7 +182,7 @@ def test_a_late_domain_gets_the_images_it_would_have_been_dealt(tmp_path: Path) 
         assert torch.equal(new_client.data.test_labels, everyone.test_labels[wanted.test])
 
 
-def test_classes_may_be_missing_and_keep_their_places(tmp_path: Path) -> None:
+def test_missing_classes_keep_the_label_numbers(tmp_path: Path) -> None:
     write_pictures(tmp_path / "set" / "all", {"ant": 8, "bee": 8, "cat": 8})
     path = run(small(tmp_path / "set"), tmp_path / "run").path
     write_pictures(tmp_path / "new", {"ant": 4, "cat": 6})
@@ -205,16 +201,14 @@ def test_more_prototypes_than_images(finished: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(own.vectors.norm(dim=1), torch.ones(3))
 
 
-def test_one_image(tmp_path: Path, finished: Path) -> None:
+def test_join_with_one_image(tmp_path: Path, finished: Path) -> None:
     write_pictures(tmp_path / "one", {"0": 1})
     joined = join(finished, tmp_path / "one", "one", epochs=1)
     assert (joined.train_images, joined.test_images, len(joined.outcome.prototypes)) == (1, 0, 1)
     assert set(joined.after.values()) == {None}
 
 
-def test_images_of_another_size_and_in_color_are_brought_to_the_runs_form(
-    tmp_path: Path, finished: Path
-) -> None:
+def test_images_are_converted_to_the_runs_format(tmp_path: Path, finished: Path) -> None:
     random = numpy.random.default_rng(1)
     images = random.integers(0, 255, (9, 12, 10, 3), dtype=numpy.uint8)
     numpy.savez(tmp_path / "rgb.npz", x_train=images, y_train=numpy.arange(9) % 3)
@@ -222,7 +216,7 @@ def test_images_of_another_size_and_in_color_are_brought_to_the_runs_form(
     assert (joined.train_images, joined.test_images) == (6, 3)
 
 
-def test_the_share_held_out_can_be_said(tmp_path: Path, finished: Path) -> None:
+def test_test_fraction_sets_the_share_held_out(tmp_path: Path, finished: Path) -> None:
     write_pictures(tmp_path / "new", {"0": 10, "1": 10})
     sizes = {}
     for fraction in (None, 0.2, 0.9):
@@ -240,7 +234,7 @@ def test_the_share_held_out_can_be_said(tmp_path: Path, finished: Path) -> None:
         ("mp-fedcl", {"share_model": False}, "keep their models"),
     ],
 )
-def test_a_run_that_gives_a_new_client_nothing_is_refused(
+def test_runs_without_pool_or_global_model_are_refused(
     images: Path, late: Path, tmp_path: Path, method: str, changes: Any, expected: str
 ) -> None:
     path = run(small(images, method, rounds=1, **changes), tmp_path / "run").path
@@ -249,14 +243,18 @@ def test_a_run_that_gives_a_new_client_nothing_is_refused(
 
 
 @pytest.mark.parametrize("method", ["sp-fedcl", "dp-fedcl"])
-def test_the_other_prototype_methods(images: Path, late: Path, tmp_path: Path, method: str) -> None:
+def test_join_runs_of_other_prototype_methods(
+    images: Path, late: Path, tmp_path: Path, method: str
+) -> None:
     path = run(small(images, method), tmp_path / "run").path
     joined = join(path, late, "late", add=True)
     assert joined.was_added
     assert "late" in load_trained_run(path).pool.names  # type: ignore[union-attr]
 
 
-def test_raw_embeddings_in_double_precision(images: Path, late: Path, tmp_path: Path) -> None:
+def test_join_with_raw_embeddings_in_double_precision(
+    images: Path, late: Path, tmp_path: Path
+) -> None:
     experiment = small(images, prototypes__normalize=False, dtype="float64")
     path = run(experiment, tmp_path / "run").path
     assert join(path, late, "late", epochs=1, add=True).was_added
@@ -265,7 +263,7 @@ def test_raw_embeddings_in_double_precision(images: Path, late: Path, tmp_path: 
     assert pool.vectors.dtype == torch.float64
 
 
-def test_a_client_that_leaves_bounds_is_rejected(
+def test_update_out_of_bounds_is_rejected_and_logged(
     finished: Path, late: Path, tmp_path: Path
 ) -> None:
     path = change(finished, tmp_path / "strict", validation__max_norm=1e-6)
@@ -280,21 +278,21 @@ def test_a_client_that_leaves_bounds_is_rejected(
     assert "a prototype has length" in events[0]["reason"]
 
 
-def test_training_that_blows_up_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:
+def test_diverged_training_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:
     path = change(finished, tmp_path / "copy")
     joined = join(path, late, "late", epochs=3, lr=1e30, add=True)
     assert "must be finite" in (joined.outcome.rejected or "")
     assert not joined.was_added
 
 
-def test_a_run_that_has_not_ended_is_refused(finished: Path, late: Path, tmp_path: Path) -> None:
+def test_unfinished_run_is_refused(finished: Path, late: Path, tmp_path: Path) -> None:
     path = change(finished, tmp_path / "copy")
     (path / "summary.json").unlink()
     with pytest.raises(InvalidInput, match="has not ended"):
         join(path, late, "late")
 
 
-def test_predictions_hear_the_new_client(finished: Path, tmp_path: Path) -> None:
+def test_predictions_use_the_prototypes_of_a_joined_client(finished: Path, tmp_path: Path) -> None:
     """One image a class, so that each is its own prototype, and nobody else's is nearer."""
     path = change(finished, tmp_path / "copy")
     save_images(tmp_path / "few.npz", num_train=3, num_test=3)

@@ -1,4 +1,4 @@
-"""Kept sums that were changed behind a federation's back, and what a changed one may still say."""
+"""One-shot runs with modified statistics, and predictions of runs that clients have left."""
 
 import json
 import shutil
@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from one_shot_runs import choose, federation, save_client
 from safetensors.torch import load_file
 
-from exchange_runs import choose, federation, save_client
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.inference.exchange_join import leave_exchange
+from mpfedcl.inference.membership import leave
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.rounds.label_prior import estimate_prior
 from mpfedcl.runs.statistics_files import pack_statistics
@@ -42,18 +42,18 @@ def path(finished: Path, tmp_path: Path) -> Path:
         ("statistics.safetensors", "groups"),
     ],
 )
-def test_sums_that_were_changed_are_not_subtracted(path: Path, place: str, name: str) -> None:
+def test_modified_statistics_are_not_subtracted(path: Path, place: str, name: str) -> None:
     tensors = load_file(path / place)
     tensors[name] *= 2
     encoder = json.loads((path / "partition.json").read_text()).get("encoder")
     (path / place).write_bytes(pack_statistics(tensors, encoder))
     model = (path / "model.safetensors").read_bytes()
     with pytest.raises(InvalidInput, match=f"has {name} that no samples"):
-        leave_exchange(path, "a")
+        leave(path, "a")
     assert (path / "model.safetensors").read_bytes() == model
 
 
-def test_label_counts_must_be_those_of_the_classes(path: Path) -> None:
+def test_label_counts_of_another_number_of_classes_are_refused(path: Path) -> None:
     partition = json.loads((path / "partition.json").read_text())
     partition["clients"]["a"]["train"] = [1]
     (path / "partition.json").write_text(json.dumps(partition))
@@ -61,22 +61,22 @@ def test_label_counts_must_be_those_of_the_classes(path: Path) -> None:
         Predictor.load(path, "a")
 
 
-def test_drift_is_not_judged_by_the_distances_of_another_federation(path: Path) -> None:
+def test_drift_is_not_judged_after_a_client_left(path: Path) -> None:
     far = numpy.full((20, 7), -1.0)
     before = Predictor.load(path)
     drift = before.judge_drift(before.predict(far))
     assert drift is not None
     assert drift.is_drift
-    leave_exchange(path, "a")
+    leave(path, "a")
     after = Predictor.load(path)
     assert after.judge_drift(after.predict(far)) is None
     assert after.remark is not None
     assert "Clients have joined or left since" in after.remark
 
 
-def test_a_prior_is_estimated_from_calibrated_scores(path: Path) -> None:
+def test_label_prior_is_estimated_from_calibrated_scores(path: Path) -> None:
     calibration = json.loads((path / "calibration.json").read_text())
-    calibration["averaged"]["sharpness"] = 3.0
+    calibration["global"]["sharpness"] = 3.0
     (path / "calibration.json").write_text(json.dumps(calibration))
     predictor = Predictor.load(path, probabilities=True)
     samples = numpy.random.default_rng(0).normal(size=(30, 7))

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from encoder_experiments import pictured
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from small_experiments import small
 
-from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
 from mpfedcl.core.rng import generator
 from mpfedcl.data.loading import load_data_and_model
@@ -20,12 +21,11 @@ from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods import prototype_rule
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.runs.observer import Observer
-from small_experiments import small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 
 
-def test_the_data_need_not_be_there(images: Path, tmp_path: Path) -> None:
+def test_run_is_opened_without_its_data(images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "images")
     experiment = small(tmp_path / "images")
     path = run(experiment, tmp_path / "run").path
@@ -41,7 +41,7 @@ def test_the_data_need_not_be_there(images: Path, tmp_path: Path) -> None:
     assert torch.equal(logits, expected_logits)
 
 
-def test_images_that_are_not_square(tmp_path: Path) -> None:
+def test_images_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
     random = numpy.random.default_rng(0)
     pixels = random.integers(0, 256, (40, 4, 9), dtype=numpy.uint8)
     labels = numpy.arange(40) % 2
@@ -49,14 +49,10 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
     numpy.savez(tmp_path / "images" / "wide.npz", x_train=pixels, y_train=labels)
     path = run(small(tmp_path / "images", clients=2), tmp_path / "run").path
     assert load_trained_run(path).input_format == ImageFormat(4, 9, is_color=False)
-    # 4 x 9 numbers might as well be 6 x 6: what is on record is what counts.
-    content = json.loads((path / "partition.json").read_text())
-    content["input_shape"] = [0, 0, 0, 0]
-    (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_color=False)
 
 
-def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Path) -> None:
+def test_square_shape_is_guessed_if_none_is_recorded(images: Path, tmp_path: Path) -> None:
+    """As over a network, where the server does not know the images."""
     path = run(small(images), tmp_path / "run").path
     content = json.loads((path / "partition.json").read_text())
     assert content.pop("input_shape") == [6, 6]
@@ -65,7 +61,7 @@ def test_runs_from_before_there_was_a_shape_on_record(images: Path, tmp_path: Pa
 
 
 @given(st.integers(1, 60), st.booleans())
-def test_square_forms_are_guessed(side: int, is_color: bool) -> None:
+def test_square_shapes_are_guessed_from_the_number_of_values(side: int, is_color: bool) -> None:
     form = ImageFormat(side, side, is_color)
     assert ImageFormat.guess(int(numpy.prod(form.shape))) == form
     assert ImageFormat.from_shape(list(form.shape)) == form
@@ -75,7 +71,7 @@ def test_square_forms_are_guessed(side: int, is_color: bool) -> None:
     st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.sampled_from([(), (1,), (3,)]),
     st.booleans(),
 )  # fmt: skip
-def test_any_image_is_brought_to_the_form(
+def test_images_are_converted_to_the_format(
     count: int, height: int, width: int, channels: tuple[int, ...], is_color: bool
 ) -> None:
     images = numpy.full((count, height, width, *channels), 77, dtype=numpy.uint8)
@@ -85,7 +81,7 @@ def test_any_image_is_brought_to_the_form(
     assert (brought == 77).all()
 
 
-def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
+def test_another_encoder_is_refused(pictures: Path, tmp_path: Path) -> None:
     first, second, moved = (tmp_path / f"{n}.safetensors" for n in ("resnet18", "two", "moved"))
     for number, file in enumerate((first, second)):
         save_file(ResNet18().init(generator(number, "test"), torch.float32), file)
@@ -101,7 +97,7 @@ def test_the_encoder_must_be_the_same(pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_an_encoder_that_was_trained_too(pictures: Path, tmp_path: Path) -> None:
+def test_run_with_a_trained_encoder(pictures: Path, tmp_path: Path) -> None:
     experiment = pictured(pictures, encoder__train=True, train__lr=0.01, rounds=1)
     path = run(experiment, tmp_path / "run").path
     trained = load_trained_run(path)
@@ -113,7 +109,7 @@ def test_an_encoder_that_was_trained_too(pictures: Path, tmp_path: Path) -> None
     assert torch.allclose(embeddings, prototype_rule(trained.method).project(expected), atol=1e-6)
 
 
-def test_what_cannot_be_opened_is_one_sentence(images: Path, tmp_path: Path) -> None:
+def test_damaged_runs_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
         load_trained_run(tmp_path)
     rounds: list[object] = []
@@ -144,7 +140,7 @@ def test_what_cannot_be_opened_is_one_sentence(images: Path, tmp_path: Path) -> 
         load_trained_run(path)
 
 
-def test_clients_are_named_where_there_is_no_average(images: Path, tmp_path: Path) -> None:
+def test_clients_are_listed_without_a_global_model(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "local"), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"no global model; it must be one of client-0, "):
         load_trained_run(path).parameters()

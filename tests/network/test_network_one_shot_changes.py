@@ -1,4 +1,4 @@
-"""A finished federation of one exchange goes on over the network, one client at a time."""
+"""Joining and leaving a finished one-shot run over the network, one client at a time."""
 
 import json
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from equivalent_runs import assert_close_tensors
 from federations import LoopbackFederation, folder_experiment, is_training, rewrite
 from flwr.app import Message as FlowerMessage
+from one_shot_runs import assert_same_federation, contents, save_client, story_of
 from safetensors.torch import load_file
 
-from equivalent_runs import assert_close_tensors
-from exchange_runs import assert_same_federation, contents, save_client, story_of
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.inference.exchange_over_network import NetworkChange, update_over_network
-from mpfedcl.inference.ledger import find_break, read_events
+from mpfedcl.inference.join_log import read_events
+from mpfedcl.inference.one_shot_network import NetworkChange, update_over_network
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.runs.directory import RunDirectory
 
@@ -70,19 +70,18 @@ def start(tmp_path: Path, clients: Path) -> Start:
 
 
 @pytest.mark.parametrize("method", ["fedgauss", "fedlda", "fedncm", "fedridge", "fedcof"])
-def test_who_joins_later_is_as_from_the_start(start: Start, method: str) -> None:
+def test_joining_later_equals_a_run_with_the_client(start: Start, method: str) -> None:
     sites, whole = start("abc", method), start("abcd", method)
     sites.come("d")
     change = sites.update("d")
     assert (change.event, change.clients) == ("joined", ("a", "b", "c", "d"))
     assert_same_federation(sites.path, whole.path)
-    # Its own classifier has come to it, and the ledger tells of it.
+    # It has received its personal classifier, and the log has the event.
     assert_close_tensors(sites.own_classifier("d"), whole.own_classifier("d"), 1e-10)
     assert story_of(sites.path) == [("joined", "d")]
-    assert find_break(sites.path) is None
 
 
-def test_what_a_client_reads_before_and_after(start: Start) -> None:
+def test_accuracies_before_and_after_joining(start: Start) -> None:
     sites = start("abc")
     sites.come("d")
     change = sites.update("d")
@@ -93,7 +92,7 @@ def test_what_a_client_reads_before_and_after(start: Start) -> None:
     assert change.after == wanted["d"]
 
 
-def test_new_samples_stand_for_all_that_a_client_had(
+def test_new_samples_replace_all_samples_of_a_client(
     start: Start, clients: Path, tmp_path: Path
 ) -> None:
     newer = save_client(tmp_path / "newer" / "b.npz", 77, per_class=9)
@@ -108,7 +107,7 @@ def test_new_samples_stand_for_all_that_a_client_had(
         place = newer if name == "b" else clients / f"{name}.npz"
         federation.bring(NODES[name], name, place)
     assert_same_federation(sites.path, federation.serve().path)
-    # Twice the same changes nothing but the ledger.
+    # The same samples again change only the log.
     first = contents(sites.path)
     assert sites.update("b").event == "replaced"
     assert_same_federation(sites.path, federation.path)
@@ -119,7 +118,7 @@ def test_new_samples_stand_for_all_that_a_client_had(
     )
 
 
-def test_who_leaves_need_not_be_there_where_sums_are_kept(start: Start) -> None:
+def test_disconnected_client_leaves_if_statistics_are_kept(start: Start) -> None:
     sites, without = start("abc", statistics__keep="clients"), start("ac")
     sites.federation.grid.nodes.clear()
     assert sites.update("b", leave=True).clients == ("a", "c")
@@ -128,9 +127,7 @@ def test_who_leaves_need_not_be_there_where_sums_are_kept(start: Start) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedgauss", "fedridge", "fedncm"])
-def test_who_leaves_sends_its_sums_again_where_only_totals_are_kept(
-    start: Start, method: str
-) -> None:
+def test_client_resends_its_statistics_to_leave_a_pooled_run(start: Start, method: str) -> None:
     sites = start("abcd", method, statistics__keep="pooled")
     without = start("abd", method, statistics__keep="pooled")
     assert not (sites.path / "statistics").exists()
@@ -145,7 +142,9 @@ def test_who_leaves_sends_its_sums_again_where_only_totals_are_kept(
         sites.update("c", leave=True)
 
 
-def test_totals_alone_give_back_only_what_was_sent(start: Start, tmp_path: Path) -> None:
+def test_pooled_run_subtracts_only_the_statistics_that_were_sent(
+    start: Start, tmp_path: Path
+) -> None:
     sites = start("abc", statistics__keep="pooled")
     first = contents(sites.path)
     newer = save_client(tmp_path / "newer" / "b.npz", 77)
@@ -154,17 +153,17 @@ def test_totals_alone_give_back_only_what_was_sent(start: Start, tmp_path: Path)
         sites.update("b")
     change = sites.update("b", leave=True)
     assert change.event == "rejected"
-    assert change.reason.startswith("its sums are not those that it sent")
+    assert change.reason.startswith("its statistics are not those that it sent")
     assert story_of(sites.path) == [("rejected", "b")]
     assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
     # A run of which nobody has noted what each has sent.
     known = RunDirectory(sites.path).read_json("federation.json") or {}
     RunDirectory(sites.path).write_json("federation.json", {**known, "sums": {}})
-    with pytest.raises(InvalidInput, match="it is not known which of them came from b"):
+    with pytest.raises(InvalidInput, match="the part of b is not known"):
         sites.update("b", leave=True)
 
 
-def test_sums_are_judged_as_in_a_run(start: Start) -> None:
+def test_statistics_are_validated_as_in_a_run(start: Start) -> None:
     def lie(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if not is_training(request):
             return reply
@@ -182,7 +181,7 @@ def test_sums_are_judged_as_in_a_run(start: Start) -> None:
     assert event["reason"] == change.reason
 
 
-def test_others_who_are_connected_are_left_alone(start: Start) -> None:
+def test_other_connected_clients_are_not_asked(start: Start) -> None:
     sites = start("abc")
     sites.come("a", "b", "d")
     sites.federation.grid.requests.clear()
@@ -190,7 +189,7 @@ def test_others_who_are_connected_are_left_alone(start: Start) -> None:
     assert {name for name, _ in sites.federation.grid.requests} == {"d"}
 
 
-def test_a_client_that_is_not_there_or_does_not_answer(start: Start) -> None:
+def test_absent_or_silent_client_changes_nothing(start: Start) -> None:
     sites = start("abc", network__round_timeout=20.0)
     first = contents(sites.path)
     sites.come("a")
@@ -205,14 +204,14 @@ def test_a_client_that_is_not_there_or_does_not_answer(start: Start) -> None:
     assert contents(sites.path) == first
 
 
-def test_other_data_than_the_federations(start: Start, tmp_path: Path) -> None:
+def test_other_data_are_refused(start: Start, tmp_path: Path) -> None:
     sites = start("abc")
     sites.come("d", d=save_client(tmp_path / "x" / "d.npz", 5, (0, 1, 2, 3)))
     with pytest.raises(RunCutShort, match=r"d was not there .* d: it cannot use its data"):
         sites.update("d")
 
 
-def test_a_run_that_is_none_of_these(three: Path, start: Start, tmp_path: Path) -> None:
+def test_other_runs_are_refused(three: Path, start: Start, tmp_path: Path) -> None:
     transport = FlowerTransport(start("ab").federation.grid)
     with pytest.raises(InvalidInput, match="it must be a run over a network"):
         update_over_network(transport, three, "d")

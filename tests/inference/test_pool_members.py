@@ -1,4 +1,4 @@
-"""Who has joined a run: one write of the pool decides, and all else follows it."""
+"""Joining and leaving a run with a prototype pool: every change is atomic and can be undone."""
 
 import json
 import os
@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from command_processes import CommandProcess
+from crashes_at_file_operations import OPERATIONS, Crash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from small_experiments import Warnings, save_images, small
 
-from command_processes import CommandProcess
-from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, PrototypePool, Prototypes, resume, run
-from mpfedcl.inference.join import join, leave, list_joined
-from mpfedcl.inference.joined_clients import JoinedClients
+from mpfedcl.inference.membership import PoolMembers, join, leave, list_joined
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.runs.directory import RunDirectory, pack_pool
-from small_experiments import Warnings, save_images, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
@@ -69,7 +68,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     }
 
 
-def test_who_joins_and_leaves_leaves_no_trace_but_the_log(path: Path, late: Path) -> None:
+def test_leaving_undoes_joining_to_the_byte(path: Path, late: Path) -> None:
     before = files_of(path)
     joined = join(path, late, "late", add=True)
     pool = load_trained_run(path).pool
@@ -85,7 +84,7 @@ def test_who_joins_and_leaves_leaves_no_trace_but_the_log(path: Path, late: Path
     assert first["accuracy"]["after"] == joined.after
 
 
-def test_leaving_in_any_order(path: Path, late: Path) -> None:
+def test_clients_leave_in_any_order(path: Path, late: Path) -> None:
     start = pool_of(path)
     join(path, late, "a", add=True)
     with_a = pool_of(path)
@@ -108,12 +107,12 @@ def test_leaving_in_any_order(path: Path, late: Path) -> None:
     assert not (path / "joined").exists()
 
 
-def test_a_name_that_is_taken(path: Path, late: Path) -> None:
+def test_names_in_use_are_refused(path: Path, late: Path) -> None:
     with pytest.raises(InvalidInput, match="'client-1', a client that the run was trained with"):
         join(path, late, "client-1", add=True, replace=True)
     with pytest.raises(InvalidInput, match="only a client that has joined can leave"):
         leave(path, "client-1")
-    with pytest.raises(InvalidInput, match="nobody has joined"):
+    with pytest.raises(InvalidInput, match="no client has joined"):
         leave(path, "late")
     join(path, late, "late", epochs=0, add=True)
     before = pool_of(path)
@@ -124,26 +123,26 @@ def test_a_name_that_is_taken(path: Path, late: Path) -> None:
     assert pool_of(path) == before
 
 
-def test_replacing_ends_as_joining_once(path: Path, late: Path, tmp_path: Path) -> None:
+def test_replacing_equals_joining_once(path: Path, late: Path, tmp_path: Path) -> None:
     once = Path(shutil.copytree(path, tmp_path / "once"))
     join(once, late, "late", epochs=2, add=True)
     join(path, late, "late", epochs=0, add=True)
-    # Its old prototypes are neither trained against nor read with.
+    # Its old prototypes are used neither in training nor in prediction.
     trial = join(path, late, "late", epochs=2, replace=True)
     assert not trial.was_added
     join(path, late, "late", epochs=2, add=True, replace=True)
     assert pool_of(path) == pool_of(once)
-    assert files_of(path / "joined").keys() == files_of(once / "joined").keys()
+    assert files_of(path / "joined") == files_of(once / "joined")
     assert story_of(path) == [("joined", "late"), ("replaced", "late")]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a\nb", "x" * 201])
-def test_names_that_cannot_be(path: Path, late: Path, name: str) -> None:
+def test_invalid_names_are_refused(path: Path, late: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="printable text"):
         join(path, late, name, add=True)
 
 
-def test_a_joined_clients_model_can_be_used_until_it_leaves(path: Path, late: Path) -> None:
+def test_model_of_a_joined_client_is_used_until_it_leaves(path: Path, late: Path) -> None:
     joined = join(path, late, "late", epochs=2, add=True)
     trained = load_trained_run(path)
     assert "late" in trained.clients
@@ -153,46 +152,45 @@ def test_a_joined_clients_model_can_be_used_until_it_leaves(path: Path, late: Pa
     assert "late" not in load_trained_run(path).clients
 
 
-def test_no_model_is_kept_where_the_run_keeps_none(
+def test_no_personal_model_is_kept_if_the_run_keeps_none(
     images: Path, late: Path, tmp_path: Path
 ) -> None:
     path = run(small(images, personal_models=False, rounds=1), tmp_path / "run").path
     join(path, late, "late", add=True)
     assert load_trained_run(path).clients == ()
-    assert [file.suffix for file in (path / "joined").iterdir()] == [".json"]
+    assert not (path / "joined").exists()
 
 
-def test_the_report_shows_the_newcomer(path: Path, late: Path) -> None:
+def test_report_shows_a_joined_client(path: Path, late: Path) -> None:
     join(path, late, "late", add=True)
     document = build_document(find_result_folders([path]), lambda _: None)
     assert "late" in json.dumps(document)
 
 
-# Ends at any moment
+# Crashes
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_crash_before_any_file_operation_leaves_the_old_or_the_new(
+def test_crash_while_joining_leaves_the_old_or_the_new_run(
     path: Path, late: Path, tmp_path: Path, epochs: int
 ) -> None:
     old, whole = pool_of(path), Path(shutil.copytree(path, tmp_path / "whole"))
     with OPERATIONS.watch(whole) as seen:
         join(whole, late, "late", epochs=epochs, add=True)
     new = pool_of(whole)
-    assert any(each.startswith("os.rename .pool.safetensors.") for each in seen)
+    assert "os.rename .change.tmp" in seen
     found = set()
     for number in range(len(seen)):
         crashed = Path(shutil.copytree(path, tmp_path / f"crash-{number:02}"))
         with OPERATIONS.watch(crashed, allowed=number), pytest.raises(Crash):
             join(crashed, late, "late", epochs=epochs, add=True)
+        is_in = "late" in load_trained_run(crashed).clients
         found.add(pool_of(crashed))
-        is_in = pool_of(crashed) == new
-        assert ("late" in load_trained_run(crashed).clients) == is_in
+        assert is_in == (pool_of(crashed) == new)
         assert [each["client"] for each in list_joined(crashed)] == ["late"] * is_in
         if not is_in:
             join(crashed, late, "late", epochs=epochs, add=True)
         assert pool_of(crashed) == new
-        # The log catches up with what was done, and what was half done is swept away.
         join(crashed, late, "next", epochs=0, add=True)
         assert story_of(crashed) == [("joined", "late"), ("joined", "next")]
         leave(crashed, "next")
@@ -202,7 +200,9 @@ def test_a_crash_before_any_file_operation_leaves_the_old_or_the_new(
     assert found == {old, new}
 
 
-def test_a_crash_while_leaving(path: Path, late: Path, tmp_path: Path) -> None:
+def test_crash_while_leaving_leaves_the_old_or_the_new_run(
+    path: Path, late: Path, tmp_path: Path
+) -> None:
     join(path, late, "late", add=True)
     joined, whole = pool_of(path), Path(shutil.copytree(path, tmp_path / "whole"))
     with OPERATIONS.watch(whole) as seen:
@@ -211,18 +211,18 @@ def test_a_crash_while_leaving(path: Path, late: Path, tmp_path: Path) -> None:
         crashed = Path(shutil.copytree(path, tmp_path / f"crash-{number:02}"))
         with OPERATIONS.watch(crashed, allowed=number), pytest.raises(Crash):
             leave(crashed, "late")
-        assert pool_of(crashed) in (joined, pool_of(whole))
-        if pool_of(crashed) == joined:
+        is_in = "late" in load_trained_run(crashed).clients
+        assert pool_of(crashed) == (joined if is_in else pool_of(whole))
+        if is_in:
             leave(crashed, "late")
         join(crashed, late, "next", epochs=0, add=True)
         leave(crashed, "next")
         assert files_of(crashed) == files_of(whole)
-        # Whether the log was told by who left or found out later, it ends the story once.
         assert len([kind for kind, name in story_of(crashed) if name == "late"]) == 2
 
 
 @pytest.mark.thorough
-def test_a_kill_while_it_trains_changes_nothing(path: Path, late: Path) -> None:
+def test_kill_during_training_changes_nothing(path: Path, late: Path) -> None:
     before = files_of(path)
     words = ["join", path, "--data", late, "--name", "late", "--epochs", 100_000, "--add"]
     process = CommandProcess(words, path.parent, small_model=True)
@@ -232,7 +232,7 @@ def test_a_kill_while_it_trains_changes_nothing(path: Path, late: Path) -> None:
             join(path, late, "other", epochs=0, add=True)
         with pytest.raises(InvalidInput, match="another process is writing this run"):
             leave(path, "other")
-        # Who only looks needs no lock.
+        # A trial needs no lock.
         assert join(path, late, "other", epochs=0).test_images == 15
     finally:
         process.kill()
@@ -255,10 +255,10 @@ def wait_for_lock(path: Path, process: CommandProcess) -> None:
     raise AssertionError("the other process never took the lock")
 
 
-# The run goes on
+# Resume and damage
 
 
-def test_a_run_that_goes_on_drops_those_who_joined(path: Path, late: Path, tmp_path: Path) -> None:
+def test_resumed_run_drops_joined_clients(path: Path, late: Path, tmp_path: Path) -> None:
     plain = Path(shutil.copytree(path, tmp_path / "plain"))
     join(path, late, "late", add=True)
     # Nothing is left to run: nothing changes.
@@ -275,14 +275,12 @@ def test_a_run_that_goes_on_drops_those_who_joined(path: Path, late: Path, tmp_p
     join(path, late, "late", add=True)
     assert story_of(path) == [("joined", "late"), ("dropped", "late"), ("joined", "late")]
     assert events_of(path)[-1]["rounds"] == 3
-    assert len(list((path / "joined").iterdir())) == 2
+    assert [file.name for file in (path / "joined").iterdir()] == ["late.safetensors"]
 
 
-def test_what_is_damaged_or_not_ours(path: Path, late: Path) -> None:
+def test_damaged_log_and_foreign_files_do_no_harm(path: Path, late: Path) -> None:
     join(path, late, "late", add=True)
     (path / "joined" / "notes.txt").write_text("mine")
-    for file in (path / "joined").glob("*.json"):
-        file.write_text("{")
     (path / "joins.jsonl").write_text("not json\n[1]\n")
     assert list_joined(path) == [{"client": "late"}]
     leave(path, "late")
@@ -292,14 +290,14 @@ def test_what_is_damaged_or_not_ours(path: Path, late: Path) -> None:
         leave(path, "late")
 
 
-def test_nothing_to_add(tmp_path: Path) -> None:
+def test_client_without_prototypes_is_refused(tmp_path: Path) -> None:
     pool = PrototypePool.empty(3, 4, 2)
-    members = JoinedClients(tmp_path, pool, {"client-0": {}})
+    members = PoolMembers(tmp_path, pool, {"client-0": {}})
     with pytest.raises(InvalidInput, match="no prototype to add"):
         members.add("late", Prototypes.empty(4), None, {})
 
 
-# The pool as mathematics
+# The pool
 
 
 @given(
@@ -308,7 +306,7 @@ def test_nothing_to_add(tmp_path: Path) -> None:
     seed=st.integers(0, 100),
 )
 @settings(max_examples=60, deadline=None)
-def test_joining_and_leaving_are_inverse(sizes: dict[str, int], size: int, seed: int) -> None:
+def test_pool_without_undoes_with_client(sizes: dict[str, int], size: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
 
     def draw(count: int) -> Prototypes:
@@ -325,7 +323,7 @@ def test_joining_and_leaving_are_inverse(sizes: dict[str, int], size: int, seed:
     assert pool.without("nobody") is pool
 
 
-def test_the_packed_pool_is_what_the_contract_says(path: Path, late: Path) -> None:
+def test_pool_file_has_the_documented_tensors(path: Path, late: Path) -> None:
     join(path, late, "late", add=True)
     tensors = load_file(path / "pool.safetensors")
     assert sorted(tensors) == ["counts", "labels", "owners", "vectors"]

@@ -1,16 +1,18 @@
-"""The layers that exported files are made of, beside what they stand for."""
+"""The layers of exported networks equal the functions that they replace."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl import PrototypePool, Prototypes
-from mpfedcl.inference.export.exported_network import PrototypeDistances
+from mpfedcl.inference.export.exporter import PrototypeDistances
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 12))
-def test_distances_are_those_of_the_pool(seed: int, num_classes: int, count: int) -> None:
+def test_exported_distances_equal_those_of_the_pool(
+    seed: int, num_classes: int, count: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     labels = torch.randint(num_classes, (count,), generator=draw)
     vectors = torch.randn(count, 6, generator=draw)

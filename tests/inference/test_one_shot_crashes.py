@@ -1,4 +1,4 @@
-"""A federation that changes: after a crash it is the old one or the new one, never a mixture."""
+"""Crashes while a client joins or leaves a one-shot run: all files are old or all are new."""
 
 import contextlib
 import json
@@ -6,17 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from crashes_at_file_operations import OPERATIONS, Crash
-from exchange_runs import (
+from one_shot_runs import (
     choose,
     contents,
     federation,
 )
+
 from mpfedcl import InvalidInput, run
-from mpfedcl.inference.exchange import open_exchange
-from mpfedcl.inference.exchange_join import join_exchange
-from mpfedcl.inference.join import leave
+from mpfedcl.inference.membership import join, leave
+from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.runs.change import change_files, finish_change
 
@@ -30,7 +29,7 @@ def path(three: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(three, tmp_path / "run"))
 
 
-def test_a_crash_at_any_file_operation_changes_all_files_or_none(tmp_path: Path) -> None:
+def test_crash_at_any_file_operation_changes_all_files_or_none(tmp_path: Path) -> None:
     start = tmp_path / "start"
     (start / "models").mkdir(parents=True)
     for place in ("a", "b", "models/c", "models/d"):
@@ -64,13 +63,13 @@ def test_a_crash_at_any_file_operation_changes_all_files_or_none(tmp_path: Path)
     assert found == [old] * decided + [new] * (len(seen) - decided)
 
 
-def test_a_crash_while_joining(clients: Path, tmp_path: Path) -> None:
+def test_crash_while_joining_leaves_the_old_or_the_new_run(clients: Path, tmp_path: Path) -> None:
     data = choose(clients, tmp_path / "data", "ab")
     path = run(federation(data, "fedncm", trail=False), tmp_path / "run").path
     whole = Path(shutil.copytree(path, tmp_path / "whole"))
 
     def change(run: Path) -> None:
-        join_exchange(run, clients / "e.npz", "e", add=True, new_classes=True)
+        join(run, clients / "e.npz", "e", add=True, new_classes=True)
 
     old = contents(path)
     with OPERATIONS.watch(whole) as seen:
@@ -82,7 +81,7 @@ def test_a_crash_while_joining(clients: Path, tmp_path: Path) -> None:
             change(crashed)
         # Both open it alone, and find the same.
         names = [
-            open_exchange(Path(shutil.copytree(crashed, tmp_path / "copy"))).pool.names,
+            open_federation(Path(shutil.copytree(crashed, tmp_path / "copy"))).pool.names,
             getattr(load_trained_run(crashed).pool, "names", None),
         ]
         shutil.rmtree(tmp_path / "copy")
@@ -99,7 +98,7 @@ def test_a_crash_while_joining(clients: Path, tmp_path: Path) -> None:
     assert found == {True, False}
 
 
-def test_a_crash_while_leaving(path: Path, tmp_path: Path) -> None:
+def test_crash_while_leaving_leaves_the_old_or_the_new_run(path: Path, tmp_path: Path) -> None:
     whole = Path(shutil.copytree(path, tmp_path / "whole"))
     with OPERATIONS.watch(whole) as seen:
         leave(whole, "b")
@@ -116,7 +115,7 @@ def test_a_crash_while_leaving(path: Path, tmp_path: Path) -> None:
         assert contents(crashed) == new
 
 
-def test_a_change_reaches_no_file_outside_the_run(tmp_path: Path) -> None:
+def test_change_touches_no_file_outside_the_run(tmp_path: Path) -> None:
     run_folder = tmp_path / "run"
     (run_folder / "change").mkdir(parents=True)
     (tmp_path / "mine").write_text("mine")

@@ -1,4 +1,4 @@
-"""A federation of one exchange that never ends: whoever joins or leaves, it is as if from then."""
+"""One-shot runs: joining and leaving equal a run with exactly these clients from the start."""
 
 import json
 import shutil
@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
 from crashes_at_file_operations import OPERATIONS
-from exchange_runs import (
+from one_shot_runs import (
     WIDTH,
     assert_same_federation,
     choose,
@@ -19,13 +17,14 @@ from exchange_runs import (
     story_of,
     tensors_of,
 )
+from safetensors.torch import load_file, save_file
+
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.gaussian import ABSENT, unit_features
-from mpfedcl.inference.exchange import open_exchange
-from mpfedcl.inference.exchange_join import join_exchange
-from mpfedcl.inference.join import join, leave, list_joined
-from mpfedcl.inference.ledger import find_break, read_events
+from mpfedcl.inference.join_log import read_events
+from mpfedcl.inference.membership import join, leave, list_joined
+from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 
 pytestmark = pytest.mark.whole
@@ -38,10 +37,10 @@ def path(three: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(three, tmp_path / "run"))
 
 
-# As if it had always been so
+# Exact joining and leaving
 
 
-def test_the_statistics_are_those_of_all_samples_in_one_place(four: Path) -> None:
+def test_statistics_equal_those_of_pooled_samples(four: Path) -> None:
     data = load_federated_data(federation(four.parent / "data").resolved())
     inputs = torch.cat([client.inputs for client in data.clients])
     labels = torch.cat([client.labels for client in data.clients])
@@ -60,70 +59,72 @@ def test_the_statistics_are_those_of_all_samples_in_one_place(four: Path) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_joining_is_having_been_there_and_leaving_never_having_been(
+def test_join_and_leave_equal_runs_with_and_without_the_client(
     method: str, clients: Path, tmp_path: Path
 ) -> None:
     few = run(federation(choose(clients, tmp_path / "few", "abc"), method), tmp_path / "abc").path
     all_of_them = choose(clients, tmp_path / "all", "abcd")
     whole = run(federation(all_of_them, method), tmp_path / "abcd").path
     grown = Path(shutil.copytree(few, tmp_path / "grown"))
-    joined = join_exchange(grown, clients / "d.npz", "d", add=True)
+    joined = join(grown, clients / "d.npz", "d", add=True)
     assert joined.was_added
     assert joined.after["classifier"] is not None
     assert_same_federation(grown, whole)
-    # An original client, and one that has joined: the same.
+    # Original and joined clients leave alike.
     for path in (whole, grown):
         leave(path, "d")
         assert_same_federation(path, few)
     leave(whole, "b")
-    assert open_exchange(whole).pool.names == ("a", "c")
+    assert open_federation(whole).pool.names == ("a", "c")
     assert (method == "fedncm" or method == "fedcof") == (
         "moment" not in load_file(whole / "statistics.safetensors")
     )
 
 
-def test_single_precision_too(clients: Path, tmp_path: Path) -> None:
-    """What clients send is rounded; what is kept of it is added and subtracted in double."""
+def test_join_and_leave_in_single_precision(clients: Path, tmp_path: Path) -> None:
+    """Updates are rounded; statistics are added and subtracted in double precision."""
     single = {"dtype": "float32"}
     few = federation(choose(clients, tmp_path / "few", "abc"), **single)
     path = run(few, tmp_path / "abc").path
     before = load_file(path / "statistics.safetensors")
-    join_exchange(path, clients / "d.npz", "d", add=True)
+    join(path, clients / "d.npz", "d", add=True)
     leave(path, "d")
     for name, value in load_file(path / "statistics.safetensors").items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-12)
 
 
-def test_replacing_and_bringing_more(path: Path, four: Path, clients: Path, tmp_path: Path) -> None:
+def test_replace_and_more_equal_a_run_with_all_samples(
+    path: Path, four: Path, clients: Path, tmp_path: Path
+) -> None:
     split_client(clients / "d.npz", tmp_path / "first.npz", tmp_path / "rest.npz")
-    join_exchange(path, tmp_path / "first.npz", "d", add=True)
+    join(path, tmp_path / "first.npz", "d", add=True)
     other = Path(shutil.copytree(path, tmp_path / "other"))
-    assert join_exchange(path, tmp_path / "rest.npz", "d", add=True, more=True).event == "extended"
+    assert join(path, tmp_path / "rest.npz", "d", add=True, more=True).event == "extended"
     assert_same_federation(path, four)
-    assert join_exchange(other, clients / "d.npz", "d", add=True, replace=True).event == "replaced"
+    assert join(other, clients / "d.npz", "d", add=True, replace=True).event == "replaced"
     assert_same_federation(other, four)
     # Original clients may be replaced too, and come back to where they were.
     before = tensors_of(path)["statistics.safetensors"]
-    join_exchange(path, clients / "d.npz", "a", add=True, replace=True)
+    join(path, clients / "d.npz", "a", add=True, replace=True)
     counts = json.loads((path / "partition.json").read_text())["clients"]["a"]["train"]
     assert counts == [6, 6, 6]
-    join_exchange(path, clients / "a.npz", "a", add=True, replace=True)
+    join(path, clients / "a.npz", "a", add=True, replace=True)
     for name, value in tensors_of(path)["statistics.safetensors"].items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-10)
     assert story_of(path)[-2:] == [("replaced", "a"), ("replaced", "a")]
 
 
-def test_a_new_class(path: Path, clients: Path, tmp_path: Path) -> None:
+def test_new_class_is_added_after_the_known_ones(path: Path, clients: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"has the label 3; labels must be 0 to 2\."):
-        join_exchange(path, clients / "e.npz", "e", add=True)
-    joined = join_exchange(path, clients / "e.npz", "e", add=True, new_classes=True)
-    assert joined.new_classes == ["3"]
+        join(path, clients / "e.npz", "e", add=True)
+    joined = join(path, clients / "e.npz", "e", add=True, new_classes=True)
+    assert joined.new_classes == ("3",)
     wanted = run(federation(choose(clients, tmp_path / "abce", "abce")), tmp_path / "wanted").path
     assert_same_federation(path, wanted)
     trained = load_trained_run(path)
     assert trained.class_names == ("0", "1", "2", "3")
     assert trained.parameters("a")["bias"].shape[0] == 4
-    # Nobody holds it any more: its name stays, and it is never the answer.
+    # A class without samples keeps its name and is never predicted.
     leave(path, "e")
     assert load_trained_run(path).class_names == ("0", "1", "2", "3")
     bias = load_file(path / "model.safetensors")["bias"]
@@ -131,18 +132,18 @@ def test_a_new_class(path: Path, clients: Path, tmp_path: Path) -> None:
     assert not (bias[:3, 0] == ABSENT).any()
 
 
-def test_without_add_nothing_is_written(path: Path, clients: Path) -> None:
+def test_join_without_add_writes_nothing(path: Path, clients: Path) -> None:
     with OPERATIONS.watch(path) as seen:
-        joined = join_exchange(path, clients / "e.npz", "e", new_classes=True)
+        joined = join(path, clients / "e.npz", "e", new_classes=True)
     assert seen == []
     assert not joined.was_added
     assert joined.before.keys() == {"classifier", "classifier_prior"}
-    assert joined.after.keys() == {"classifier", "classifier_prior", "local_test", "own_prior"}
+    assert joined.after.keys() == {"classifier", "classifier_prior", "personal", "personal_prior"}
     assert None not in joined.after.values()
 
 
-def test_the_ledger_tells_all_and_cannot_be_changed_unseen(path: Path, clients: Path) -> None:
-    join_exchange(path, clients / "d.npz", "d", add=True)
+def test_log_records_every_change_with_hashes_before_and_after(path: Path, clients: Path) -> None:
+    join(path, clients / "d.npz", "d", add=True)
     assert [each["client"] for each in list_joined(path)] == ["d"]
     leave(path, "a")
     leave(path, "d")
@@ -152,27 +153,23 @@ def test_the_ledger_tells_all_and_cannot_be_changed_unseen(path: Path, clients: 
     for before, after in ((first, second), (second, third)):
         for name in ("model", "statistics", "pool"):
             assert before[f"{name}_after"] == after[f"{name}_before"]
-    assert find_break(path) is None
-    lines = (path / "joins.jsonl").read_text().splitlines(keepends=True)
-    (path / "joins.jsonl").write_text(lines[0] + lines[2])
-    assert find_break(path) == 2
 
 
-def test_nothing_of_who_has_left_stays_in_the_files(path: Path, three: Path, clients: Path) -> None:
+def test_leaving_removes_the_client_from_all_files(path: Path, three: Path, clients: Path) -> None:
     leave(path, "b")
     names = [file.name for file in path.rglob("*") if file.is_file()]
     assert not any(name.startswith(("b.", "round")) and "jsonl" not in name for name in names)
     assert "b" not in json.loads((path / "partition.json").read_text())["clients"]
     assert load_trained_run(path).clients == ("a", "c")
-    # It may come back under its name.
-    join_exchange(path, clients / "b.npz", "b", add=True)
+    # The client may join again.
+    join(path, clients / "b.npz", "b", add=True)
     assert_same_federation(path, three)
 
 
-# What cannot be
+# Refusals
 
 
-def test_only_pooled_sums(clients: Path, tmp_path: Path) -> None:
+def test_pooled_statistics_allow_joining_but_not_leaving(clients: Path, tmp_path: Path) -> None:
     keep = {"statistics__keep": "pooled"}
     data = choose(clients, tmp_path / "data", "abc")
     path = run(federation(data, **keep), tmp_path / "pooled").path
@@ -180,38 +177,39 @@ def test_only_pooled_sums(clients: Path, tmp_path: Path) -> None:
     before = contents(path)
     for act in (
         lambda: leave(path, "a"),
-        lambda: join_exchange(path, clients / "d.npz", "a", add=True, replace=True),
-        lambda: join_exchange(path, clients / "d.npz", "a", add=True, more=True),
+        lambda: join(path, clients / "d.npz", "a", add=True, replace=True),
+        lambda: join(path, clients / "d.npz", "a", add=True, more=True),
     ):
-        with pytest.raises(InvalidInput, match="only pooled sums were kept"):
+        with pytest.raises(InvalidInput, match="only pooled statistics were kept"):
             act()
     assert contents(path) == before
-    join_exchange(path, clients / "d.npz", "d", add=True)
+    join(path, clients / "d.npz", "d", add=True)
     assert not (path / "statistics").exists()
-    # Without a scatter around own means, more samples are exact all the same.
+    # Methods without a scatter around own means can add samples exactly.
     split_client(clients / "c.npz", data / "c.npz", tmp_path / "rest.npz")
     ridge = run(federation(data, "fedridge", **keep), tmp_path / "ridge").path
-    join_exchange(ridge, tmp_path / "rest.npz", "c", add=True, more=True)
+    join(ridge, tmp_path / "rest.npz", "c", add=True, more=True)
     whole = choose(clients, tmp_path / "whole", "abc")
     wanted = run(federation(whole, "fedridge", **keep), tmp_path / "wanted").path
     assert_same_federation(ridge, wanted)
 
 
-def test_names(path: Path, clients: Path) -> None:
+def test_names_that_are_refused(path: Path, clients: Path) -> None:
     before = contents(path)
     data = clients / "d.npz"
     with pytest.raises(InvalidInput, match="'a', a client of the federation"):
-        join_exchange(path, data, "a", add=True)
+        join(path, data, "a", add=True)
     with pytest.raises(InvalidInput, match=r"with --more it must be one of a, b, c\."):
-        join_exchange(path, data, "z", add=True, more=True)
+        join(path, data, "z", add=True, more=True)
     with pytest.raises(InvalidInput, match="only one of them"):
-        join_exchange(path, data, "a", add=True, more=True, replace=True)
+        join(path, data, "a", add=True, more=True, replace=True)
     with pytest.raises(InvalidInput, match="printable text"):
-        join_exchange(path, data, "../a", add=True)
+        join(path, data, "../a", add=True)
     with pytest.raises(InvalidInput, match=r"it must be one of a, b, c\."):
         leave(path, "z")
-    with pytest.raises(InvalidInput, match="join_exchange"):
-        join(path, data, "d")
+    for given in ({"epochs": 2}, {"lr": 0.1}):
+        with pytest.raises(InvalidInput, match=f"{next(iter(given))} is given"):
+            join(path, data, "d", **given)
     assert contents(path) == before
     leave(path, "a")
     with pytest.raises(InvalidInput, match="'a', which has left already"):
@@ -223,7 +221,7 @@ def test_names(path: Path, clients: Path) -> None:
         resume(path)
 
 
-def test_files_of_other_federations_and_damaged_ones(path: Path, four: Path) -> None:
+def test_damaged_and_foreign_files_are_refused(path: Path, four: Path) -> None:
     pooled, own = path / "statistics.safetensors", path / "statistics" / "b.safetensors"
     sound, good = load_file(pooled), own.read_bytes()
 

@@ -11,7 +11,7 @@ from PIL import Image
 from mpfedcl import InvalidInput, run
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.experiment import Experiment
-from mpfedcl.inference.join import join
+from mpfedcl.inference.membership import join
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.models.encoders.encoder import ResNetEncoder
@@ -55,7 +55,7 @@ def pictured(root: Path, **changes: Any) -> Experiment:
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_features_are_those_that_the_run_would_have_used(
+def test_features_equal_those_of_the_run(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
@@ -74,7 +74,7 @@ def test_features_are_those_that_the_run_would_have_used(
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_behind_another_encoder_nobody_joins(pictures: Path, tmp_path: Path) -> None:
+def test_another_encoder_is_refused(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
     experiment = Experiment.from_toml(path / "experiment.toml")
     other = experiment.replace(encoder__name="random-resnet18:7")
@@ -84,7 +84,7 @@ def test_behind_another_encoder_nobody_joins(pictures: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_an_encoder_that_is_trained_too(pictures: Path, tmp_path: Path) -> None:
+def test_join_a_run_with_a_trained_encoder(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures, encoder__train=True), tmp_path / "run").path
     joined = join(path, pictures / "pen", "pen", epochs=1, add=True)
     assert (joined.train_images, joined.test_images, joined.was_added) == (6, 6, True)
@@ -93,15 +93,13 @@ def test_an_encoder_that_is_trained_too(pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_several_domains_are_one_client(pictures: Path, tmp_path: Path) -> None:
+def test_several_domains_join_as_one_client(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
     joined = join(path, pictures, "all of them", epochs=0)
     assert (joined.train_images, joined.test_images) == (18, 18)
 
 
-def test_a_real_domain_held_out_of_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_join_with_a_real_held_out_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (SHARED / "data" / "office10").is_dir():
         pytest.skip("needs office10 in ../shared/data, and the weights beside it")
     monkeypatch.setenv("MPFEDCL_DATA", str(SHARED / "data"))

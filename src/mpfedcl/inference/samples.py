@@ -1,0 +1,204 @@
+"""Samples that a user gives for a finished run: to be predicted, or labeled and held out.
+
+Predicted samples are named one by one, because one that cannot be read must not stop the others.
+Held-out samples have labels, and no client has trained with them.
+"""
+
+import glob
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy
+from numpy.typing import NDArray
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import identify_file
+from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
+from mpfedcl.data.npz_archive import open_unlabeled_samples
+from mpfedcl.data.reader import open_own_samples
+from mpfedcl.data.samples import (
+    ImageFormat,
+    Indices,
+    SampleFormat,
+    SampleIndex,
+    Samples,
+    Subset,
+    VectorFormat,
+    choose_format,
+)
+from mpfedcl.data.table_files import is_table_file
+from mpfedcl.data.tables import TableColumns, read_rows
+from mpfedcl.inference.trained_run import TrainedRun
+
+_SAMPLES_AT_ONCE = 256
+_MOST_HELD_OUT = 1000
+
+
+# Samples to predict
+
+
+@dataclass(frozen=True)
+class NamedSample:
+    """A sample that is read when `load` is called, which raises if it cannot be read."""
+
+    name: str
+    load: Callable[[], Samples]
+
+
+def list_samples(
+    words: Sequence[str],
+    stdin: TextIO,
+    wanted: SampleFormat,
+    columns: TableColumns | None = None,
+) -> list[NamedSample]:
+    """Return the samples in files, folders, patterns and archives, in the given order.
+
+    `-` stands for paths on stdin, one per line. `columns` are those of a run on a table.
+    """
+    found: list[NamedSample] = []
+    for word in words:
+        lines = (line.rstrip("\r\n") for line in stdin) if word == "-" else [word]
+        for path in lines:
+            found += _list_word(path, wanted, columns) if path else []
+    return found
+
+
+def read_batches(
+    samples: Sequence[NamedSample], wanted: SampleFormat
+) -> Iterator[tuple[list[str], Samples, dict[int, str]]]:
+    """Yield batches of samples, decoded in parallel.
+
+    A batch is all names, the samples that could be read, and the errors of the others by place.
+    """
+
+    def attempt(sample: NamedSample) -> Samples | str:
+        try:
+            return sample.load()
+        except InvalidInput as error:
+            return str(error)
+
+    with ThreadPoolExecutor() as executor:
+        for first in range(0, len(samples), _SAMPLES_AT_ONCE):
+            part = samples[first : first + _SAMPLES_AT_ONCE]
+            loaded = list(executor.map(attempt, part))
+            sound = [each for each in loaded if not isinstance(each, str)]
+            faults = {n: each for n, each in enumerate(loaded) if isinstance(each, str)}
+            empty = numpy.empty((0, *wanted.shape), dtype=wanted.dtype)
+            stacked = numpy.stack(sound) if sound else empty
+            yield [sample.name for sample in part], stacked, faults
+
+
+def _list_word(word: str, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
+    path = Path(word).expanduser()
+    if path.exists() or not glob.has_magic(word):
+        return _list_path(path, wanted, columns)
+    # pathlib has no glob for a pattern that may begin anywhere.
+    matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+    if not matches:
+        return [_unreadable(word, f"{word} matches no file; a pattern must match at least one.")]
+    return [sample for each in matches for sample in _list_path(Path(each), wanted, columns)]
+
+
+def _list_path(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
+    if path.suffix.lower() == ".npz" and not path.is_dir():
+        return _list_rows(path, wanted, "an npz file", lambda: _read_archive(path, wanted))
+    if isinstance(wanted, VectorFormat):
+        if columns is None:
+            fault = f"is not an npz file; this run takes {wanted}, as x [vectors, values] in one."
+            return [_unreadable(str(path), f"{path} {fault}")]
+        if not is_table_file(path):
+            fault = "is not a table; this run takes rows of a CSV or Parquet file."
+            return [_unreadable(str(path), f"{path} {fault}")]
+        return _list_rows(path, wanted, "a table", lambda: read_rows(path, columns))
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if is_image_file(each))
+        if not files:
+            names = ", ".join(f"*{extension}" for extension in EXTENSIONS)
+            return [_unreadable(str(path), f"{path} has no images; it must have files {names}.")]
+
+    def image(file: Path) -> NamedSample:
+        return NamedSample(str(file), lambda: read_image_file(file, wanted.size, wanted.is_color))
+
+    return [image(each) for each in files]
+
+
+def _read_archive(path: Path, wanted: SampleFormat) -> Samples:
+    store = open_unlabeled_samples(lambda: path.open("rb"), str(path), identify_file(path))
+    (found,) = store.inspect()
+    if found.vector_width != wanted.vector_width:
+        raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")
+    # All at once and in their own size, because an archive is always read from its beginning.
+    own = choose_format({found}, None, wanted.dtype)
+    return store.load(numpy.arange(len(store)), own)
+
+
+def _list_rows(
+    path: Path, wanted: SampleFormat, kind: str, read: Callable[[], Samples]
+) -> list[NamedSample]:
+    """Return the rows of one file as samples, or one sample that cannot be read."""
+    try:
+        rows = read()
+    except InvalidInput as error:
+        return [_unreadable(str(path), str(error))]
+    except OSError as error:
+        reason = error.strerror or error
+        return [_unreadable(str(path), f"{path} cannot be read ({reason}); it must be {kind}.")]
+
+    def row(number: int) -> NamedSample:
+        return NamedSample(f"{path}[{number}]", lambda: wanted.convert(rows[[number]])[0])
+
+    return [row(number) for number in range(len(rows))]
+
+
+def _unreadable(name: str, fault: str) -> NamedSample:
+    def refuse() -> Samples:
+        raise InvalidInput(fault)
+
+    return NamedSample(name, refuse)
+
+
+# Held-out samples
+
+
+class HeldOutSamples(NamedTuple):
+    """Labeled samples in a run's input format."""
+
+    samples: Samples
+    labels: NDArray[numpy.int64]
+
+
+def load_held_out(trained: TrainedRun, folder: Path, most: int = _MOST_HELD_OUT) -> HeldOutSamples:
+    """Load up to `most` labeled samples, evenly spaced over the classes."""
+    try:
+        sample_index = open_own_samples(folder, trained.class_names, trained.columns)
+    except InvalidInput as error:
+        raise InvalidInput(f"held_out{str(error).removeprefix('data')}") from None
+    if sample_index.vector_width != trained.input_format.vector_width:
+        raise InvalidInput(
+            f"held_out is {str(folder)!r}, which holds {sample_index}; the run takes "
+            f"{trained.input_format}."
+        )
+    parts = [part for each in sample_index.domains for part in (each.train, each.test) if part]
+    drawn = draw_evenly(Subset.join(parts), most)
+    return HeldOutSamples(load_converted(trained, sample_index, drawn.rows), drawn.labels)
+
+
+def load_converted(trained: TrainedRun, sample_index: SampleIndex, rows: Indices) -> Samples:
+    """Load samples in a run's input format, converted as for a prediction."""
+    input_format = trained.input_format
+    own = choose_format(sample_index.store.inspect(), None, input_format.dtype)
+    if isinstance(own, ImageFormat) and isinstance(input_format, ImageFormat):
+        # In their own color mode: `convert` removes color as it does for a prediction.
+        own = replace(input_format, is_color=own.is_color)
+    return input_format.convert(sample_index.store.load(rows, own))
+
+
+def draw_evenly(part: Subset, most: int) -> Subset:
+    """Return up to `most` samples, evenly spaced and so about as many of each class."""
+    if len(part.labels) <= most:
+        return part
+    return part.select(numpy.linspace(0, len(part.labels) - 1, most).round().astype(numpy.int64))

@@ -1,0 +1,586 @@
+"""Tuning: successive halving over a method's search space, judged on validation images.
+
+Every method gets the same number of trials. The state of a search is read from the records of its
+runs, so a search that was killed continues from them.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+import numpy
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT, write_atomically
+from mpfedcl.core.rng import numpy_generator
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import PredictorName, find_method
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
+
+BUDGET = 12
+VALIDATION = 0.2
+TOLERANCE = 1.0
+FILE = "tuning.json"
+LEARNING_RATE = "train__lr"
+
+SearchSpace = dict[str, tuple[Any, ...]]
+"""The values of each hyperparameter that is searched."""
+Values = dict[str, Any]
+"""One value for each hyperparameter."""
+Scores = Mapping[int, float | None]
+"""Accuracy in % by the number of the trial; None, the worst, if a run has no score."""
+
+_NEUTRAL_SETTINGS = {"engine": "auto", "workers": 1, "worker_timeout": 1800.0}
+"""Settings that do not change results; a search may be resumed with others."""
+_SHARES = (4, 2, 1)
+"""All trials run a quarter of the rounds, half of them half, and a quarter all rounds."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung: this many trials run up to this round; the defaults always run to the end."""
+
+    rounds: int
+    settings: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial: the values of all hyperparameters, and their scores."""
+
+    number: int
+    """0 is the trial of the defaults."""
+    values: Values
+    changes: Values
+    """The values that differ from the defaults."""
+    scores: dict[int, float | None]
+    """Validation accuracy in % by round."""
+    stopped_after: int | None
+    """The round after which the trial was stopped; None if it ran to the end."""
+    runs: list[str]
+    """The folders of the runs, one per seed."""
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The result of tuning one method."""
+
+    method: str
+    predictor: str
+    base: Experiment
+    """The experiment with the defaults; it is tested on its test images."""
+    search_space_used: SearchSpace
+    budget: int
+    seeds: list[int]
+    validation: float
+    tolerance: float
+    rungs: list[Rung]
+    trials: list[Trial]
+    chosen: int
+    within: list[int]
+    """The trials whose score is within `tolerance` standard errors of the best."""
+    standard_error: float | None
+    """Of the best score, in points."""
+    rounds_run: int
+    seconds: float
+
+    @property
+    def chosen_values(self) -> Values:
+        """The chosen value of each hyperparameter, for `Experiment.replace`."""
+        return present_values(self.trials[self.chosen].values)
+
+    @property
+    def changes(self) -> Values:
+        """The chosen values that are not the defaults."""
+        return self.trials[self.chosen].changes
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the method has no hyperparameters to tune."""
+        return not self.search_space_used
+
+    @property
+    def best(self) -> Experiment:
+        """The experiment with the chosen values, tested on its test images."""
+        return self.base.replace(**self.chosen_values)
+
+    @property
+    def score(self) -> float | None:
+        """The validation accuracy of the chosen trial in the last round, in %."""
+        return self.trials[self.chosen].scores[self.rungs[-1].rounds]
+
+    @property
+    def default_score(self) -> float | None:
+        """The validation accuracy of the defaults in the last round, in %."""
+        return self.trials[0].scores[self.rungs[-1].rounds]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        content = asdict(self) | {"base": json.loads(self.base.model_dump_json(exclude_none=True))}
+        return {"format": FORMAT, **content}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        """Return the result that `to_json` was called on."""
+        values = {name: value for name, value in content.items() if name != "format"}
+        values["base"] = Experiment(**values["base"])
+        values["rungs"] = [Rung(**rung) for rung in values["rungs"]]
+        values["search_space_used"] = {k: tuple(v) for k, v in values["search_space_used"].items()}
+        values["trials"] = [
+            Trial(**trial | {"scores": {int(k): v for k, v in trial["scores"].items()}})
+            for trial in values["trials"]
+        ]
+        return cls(**values)
+
+    def write(self, folder: Path) -> None:
+        """Write tuning.json and the chosen settings."""
+        RunDirectory(folder).write_json(FILE, self.to_json())
+        self.write_best(folder)
+
+    def write_best(self, folder: Path) -> None:
+        """Write the chosen settings as a file that `mpfedcl run` and `mpfedcl compare` take."""
+        name = f"best-{self.method.replace(':', '.')}.toml"
+        write_atomically(folder / name, self.best.to_toml().encode())
+
+
+def load_tuning(folder: Path) -> TuningResult | None:
+    """Return the result of the search in a folder, or None if it is not complete."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        return TuningResult.from_json(json.loads(path.read_bytes()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({type(error).__name__}: {error}); remove it, and the same "
+            "command writes it again from the runs."
+        ) from None
+
+
+def describe_changes(changes: Values) -> list[str]:
+    """Return short texts such as `lr 0.1`, one per changed hyperparameter."""
+    return [f"{name.rpartition('__')[2]} {value}" for name, value in changes.items()]
+
+
+def present_values(values: Values) -> Values:
+    """Return the values without the unset options of a user's method."""
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None or not name.startswith("options__")
+    }
+
+
+def run_searches(searches: Sequence["Search"], options: JobOptions) -> bool:
+    """Run searches in parallel, rung by rung; return whether all are complete."""
+    for search in searches:
+        search.write_description()
+    with JobPool(options) as pool:
+        while due := [planned for search in searches for planned in search.due_runs()]:
+            if not pool.run(due):
+                return False
+    return True
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials for one method, and the folder of their runs."""
+
+    base: Experiment
+    """The experiment with the defaults; its seed is not used."""
+    path: Path
+    grid: SearchSpace
+    settings: Sequence[Values]
+    """The values of each trial, the defaults first."""
+    budget: int
+    seeds: Sequence[int]
+    validation: float
+    tolerance: float
+    predictor: PredictorName
+    """The predictor that gives the score."""
+
+    @classmethod
+    def prepare(
+        cls,
+        base: Experiment,
+        method: str,
+        path: Path,
+        budget: int = BUDGET,
+        seeds: Sequence[int] = (0,),
+        *,
+        validation: float = VALIDATION,
+        tolerance: float = TOLERANCE,
+        predictor: PredictorName | None = None,
+    ) -> Self:
+        """Draw the trials, and refuse a folder that holds another search.
+
+        `predictor` gives the score; None is the method's primary predictor on local test sets.
+        """
+        _check(budget, seeds, validation, tolerance)
+        if base.privacy.has_budget:
+            raise InvalidInput(
+                f"privacy.epsilon is {base.privacy.epsilon:g}; for tuning it must be left "
+                "out: each run on private data is a release, and a choice among runs spends the "
+                "budgets of all of them. Choose on data that need no budget."
+            )
+        found = find_method(method)
+        base = base.replace(method=method, partition__validation=0.0)
+        complete = base.resolved(found.defaults)
+        grid, defaults = build_grid(found.search_space, complete, budget)
+        generator = numpy_generator(seeds[0], "tuning", method)
+        settings = draw_settings(grid, defaults, budget, generator)
+        # The primary predictor does not depend on the number of classes.
+        judged = predictor or found(complete, num_classes=1).predictor_on("local_test")
+        asked = (budget, tuple(seeds), validation, tolerance, judged)
+        search = cls(base, path, grid, settings, *asked)
+        for number in range(len(settings)):
+            search.planned_run(number, search.seeds[0], base.rounds)
+        search._refuse_another_search()
+        return search
+
+    @cached_property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The rungs of successive halving."""
+        # One-shot methods have one round.
+        rounds = self.base.resolved(find_method(self.base.method).defaults).rounds
+        return plan_rungs(rounds, len(self.settings))
+
+    @cached_property
+    def _evaluate_predictors(self) -> str:
+        """The predictors that are evaluated: the primary one, or all."""
+        found = find_method(self.base.method)
+        method = found(self.base.resolved(found.defaults), num_classes=1)
+        return "judged" if method.predictor_on("local_test") == self.predictor else "all"
+
+    @property
+    def most_rounds(self) -> int:
+        """The rounds of all runs in total, if the defaults are never among the best."""
+        total, before = 0, 0
+        for rung in self.rungs:
+            running = min(rung.settings + 1, len(self.settings))
+            total += running * (rung.rounds - before) * len(self.seeds)
+            before = rung.rounds
+        return total
+
+    def rounds_done(self) -> int:
+        """Return how many rounds are on record."""
+        # Lines are counted, not parsed: this is called twice a second for hundreds of runs.
+        return sum(each.read_bytes().count(b"\n") for each in self.path.glob("*/rounds.jsonl"))
+
+    def planned_run(self, number: int, seed: int, rounds: int) -> PlannedRun:
+        """Return the run of a trial with one seed."""
+        defaults = find_method(self.base.method).defaults
+        whole = self.base.resolved(defaults)
+        # Defaults that depend on the number of rounds follow from all rounds, not from a rung's.
+        found = {name: whole.setting(name) for name, each in defaults.items() if callable(each)}
+        experiment = self.base.replace(
+            **found,
+            seed=seed,
+            rounds=rounds,
+            partition__validation=self.validation,
+            # Only the scores at the ends of rungs are needed.
+            evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
+            evaluate_predictors=self._evaluate_predictors,
+            personal_models=False,
+            trail=False,
+            **present_values(self.settings[number]),
+        )
+        return PlannedRun(experiment.resolved(defaults), self.path / self._run_folder(number, seed))
+
+    def due_runs(self) -> list[PlannedRun]:
+        """Return the missing runs of the first incomplete rung."""
+        return self._evaluate_rungs()[2]
+
+    def collect_result(self) -> TuningResult:
+        """Return the result of a complete search."""
+        scores, stopped, _ = self._evaluate_rungs()
+        last = self.rungs[-1].rounds
+        defaults = self.settings[0]
+        changes = [
+            {name: value for name, value in values.items() if value != defaults[name]}
+            for values in self.settings
+        ]
+        final = {number: each[last] for number, each in enumerate(scores) if last in each}
+        known = [score for score in final.values() if score is not None]
+        error = self._standard_error(max(known)) if known else None
+        chosen, within = choose_settings(
+            final, [len(e) for e in changes], self.tolerance * (error or 0)
+        )
+        records = [
+            record
+            for number in range(len(self.settings))
+            for seed in self.seeds
+            for record in self._records(number, seed)
+        ]
+        return TuningResult(
+            method=self.base.method,
+            predictor=self.predictor,
+            base=self.base,
+            search_space_used=self.grid,
+            budget=self.budget,
+            seeds=list(self.seeds),
+            validation=self.validation,
+            tolerance=self.tolerance,
+            rungs=list(self.rungs),
+            trials=[
+                Trial(
+                    number,
+                    self.settings[number],
+                    changes[number],
+                    scores[number],
+                    stopped.get(number),
+                    [self._run_folder(number, seed) for seed in self.seeds],
+                )
+                for number in range(len(self.settings))
+            ],
+            chosen=chosen,
+            within=within,
+            standard_error=error,
+            rounds_run=len(records),
+            seconds=round(sum(sum(record["seconds"].values()) for record in records), 3),
+        )
+
+    def write_description(self) -> None:
+        """Write search.json, by which the folder of another search is recognized."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        RunDirectory(self.path).write_json("search.json", self._description())
+
+    def write_result(self) -> TuningResult:
+        """Write and return the result of a complete search; weights are deleted."""
+        result = self.collect_result()
+        result.write(self.path)
+        self.delete_weights()
+        return result
+
+    def delete_weights(self) -> None:
+        """Delete the weights of all runs; their records stay."""
+        for path in self.path.glob("trial-*"):
+            shutil.rmtree(RunDirectory(path).checkpoints, ignore_errors=True)
+            for file in path.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
+
+    def _evaluate_rungs(
+        self,
+    ) -> tuple[list[dict[int, float | None]], dict[int, int], list[PlannedRun]]:
+        """Return the scores so far, the rounds after which trials stopped, and the missing runs."""
+        scores: list[dict[int, float | None]] = [{} for _ in self.settings]
+        stopped: dict[int, int] = {}
+        running = list(range(len(self.settings)))
+        for rung, following in zip(self.rungs, [*self.rungs[1:], None], strict=True):
+            planned = [
+                self.planned_run(n, seed, rung.rounds) for n in running for seed in self.seeds
+            ]
+            due = [each for each in planned if not each.is_done()]
+            if due:
+                return scores, stopped, due
+            for number in running:
+                scores[number][rung.rounds] = self._score(number, rung.rounds)
+            if following is not None:
+                at_rung = {number: scores[number][rung.rounds] for number in running}
+                kept = keep_best(at_rung, following.settings)
+                stopped |= {number: rung.rounds for number in running if number not in kept}
+                running = kept
+        return scores, stopped, []
+
+    def _score(self, number: int, round_number: int) -> float | None:
+        """Return the mean over seeds of the accuracy after a round."""
+        found = [
+            record["accuracy"]["local_test"][self.predictor]
+            for seed in self.seeds
+            for record in self._records(number, seed)
+            if record["round"] == round_number
+        ]
+        return None if None in found else fmean(found)
+
+    def _records(self, number: int, seed: int) -> list[dict[str, Any]]:
+        return RunDirectory(self.path / self._run_folder(number, seed)).read_records()
+
+    def _standard_error(self, score: float) -> float:
+        experiment = self.planned_run(0, self.seeds[0], self.base.rounds).experiment
+        sizes = []
+        for seed in self.seeds:
+            content = RunDirectory(self.path / self._run_folder(0, seed)).read_json(
+                "partition.json"
+            )
+            assert content is not None
+            sizes.append([client["test"] for client in content["clients"].values()])
+        return standard_error(score, sizes, shared=experiment.partition.test == "shared")
+
+    def _run_folder(self, number: int, seed: int) -> str:
+        width = len(str(len(self.settings) - 1))
+        return f"trial-{number:0{width}}-seed{seed}"
+
+    def _description(self) -> dict[str, Any]:
+        base = self.base.replace(seed=0, **_NEUTRAL_SETTINGS)
+        return {
+            "format": FORMAT,
+            "base": json.loads(base.model_dump_json()),
+            "validation": self.validation,
+            "seeds": list(self.seeds),
+            "settings": [dict(each) for each in self.settings],
+        }
+
+    def _refuse_another_search(self) -> None:
+        """Refuse a folder with the runs of another search."""
+        if not any(self.path.glob("*/experiment.toml")):
+            return
+        found = RunDirectory(self.path).read_json("search.json")
+        if found != json.loads(json.dumps(self._description())):
+            raise InvalidInput(
+                f"out is {str(self.path)!r}; it holds a search with other settings: give another "
+                "folder, or the settings it was begun with."
+            )
+
+
+def _check(budget: int, seeds: Sequence[int], validation: float, tolerance: float) -> None:
+    if budget < 1:
+        raise InvalidInput(f"budget is {budget}; it must be at least 1.")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InvalidInput(f"seeds is {list(seeds)}; it must name at least one, and each once.")
+    if not 0 < validation < 1:
+        raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
+    if not 0 <= tolerance < math.inf:
+        raise InvalidInput(f"tolerance is {tolerance:g}; it must be 0 or more.")
+
+
+# The search space
+
+
+def build_grid(
+    search_space: Mapping[str, Sequence[Any]], base: Experiment, budget: int
+) -> tuple[SearchSpace, Values]:
+    """Return the values to search and the defaults, which are always among them.
+
+    A grid with fewer points than the budget gets more learning rates, so that methods with few
+    hyperparameters get as many trials as others.
+    """
+    try:
+        defaults = {name: base.setting(name) for name in search_space}
+    except AttributeError:
+        raise InvalidInput(
+            f"the search space of {base.method} has {', '.join(search_space)}; each must name a "
+            f"setting, such as {LEARNING_RATE}."
+        ) from None
+    grid = {
+        name: tuple(values) if defaults[name] in values else (defaults[name], *values)
+        for name, values in search_space.items()
+    }
+    if LEARNING_RATE in grid:
+        grid[LEARNING_RATE] = tuple(sorted(grid[LEARNING_RATE]))
+    while LEARNING_RATE in grid and count_settings(grid) < budget:
+        finer = _insert_midpoints(grid[LEARNING_RATE])
+        if finer == grid[LEARNING_RATE]:
+            break
+        grid[LEARNING_RATE] = finer
+    return grid, defaults
+
+
+def count_settings(grid: Mapping[str, Sequence[Any]]) -> int:
+    """Return the number of points of a grid."""
+    return math.prod(len(values) for values in grid.values())
+
+
+def draw_settings(
+    grid: SearchSpace, defaults: Values, budget: int, generator: numpy.random.Generator
+) -> list[Values]:
+    """Draw `budget` different points of a grid, or all points.
+
+    The defaults come first, then the defaults at each other learning rate, then random points. All
+    learning rates have the same number of trials, give or take one.
+    """
+    rates = grid.get(LEARNING_RATE, (None,))
+    others = {name: values for name, values in grid.items() if name != LEARNING_RATE}
+    shape = [len(values) for values in others.values()]
+    size = math.prod(shape)
+    at_default = [values.index(defaults[name]) for name, values in others.items()]
+    default_rate = rates.index(defaults.get(LEARNING_RATE))
+    default_number = int(numpy.ravel_multi_index(at_default, shape)) if shape else 0
+    remaining = []
+    for index in range(len(rates)):
+        # Points are drawn by number, because a large grid cannot be enumerated.
+        drawn = [int(each) for each in generator.choice(size, min(size, budget + 1), replace=False)]
+        first = [] if index == default_rate else [default_number]
+        remaining.append([*first, *(number for number in drawn if number != default_number)])
+    order = [int(each) for each in generator.permutation(len(rates))]
+    tried = [int(index == default_rate) for index in range(len(rates))]
+    chosen = [dict(defaults)]
+    while len(chosen) < budget and any(remaining):
+        index = min((each for each in order if remaining[each]), key=lambda each: tried[each])
+        number = remaining[index].pop(0)
+        indices = numpy.unravel_index(number, shape) if shape else ()
+        tried[index] += 1
+        values = {
+            name: choices[int(at)]
+            for (name, choices), at in zip(others.items(), indices, strict=True)
+        }
+        if LEARNING_RATE in grid:
+            values[LEARNING_RATE] = rates[index]
+        chosen.append({name: values[name] for name in grid})
+    return chosen
+
+
+def _insert_midpoints(rates: Sequence[float]) -> tuple[float, ...]:
+    """Return learning rates with the geometric means of neighbors."""
+    between = [float(f"{math.sqrt(a * b):.3g}") for a, b in pairwise(rates)]
+    return tuple(sorted({*rates, *between}))
+
+
+# Successive halving
+
+
+def plan_rungs(rounds: int, num_settings: int) -> tuple[Rung, ...]:
+    """Return the rungs of a search; few rounds give fewer rungs."""
+    rungs: dict[int, Rung] = {}
+    for share, kept in zip(_SHARES, reversed(_SHARES), strict=True):
+        up_to = math.ceil(rounds / share)
+        rungs.setdefault(up_to, Rung(up_to, math.ceil(num_settings / kept)))
+    return tuple(rungs.values())
+
+
+def keep_best(scores: Scores, count: int) -> list[int]:
+    """Return the `count` best trials and the defaults (0), in order; ties go to the first."""
+    ranked = sorted(scores, key=lambda n: (scores[n] is None, -(scores[n] or 0.0), n))
+    return sorted({*ranked[:count], *(number for number in scores if number == 0)})
+
+
+def choose_settings(
+    scores: Scores, num_changes: Sequence[int], error: float
+) -> tuple[int, list[int]]:
+    """Return the chosen trial, and all trials within `error` of the best.
+
+    Of these the one with the fewest changes to the defaults is chosen, then the best score: a
+    difference within the error is no reason for a change.
+    """
+    known = {number: score for number, score in scores.items() if score is not None}
+    if not known:
+        return 0, []
+    # Rounding must not separate equal scores.
+    limit = max(known.values()) - error - 1e-9
+    within = sorted(number for number, score in known.items() if score >= limit)
+    chosen = min(within, key=lambda number: (num_changes[number], -known[number], number))
+    return chosen, within
+
+
+def standard_error(score: float, test_sizes: Sequence[Sequence[int]], *, shared: bool) -> float:
+    """Return the standard error of a score in %, from the clients' numbers of test images.
+
+    `test_sizes` has a list per seed. A shared test set counts once; otherwise a score is a mean
+    over clients, and small test sets make it uncertain.
+    """
+    variances = []
+    for sizes in test_sizes:
+        known = [size for size in sizes if size > 0]
+        if shared:
+            variances.append(1 / max(known))
+        else:
+            variances.append(sum(1 / size for size in known) / len(known) ** 2)
+    share = score / 100
+    return 100 * math.sqrt(share * (1 - share) * sum(variances)) / len(variances)
