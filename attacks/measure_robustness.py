@@ -31,7 +31,7 @@ from mpfedcl.engines import Engine, InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method, prototype_rule
 from mpfedcl.models import Model
-from mpfedcl.models.encoders.preprocessing import PixelScaling
+from mpfedcl.models.encoders.encoder import PixelScaling
 from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.round_loop import RoundLoop

@@ -26,7 +26,7 @@ from unrendered_figures import render, rendered
 
 from mpfedcl.cli.main import main
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.models.encoders.encoder import ResNetEncoder
+from mpfedcl.models.encoders.torch_encoders import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 
 REPOSITORY = Path(__file__).parents[1]

@@ -116,7 +116,7 @@ def test_writers_that_only_test_are_refused(source: Path, data: Path) -> None:
     """As LEAF splits by writers (-t user), where nobody would have an local test set."""
     write_file(source / "train" / "a.json", leaf_bytes({"f1": (ONE, [3])}))
     write_file(source / "test" / "a.json", leaf_bytes({"f2": (ONE, [3])}))
-    assert "has the writer 'f2', who has nothing to train on" in refusal(source, data, "femnist")
+    assert "has the writer 'f2'" in refusal(source, data, "femnist")
 
 
 def test_a_writer_in_two_files_is_refused(source: Path, data: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_client_is_a_domain(tmp_path: Path) -> None:
         ({"clients_train": ["a", "b"]}, r"clients_train has <U1 \[2\]; it must be"),
         ({"clients_train": [1, 2, 3, 4]}, r"clients_train has int64 \[4\]"),
         ({"clients_train": [["a"] * 4]}, r"clients_train has <U1 \[1, 4\]"),
-        ({"clients_test": ["a", "z"]}, "clients_test has 'z', who has nothing in x_train"),
+        ({"clients_test": ["a", "z"]}, "clients_test has 'z'"),
         ({"clients_train": ["a", "b", "../x", "b"]}, r"the domain '\.\./x'; a domain's name"),
         ({"clients_train": numpy.array(["a"] * 4, dtype=object)}, "pickles are never read"),
     ],

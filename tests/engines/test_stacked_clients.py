@@ -13,8 +13,8 @@ from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
-from mpfedcl.models.encoders.preprocessing import Preprocessing
-from mpfedcl.models.encoders.trainable_encoder import TrainableEncoder
+from mpfedcl.models.encoders.encoder import Preprocessing
+from mpfedcl.models.encoders.torch_encoders import TrainableEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop

@@ -14,7 +14,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.inference.membership import join
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.trained_run import load_trained_run
-from mpfedcl.models.encoders.encoder import ResNetEncoder
+from mpfedcl.models.encoders.torch_encoders import ResNetEncoder
 
 pytestmark = pytest.mark.whole
 

@@ -263,7 +263,7 @@ def test_full_disk_costs_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(feature_cache.numpy_format, "write_array", fail)
+    monkeypatch.setattr("numpy.lib.format.write_array", fail)
     assert_works_without_storing(folder, "No space left")
     assert not list(folder.iterdir())
 

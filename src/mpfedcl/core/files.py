@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, flushed to disk, renamed into place."""
+"""Atomic writes, bounded reads and folder locks."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from mpfedcl.core.errors import InvalidInput
 FORMAT = 2
 """The version of the files that runs write; files of another version are rejected."""
 MOST_BYTES = 2**28
-"""Of a file of settings or of plain values: a thousand times what any run has written."""
+"""The size limit of settings and JSON files: a thousand times the largest seen."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
@@ -33,7 +33,7 @@ def check_format(found: object, path: Path) -> None:
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file so that a crash at any moment leaves the old one or the new one.
 
-    What is not `durable` is not waited for: it outlives the process, perhaps not a power cut.
+    Without `durable`, the file survives the process, but perhaps not a power failure.
     """
     with open_atomically(path, durable=durable) as file:
         file.write(content)
@@ -41,7 +41,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 
 @contextlib.contextmanager
 def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file to write it; it takes its place when it is whole, as in `write_atomically`."""
+    """Open a file for writing; it replaces `path` when it is complete."""
     beside, handle = _create_beside(path)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -51,7 +51,7 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
                 os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        # On a full disk half a file helps nobody. The system names no file where a write fails.
+        # Half a file is useless. The system does not name the file when a write fails.
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         error.filename = str(path)
@@ -61,7 +61,7 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def _create_beside(path: Path) -> tuple[Path, int]:
-    """Create a file beside another, under a name that nobody can have prepared a link at."""
+    """Create a file next to another, under a random name that cannot be a prepared link."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -72,16 +72,16 @@ def _create_beside(path: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes have left half written. Who calls keeps others out."""
+    """Remove half-written files of killed processes; the caller must hold the folder's lock."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _LEFTOVER.fullmatch(path.name):
             path.unlink()
 
 
 def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file; pipes, devices and what is too large are refused."""
+    """Return the content of a file; pipes, devices and files above `most` bytes are rejected."""
     try:
-        # Opening a pipe would wait for somebody to write, and a device may never end.
+        # Opening a pipe would block, and a device may never end.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
@@ -100,7 +100,7 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def unused_folder(wanted: Path) -> Path:
-    """Return a folder that does not exist yet: as wanted, else with a number."""
+    """Return a folder that does not exist yet: `wanted`, or `wanted` with a number."""
     path, number = wanted, 2
     while path.exists():
         path, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
@@ -108,19 +108,19 @@ def unused_folder(wanted: Path) -> Path:
 
 
 def identify_file(path: Path, folder: Path | None = None) -> str:
-    """Return what tells a file from others, and from itself before a change, unopened.
+    """Return a text that identifies a file and its version without opening it.
 
-    `folder` is where it lies, resolved, for whoever asks of many files in few folders.
+    `folder` is its resolved folder, for callers with many files in few folders.
     """
     status = path.stat()
-    # The time of change of the entry (ctime) cannot be set back, as the content's (mtime) can.
+    # Unlike mtime, ctime cannot be set back.
     parts = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     resolved = path.resolve() if folder is None else folder / path.name
     return json.dumps([os.fsdecode(resolved), *parts])
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename durable: on POSIX the folder has its own buffer."""
+    """Make a rename durable: on POSIX folders are buffered separately."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -130,14 +130,14 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Create a folder and keep other mpfedcl processes out of it, or `wait` until they are done.
+    """Create a folder and lock out other mpfedcl processes, or `wait` until they are done.
 
-    The lock is a hidden file beside the folder; a killed process leaves none.
+    The lock is a hidden file next to the folder; it ends with the process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.resolve()
     path = path.with_name(f".{path.name}.lock")
-    # Not the library's other kind of lock, which would outlive a process that is killed.
+    # No soft lock, which would outlive a killed process.
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=wait)
@@ -146,7 +146,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
             f"{folder} is already in use by another mpfedcl process; that must end first."
         ) from None
     except OSError:
-        # A file system that knows no locks: a rare double start is worth less than working.
+        # A file system without locks: working matters more than preventing a double start.
         pass
     try:
         yield

@@ -27,7 +27,7 @@ def resize_image(image: Image.Image, size: Size) -> Image.Image:
     height, width = size
     if image.size == (width, height):
         return image
-    # Lanczos keeps detail when shrinking; enlarging, it would ring where bicubic hardly does.
+    # Lanczos keeps detail when shrinking; when enlarging, it rings more than bicubic.
     shrinks = image.width * image.height > width * height
     method = Image.Resampling.LANCZOS if shrinks else Image.Resampling.BICUBIC
     return image.resize((width, height), method)

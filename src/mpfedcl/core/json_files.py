@@ -1,4 +1,4 @@
-"""JSON files by declaration: what is written and what is read back are one class."""
+"""JSON files with a schema: one class describes writing and reading."""
 
 import json
 import math
@@ -11,30 +11,27 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, check_format, read_bounded
 
 Json = dict[str, Any]
-"""Plain values, as JSON takes them."""
+"""Plain values of a JSON object."""
 
 
 class FileContent(BaseModel):
-    """What is in a file: read-only; names that a later version may add are passed over.
-
-    What an earlier version did not write has a default.
-    """
+    """The content of a file, read-only; unknown names are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     def to_json(self) -> Json:
-        """Return plain values, as the file has them."""
+        """Return plain values as stored in the file."""
         return self.model_dump(mode="json")
 
 
 _MOST_DIGITS = 20
-"""Of a whole number: 64 bits have no more."""
+"""Digits of an integer of 64 bits."""
 
 
 def load_json(content: bytes) -> Any:
-    """Return plain values; numbers that are not finite, or longer than 64 bits, are a ValueError.
+    """Return plain values; raise ValueError for numbers that are not finite or exceed 64 bits.
 
-    Python's own reader takes them, and nothing could be written or computed with them later.
+    Python's reader accepts them, but nothing could be computed with them later.
     """
     try:
         return json.loads(
@@ -70,7 +67,7 @@ def read_json_file(path: Path, schema: type[_AnyFile]) -> _AnyFile:
 
 
 def parse_json(content: bytes, schema: type[_AnyFile], path: Path) -> _AnyFile:
-    """Read the content of a JSON file; what is wrong with it is told of the path."""
+    """Parse the content of a JSON file; errors name the path."""
     try:
         values = load_json(content)
     except ValueError as error:
@@ -82,9 +79,9 @@ def parse_json(content: bytes, schema: type[_AnyFile], path: Path) -> _AnyFile:
 def validate_content(
     values: Any, schema: type[_AnyFile], what: str, *, strict: bool = False
 ) -> _AnyFile:
-    """Return values in their schema; what does not fit is told in one sentence.
+    """Validate values against a schema; errors are one sentence.
 
-    `strict` where the values are used as they are: a number as a text is then none.
+    `strict` allows no conversions, such as a number given as text.
     """
     try:
         return schema.model_validate(values, strict=strict)

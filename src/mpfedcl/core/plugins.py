@@ -1,28 +1,46 @@
-"""Classes of the user's own, named as package.module:Class."""
+"""Extensions: classes named as package.module:Class, and entry points of installed packages."""
 
 import importlib
-import importlib.metadata
 import sys
 from functools import cache
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 
 _Base = TypeVar("_Base")
 
 
 @cache
-def entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """Return what installed packages offer under a group, such as `mpfedcl.methods`, by name."""
-    return {each.name: each for each in importlib.metadata.entry_points(group=group)}
+def entry_points(group: str) -> dict[str, EntryPoint]:
+    """Return what installed packages offer to a group, by name; nothing is imported.
+
+    Groups are mpfedcl.methods, mpfedcl.datasets, mpfedcl.models, mpfedcl.encoders,
+    mpfedcl.partitions and mpfedcl.aggregators. Built-in names take precedence, so callers look
+    here only for names that they do not know.
+    """
+    return {each.name: each for each in metadata.entry_points(group=group)}
+
+
+def load(entry: EntryPoint, field: str) -> Any:
+    """Import the object of an entry point, which a settings field names."""
+    try:
+        return entry.load()
+    # A package may fail in any way while it is imported.
+    except Exception as error:
+        raise InvalidInput(
+            f"{field} is {entry.name!r}, which {entry.value} of an installed package offers, but "
+            f"it cannot be imported ({type(error).__name__}: {explain(error)})."
+        ) from None
 
 
 def allow_current_folder() -> None:
     """Let classes come from the current folder, where an installed command does not look.
 
-    Only if the command line names such a class: a run directory from elsewhere must not
-    choose what is run of the folder that its reader happens to be in.
+    This is done only if the command line names such a class: a run directory from elsewhere must
+    not choose which code of the current folder is run.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -33,7 +51,7 @@ def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    # A user's module may fail in any way while it is imported; the sentence says how.
+    # A user's module may fail in any way while it is imported.
     except Exception as error:
         elsewhere = str(Path.cwd()) not in sys.path
         here = f"; the current folder is searched if --{field} names it" if elsewhere else ""

@@ -1,4 +1,4 @@
-"""A bar for work that turns out to be long; quick work stays silent."""
+"""A progress bar that appears only if the work takes a while."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ _SECONDS_BEFORE_A_BAR = 2.0
 
 
 class WaitingBar:
-    """Shows how far the work is, on a terminal only, and only once it has taken a while."""
+    """Shows progress on a terminal once the work has taken two seconds."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title = title
@@ -21,7 +21,7 @@ class WaitingBar:
         self._bar: Progress | None = None
 
     def advance(self, count: int) -> None:
-        """Note that so much more is done."""
+        """Add `count` to the work done."""
         self._done += count
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done)

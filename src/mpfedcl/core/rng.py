@@ -1,7 +1,7 @@
 """Randomness from keys, never from the order of calls.
 
-Every random draw names what it is for: `generator(seed, round, client, "batches")`. Two engines,
-a resumed run and clients that answer in another order therefore draw the same numbers.
+Every random draw names its purpose: `generator(seed, round, client, "batches")`. All engines,
+resumed runs, and clients that answer in another order therefore draw the same numbers.
 """
 
 import hashlib

@@ -16,14 +16,14 @@ Tensors = dict[str, Tensor]
 def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes:
     """Return tensors in the safetensors format, with at most one note in the metadata.
 
-    One, because the library writes several in an order that changes from call to call, and equal
-    runs must give equal bytes.
+    Only one, because the library writes several in varying order, and equal runs must give equal
+    bytes.
     """
     packed: Tensors = {}
     places: set[int] = set()
     for name, value in sorted(tensors.items()):
         packed[name] = value.detach().cpu().contiguous()
-        # Clients may keep one and the same tensor; the format wants each to have its own memory.
+        # Entries may share a tensor, but the format requires separate memory.
         place = packed[name].untyped_storage().data_ptr()
         if place in places:
             packed[name] = packed[name].clone()
@@ -34,7 +34,7 @@ def pack_tensors(tensors: Tensors, note: tuple[str, str] | None = None) -> bytes
 def load_tensors(path: Path) -> Tensors:
     """Read a safetensors file."""
     if path.exists() and not path.is_file():
-        # A link to a device that never ends, or a pipe that nobody writes to.
+        # A device may never end, and a pipe may never be written to.
         raise InvalidInput(f"{path} cannot be read as safetensors: it is not a regular file.")
     try:
         return load(path.read_bytes())
@@ -43,7 +43,7 @@ def load_tensors(path: Path) -> Tensors:
 
 
 def digest(*content: bytes) -> str:
-    """Return the SHA-256 of the content, one part after the other, in hexadecimal."""
+    """Return the SHA-256 of the concatenated content, in hexadecimal."""
     found = hashlib.sha256()
     for part in content:
         found.update(part)

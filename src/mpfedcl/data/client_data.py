@@ -63,7 +63,7 @@ class SubsetsByClient(ByClient[Subset]):
         return cls(names, Subset.join(ordered), sizes)
 
     def keep(self, chosen: NDArray[numpy.bool_]) -> "SubsetsByClient":
-        """Return some of the samples [of all]; each client keeps those of its own."""
+        """Return the chosen samples; each client keeps its own."""
         kept = numpy.bincount(self.owners[chosen], minlength=len(self.names))
         return SubsetsByClient(self.names, self.everything.select(chosen), kept)
 
@@ -97,7 +97,7 @@ class RangesByClient(ByClient[Indices]):
 
     @classmethod
     def same_for_all(cls, names: Sequence[str], size: int) -> "RangesByClient":
-        """Give everybody the numbers from 0 on."""
+        """Give every client the range from 0 to `size`."""
         return cls(names, *(numpy.full(len(names), each) for each in (0, size)))
 
     def _count_up(self, place: int) -> Indices:
@@ -106,12 +106,12 @@ class RangesByClient(ByClient[Indices]):
 
 
 _NUMBERS_AT_ONCE = 2**22
-"""Of inputs that are added up together in double precision."""
+"""Input values summed together in double precision."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client: its training images, and which images of the global test set set are its own."""
+    """One client: its training samples, and its part of the global test set."""
 
     name: str
     inputs: Tensor
@@ -119,7 +119,7 @@ class ClientData:
     labels: Tensor
     """[images], int64."""
     test: Tensor
-    """[test images], int64: indices into the global test set set; may be empty."""
+    """[test images], int64: indices into the global test set; may be empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class ClientTable(Sequence[ClientData]):
     sizes: Indices
     """[clients]: how many of the samples are each client's."""
     tests: Tensor
-    """int64: indices into the global test set set, of which each client has a range."""
+    """int64: indices into the global test set, of which each client has a range."""
     test_begins: Indices
     test_sizes: Indices
     """[clients]: the range of `tests` that is each client's local test set; ranges may overlap."""
@@ -181,7 +181,7 @@ class ClientTable(Sequence[ClientData]):
         return self[self._places[name]]
 
     def select(self, names: Collection[str]) -> Self:
-        """Return some clients, in memory of their own: the samples of the others can go."""
+        """Return some clients as a copy, so that the samples of the others can be freed."""
         wanted = set(names)
         chosen = numpy.array([name in wanted for name in self.names], dtype=bool)
         if chosen.all():
@@ -214,7 +214,7 @@ class ClientTable(Sequence[ClientData]):
         return counts.reshape(-1, num_classes)
 
     def input_means(self) -> list[float]:
-        """Return the mean of each client's inputs; NaN where it has none."""
+        """Return the mean of each client's inputs; NaN for clients without samples."""
         width = max(1, self.inputs[:1].numel())
         pieces = torch.split(self.inputs.flatten(1), max(1, _NUMBERS_AT_ONCE // width))
         sums = torch.cat([piece.sum(dim=1, dtype=torch.float64) for piece in pieces])
@@ -224,17 +224,17 @@ class ClientTable(Sequence[ClientData]):
         return means
 
     def local_tests(self) -> ByClient[Tensor]:
-        """Return each client's test, without holding on to the samples."""
+        """Return each client's test indices without a reference to the samples."""
         tests, begins, sizes = self.tests, self.test_begins, self.test_sizes
         return ByClient(self.names, lambda place: _cut(tests, begins, sizes, place))
 
     def sole_testers(self, num_tests: int) -> Indices:
-        """Return of each test sample the place of the one client that has it; -1: not one."""
+        """Return the position of the only client with each test sample; -1 if not exactly one."""
         size, ends = len(self.tests) + 1, self.test_begins + self.test_sizes
         rows = self.tests.cpu().numpy()
 
         def add_up(weights: Indices) -> Indices:
-            # A client's weight comes in where its range begins, and goes out where it ends.
+            # A client's weight is added where its range begins and subtracted where it ends.
             comes = numpy.bincount(self.test_begins, weights, size)
             goes = numpy.bincount(ends, weights, size)
             return numpy.bincount(rows, numpy.cumsum(comes - goes)[:-1], num_tests).astype(int)
@@ -270,29 +270,29 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """All clients in order of name, and the union of their test images, each once."""
+    """All clients in order of name, and the global test set."""
 
     dataset: str
     class_names: tuple[str, ...]
     clients: Sequence[ClientData]
-    """Kept as a table, however they are given."""
+    """Converted to a `ClientTable`."""
     test_inputs: Tensor
     test_labels: Tensor
     partition: dict[str, Any]
-    """Who holds what, as `ClientSplit.describe` tells it."""
+    """The samples of each client in plain values, from `ClientSplit.describe`."""
     holds_vectors: bool = False
     """Whether samples are vectors, and no images."""
     notices: tuple[str, ...] = ()
-    """What whoever uses the data should know of them, a sentence each."""
+    """Sentences to show to the user."""
     public: tuple[Tensor, Tensor] | None = None
-    """Inputs and labels of training images that the server has in place of a client."""
+    """Inputs and labels of training samples held by the server instead of a client."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", ClientTable.join(self.clients))
 
     @property
     def table(self) -> ClientTable:
-        """The clients' samples in a few arrays, for whoever needs many clients at once."""
+        """The clients' samples in a few arrays."""
         assert isinstance(self.clients, ClientTable)
         return self.clients
 
@@ -303,8 +303,8 @@ class FederatedData:
 
     @property
     def input_size(self) -> int:
-        """Numbers that stand for one sample."""
-        # By shape: one client alone may have no image to be tested on.
+        """The number of input values of a sample."""
+        # By shape, because a client may have no test samples.
         return math.prod(self.test_inputs.shape[1:])
 
     @property
@@ -314,7 +314,7 @@ class FederatedData:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many training samples each client has, in order of name."""
+        """The number of training samples of each client, in order of name."""
         return dict(zip(self.names, self.table.sizes.tolist(), strict=True))
 
     def client(self, name: str) -> ClientData:
@@ -330,7 +330,7 @@ class FederatedData:
         return replace(self, clients=table, test_inputs=self.test_inputs.clone())
 
     def with_one_client(self, name: str, new_name: str | None = None) -> Self:
-        """Return one client's data with its local test set images alone, under a new name if given."""
+        """Return one client's data with only its local test set, under a new name if given."""
         client = self.client(name)
         own = replace(
             client, name=new_name or name, test=torch.arange(len(client.test)).to(client.test)

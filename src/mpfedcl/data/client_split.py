@@ -1,4 +1,4 @@
-"""The split: which client trains and is tested on which samples, and its record in partition.json."""
+"""The split of samples among clients, and its record in partition.json."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,22 +20,22 @@ from mpfedcl.data.samples import (
     split_by_class,
 )
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.names import SPLIT_BY_DOMAIN
+from mpfedcl.experiment.names import splits_domains
 
 
 @dataclass(frozen=True)
 class ClientSplit:
-    """Training images by client in order of name, the global test set set, and who has which of it."""
+    """Training samples by client in order of name, and the global test set."""
 
     training: SubsetsByClient
     test: Subset
     local_test: RangesByClient
-    """Each client's indices into the global test set set."""
+    """Each client's indices into the global test set."""
     public: Subset | None = None
-    """Training images that the server has in place of a client."""
+    """Training samples held by the server instead of a client."""
 
     def describe(self, class_names: Sequence[str]) -> dict[str, Any]:
-        """Return who has how many training images of each class, and how many test images."""
+        """Return each client's number of training samples per class and of test samples."""
         num_classes = len(class_names)
         counts, tests = self.training.count_labels(num_classes), self.local_test.sizes
         public = self.public
@@ -47,14 +47,14 @@ class ClientSplit:
 
     @property
     def all_rows(self) -> Indices:
-        """The numbers of all images that somebody needs: clients', public ones, the test's."""
+        """The rows of all samples in use: training, public and test."""
         public = [] if self.public is None else [self.public]
         return Subset.join([self.training.everything, *public, self.test]).rows
 
 
 def split_among_clients(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
     """Split the images of a resolved experiment among its clients."""
-    by_domain = experiment.partition.kind in SPLIT_BY_DOMAIN
+    by_domain = splits_domains(experiment.partition.kind)
     split = (_split_by_domain if by_domain else _split_pool)(sample_index, experiment)
     if len(split.test.labels) == 0:
         raise InvalidInput(
@@ -67,12 +67,12 @@ def split_among_clients(sample_index: SampleIndex, experiment: Experiment) -> Cl
 def split_own_samples(
     sample_index: SampleIndex, name: str, experiment: Experiment
 ) -> tuple[Subset, Subset]:
-    """Return the training and test images of a client that has images of its own.
+    """Return the training and test images of a client that brings its own data.
 
-    Under feature skew it gets what a domain of its name would have got, with the same seed the very
-    same images; else all its images are split as a set's are. Several domains are split one by one.
+    Under feature skew the split equals that of a domain with the client's name and the same seed;
+    otherwise all images are split like those of a set. Several domains are split one by one.
     """
-    by_domain = experiment.partition.kind in SPLIT_BY_DOMAIN
+    by_domain = splits_domains(experiment.partition.kind)
     split_one = _split_domain if by_domain else _split_pooled
     several = len(sample_index.domains) > 1
     subsets = [
@@ -86,9 +86,9 @@ def split_own_samples(
 
 
 def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSplit:
-    """Test on a share of each client's training images of each class; nobody sees the test images.
+    """Test on a share of each client's training images of each class; test images stay unopened.
 
-    Each class keeps an image to train on, so a client with single images has none to be tested on.
+    Each class keeps a training image, so a client with one image per class has no test images.
     """
     fraction = experiment.partition.validation
     kept, held_out = _hold_out(split.training, fraction, experiment, "validation")
@@ -114,7 +114,7 @@ def _hold_out(
 
 
 def describe_public(found: int, experiment: Experiment) -> list[str]:
-    """Say where fewer public images are held out than were asked for."""
+    """Return a notice if fewer public images are held out than requested."""
     asked = experiment.public.size or 0
     if found >= asked:
         return []
@@ -242,7 +242,7 @@ def _split_domain(domain: DomainIndex, experiment: Experiment) -> tuple[Subset, 
 def _draw_by_class(
     labels: Indices, most: Callable[[int], int], generator: numpy.random.Generator
 ) -> Indices:
-    """Draw images of each class, as many as `most` says of its number; return their positions."""
+    """Draw at most `most(count)` of the `count` images of each class; return their positions."""
     drawn = [numpy.empty(0, dtype=numpy.int64)]
     for label in numpy.unique(labels):
         members = generator.permutation(numpy.flatnonzero(labels == label))
@@ -260,7 +260,7 @@ def _draw_pool(subsets: Sequence[Subset], name: str, experiment: Experiment) -> 
 
 
 def _draw_training(subset: Subset, name: str, experiment: Experiment) -> Subset:
-    """Draw `dataset.train_size` images by seed, or keep all where it is not set."""
+    """Draw `dataset.train_size` images by seed, or keep all if it is not set."""
     size, available = experiment.dataset.train_size, len(subset.labels)
     if size is None:
         return subset
@@ -292,10 +292,10 @@ def _test_fraction(experiment: Experiment) -> float:
 
 
 MOST_NAMED = 1000
-"""Clients up to which each has an entry of its own; of more there are lists, which are quick to
-write and to read."""
+"""Number of clients up to which each has its own entry; more clients are stored in lists, which are
+faster to read and write."""
 _DIGITS = 7
-"""Of a mean in such a list: more than two machines agree on."""
+"""Digits of a mean in such a list: more than two machines agree on."""
 
 
 def describe_clients(names: Sequence[str], counts: Indices, tests: Indices) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def expand_table(partition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compact_table(partition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description as the file has it: lists where there are many clients."""
+    """Return a description as stored in the file: with lists if there are many clients."""
     clients, means = partition.get("clients", {}), partition.get("input_means", {})
     # A list has a number for each of them, or there is none.
     if len(clients) <= MOST_NAMED or (means and means.keys() != clients.keys()):
@@ -345,7 +345,7 @@ def compact_table(partition: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_same_partition(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Tell whether two descriptions are of the same partition, up to rounding in the inputs."""
+    """Return whether two descriptions match, up to rounding in the inputs."""
     before, now = expand_table(before), expand_table(now)
     if before == now:
         return True

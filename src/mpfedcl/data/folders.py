@@ -1,4 +1,4 @@
-"""The folder of a data set and its domains; imports no torch, so that missing data is reported fast."""
+"""The folder of a data set and its domains; no torch, so missing data is reported fast."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ LAYOUT = "<domain>.npz files or <domain>/<class>/*.png|jpg folders"
 
 
 def is_available(name: str, root: Path | None = None) -> bool:
-    """Tell whether a data set is in the data folder, or inside the package."""
+    """Return whether a data set is in the data folder or part of the package."""
     if find_specification(name).embedded:
         return True
     try:
@@ -66,7 +66,7 @@ def list_visible_entries(folder: Path) -> list[Path]:
 
 
 def check_domain_name(name: str, root: Path) -> None:
-    """Refuse names that cannot become a client's, which names files and travels as text."""
+    """Reject names that cannot be client names, which are used in file names and messages."""
     is_plain = name.isprintable() and "/" not in name and not name.startswith(".")
     if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_NAME or not is_plain:
         raise InvalidInput(

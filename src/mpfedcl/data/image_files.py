@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 
 def is_image_file(path: Path) -> bool:
-    """Say whether a path is an image file to read; hidden files are not."""
+    """Return whether a path is an image file that is not hidden."""
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
 
 
@@ -78,7 +78,7 @@ def read_image_files(paths: Sequence[Path], image_size: int | None) -> Images:
 
 
 def read_image_file(path: Path, size: Size, is_color: bool) -> Images:
-    """Decode one file: [height, width], or [height, width, 3] where `is_color`."""
+    """Decode one file: [height, width], or [height, width, 3] if `is_color`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -99,7 +99,7 @@ def _decode(path: Path, size: Size, is_color: bool) -> Images:
 
 
 def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: str) -> list[_Result]:
-    """Do the work on every file in threads; one sentence names the files that cannot be read."""
+    """Process every file in threads; one error names all files that cannot be read."""
 
     def attempt(path: Path) -> tuple[list[_Result], str | None]:
         try:

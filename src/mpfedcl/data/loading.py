@@ -1,4 +1,4 @@
-"""From settings to inputs: loads the clients' data, as pixels, vectors or features, and the model."""
+"""From settings to the clients' inputs (pixels, vectors or features) and the model."""
 
 import io
 import math
@@ -36,10 +36,9 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.models import Model
-from mpfedcl.models.encoders.encoder import Encoder, Features, find_encoder
-from mpfedcl.models.encoders.preprocessing import PixelScaling
+from mpfedcl.models.encoders.encoder import Encoder, Features, PixelScaling, find_encoder
 from mpfedcl.models.encoders.random_filters import RandomFilters
-from mpfedcl.models.encoders.trainable_encoder import make_model
+from mpfedcl.models.encoders.torch_encoders import make_model
 from mpfedcl.models.feature_cache import FeatureCache, keep_inputs
 
 InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
@@ -153,7 +152,7 @@ def load_own_samples(
     sample_index: SampleIndex,
     name: str,
 ) -> FederatedData:
-    """Open the samples of one client that has them to itself, and hold some of them out."""
+    """Open the samples of a single client, and hold some of them out."""
     train, test = split_own_samples(sample_index, name, experiment)
     if not len(train.labels):
         raise InvalidInput(
@@ -187,9 +186,9 @@ def load_federated_data(
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
     make_inputs = make_inputs or make_plain_inputs
-    # In the clients' order at once: then all that is anybody's is a view of this one tensor.
+    # In the clients' order, so that each client's samples are a view of this tensor.
     inputs = make_inputs(sample_index, split.all_rows, experiment)
-    # On record, because flat pixels no longer tell what images they were.
+    # Recorded, because flat pixels do not show the shape of the images.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
     partition = {**split.describe(sample_index.class_names), "input_shape": shape}
     if columns := find_columns(sample_index):
@@ -254,7 +253,7 @@ def load_data_and_model(
                 f"encoder.name is {settings.name!r}, but the samples are {sample_index}; it must "
                 "be none or left out, because encoders take images."
             )
-        # Only once the data are split: data that are missing are the first thing to say.
+        # Only after the split, so that missing data is reported first.
         encoder = find_experiment_encoder(
             experiment, device, lambda: choose_own_format(sample_index, experiment).shape
         )
@@ -264,10 +263,10 @@ def load_data_and_model(
 
     data = load(experiment, make_inputs).to(device)
     (encoder,) = found
-    # On record, so that a run is not resumed behind other weights.
+    # Recorded, so that a run is not resumed with other weights.
     data.partition["encoder"] = encoder.fingerprint
     if isinstance(encoder, RandomFilters):
-        # Nothing else tells it: the features are as many for every size.
+        # Recorded, because the number of features is the same for every size.
         data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
     model = make_model(
         encoder, data.input_size, data.num_classes, experiment.model, trains_encoder=settings.train
@@ -287,10 +286,10 @@ def _load_plain_data(
         return inputs
 
     data = load(experiment, make_inputs).to(device)
-    # A client that has its samples to itself uses its model on others of the same form.
+    # A single client uses its model on other samples of the same shape.
     data.partition.setdefault("input_shape", list(shapes[0]))
     if experiment.model.name == "cnn" and not data.holds_vectors:
-        # A server must know it too, and flat pixels do not tell.
+        # The server needs it too, and flat pixels do not show it.
         data.partition["image_shape"] = list(shapes[0])
     model = make_model(
         None,
@@ -308,9 +307,9 @@ def find_experiment_encoder(
     device: torch.device,
     find_image_shape: Callable[[], tuple[int, ...]] | None = None,
 ) -> Encoder:
-    """Return the encoder that an experiment names; its weights may lie with the data.
+    """Return the encoder of an experiment; its weights may be stored with the data.
 
-    One without an image size of its own asks for the shape of the images.
+    Encoders without a fixed image size need the shape of the images.
     """
 
     def find_scaling() -> PixelScaling:
@@ -332,10 +331,10 @@ def find_experiment_encoder(
 def write_feature_files(
     root: Path, out: Path, encoder_name: str, weights: Path | None = None
 ) -> dict[Path, int]:
-    """Write `OUT/<domain>.npz` for each domain of pictures; return how many each file holds.
+    """Encode images into `OUT/<domain>.npz` files; return the number of samples of each file.
 
-    Domains, the order of samples, test sets and names of classes stay: a run splits the files as it
-    would have split the pictures.
+    Domains, the order of samples, test sets and class names are kept, so a run splits the features
+    as it would split the images.
     """
     if encoder_name == "none":
         raise InvalidInput("encoder is 'none'; it must be an encoder, such as resnet18.")

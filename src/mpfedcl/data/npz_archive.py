@@ -1,7 +1,7 @@
 """Domains stored as numpy archives: x_train, y_train and, if there is a split, x_test, y_test.
 
-An array `classes` of text may name the classes. Arrays of text `clients_train` and, with a test set,
-`clients_test` name the client of each sample; each client is then a domain of the set.
+An array `classes` of text may name the classes. Arrays of text `clients_train` and, with a test
+set, `clients_test` name the client of each sample; each client is then a domain of the set.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy
 from numpy.lib import format as numpy_format
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.images import resize_images
 from mpfedcl.data.samples import (
     ImageFormat,
@@ -32,13 +32,13 @@ from mpfedcl.data.samples import (
 from mpfedcl.experiment.data_folder import VECTOR_TYPES, is_array_of_vectors, read_array_header
 
 MOST_CLASSES = 65_536
-"""A label beyond it is a mistake in the file, and a model with so many outputs would not fit."""
+"""A larger label is a mistake in the file; a model with more outputs would not fit into memory."""
 
 _SAMPLES_AT_ONCE = 4096
 _BYTES_AT_ONCE = 2**26
 _MOST_TIMES_UNPACKED = 100
 _BYTES_NEVER_REFUSED = 2**26
-"""Few enough for any memory; blank or very regular samples are packed better than 100 times."""
+"""Fits into any memory; blank or very regular samples compress better than 100:1."""
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NEEDED = ("x_train", "y_train")
 _OPTIONAL = ("x_test", "y_test")
@@ -50,7 +50,7 @@ Opener = Callable[[], IO[bytes]]
 
 @dataclass(frozen=True)
 class SampleOwners:
-    """The clients of an archive in order of name, and the number of each sample's."""
+    """The clients of an archive in order of name, and the index of each sample's client."""
 
     names: tuple[str, ...]
     train: Indices
@@ -69,7 +69,7 @@ class SampleOwners:
 def read_owners(
     found: Mapping[str, NDArray[Any]], sizes: Mapping[str, int], shown: str
 ) -> SampleOwners | None:
-    """Return whose samples are whose; None where an archive does not say.
+    """Return the owners of the samples; None if the archive does not name them.
 
     Args:
         found: The arrays of `OWNER_KEYS` that the archive has.
@@ -94,14 +94,14 @@ def read_owners(
         strange = found["clients_test"][names[test] != found["clients_test"]]
         if len(strange):
             raise InvalidInput(
-                f"{shown}: clients_test has {str(strange[0])!r}, who has nothing in x_train; each "
-                "client must have a sample to train on."
+                f"{shown}: clients_test has {str(strange[0])!r}, which has no sample in x_train; "
+                "each client must have a sample to train on."
             )
     return SampleOwners(tuple(str(name) for name in names), train.reshape(-1), test)
 
 
 def split_by_owner(subset: Subset, owners: Indices, count: int) -> list[Subset]:
-    """Return the samples of each of so many owners, in the order that they have."""
+    """Return the samples of each of `count` owners, in their order."""
     order = numpy.argsort(owners, kind="stable")
     ends = numpy.cumsum(numpy.bincount(owners, minlength=count))[:-1]
     return [subset.select(chosen) for chosen in numpy.split(order, ends)]
@@ -115,11 +115,11 @@ class ArchiveStore:
     key: str
     shape: tuple[int, ...]
     shown: str
-    """How errors name the file."""
+    """The name of the file in errors."""
     identity: str
-    """What tells this file from others, and from itself before a change."""
+    """Identifies the file and its version."""
     vector_width: int | None = None
-    """Numbers of each vector; None for images."""
+    """Values per vector; None for images."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -150,22 +150,22 @@ class ArchiveStore:
 
 @dataclass(frozen=True)
 class DomainArchive:
-    """One domain's archive, labels read and samples left where they are."""
+    """The archive of one domain: labels are read, samples are not."""
 
     train: ArchiveStore
     train_labels: Indices
     test: ArchiveStore | None
     test_labels: Indices | None
     class_names: tuple[str, ...] = ()
-    """The names in order that the file gives; empty where labels are numbers alone."""
+    """The class names in order; empty if the file has only numeric labels."""
     owners: SampleOwners | None = None
-    """Whose each sample is, where the file holds several clients'."""
+    """The owners of the samples if the file holds several clients."""
 
 
 def open_archive(
     opener: Opener, shown: str, identity: str, num_classes: int | None
 ) -> DomainArchive:
-    """Read an archive's labels and check all that can be wrong with it but the samples."""
+    """Read the labels of an archive and check everything except the samples."""
     with _open_archive(opener, shown) as archive:
         found = {name.removesuffix(".npy") for name in archive.namelist()}
         _check_keys(found, shown)
@@ -213,7 +213,7 @@ def open_unlabeled_samples(opener: Opener, shown: str, identity: str) -> Archive
 
 
 def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:
-    """Refuse samples that cannot be used together."""
+    """Reject samples that cannot be used together."""
     if store.vector_width != other.vector_width:
         raise InvalidInput(
             f"{store.shown}: {store.key} has {store}, and {other.shown}: {other.key} has {other}; "
@@ -227,7 +227,7 @@ def _open_archive(opener: Opener, shown: str) -> Iterator[zipfile.ZipFile]:
         file = opener()
     except OSError as error:
         raise InvalidInput(
-            f"{shown} cannot be read ({error.strerror or error}); it must be a readable npz file."
+            f"{shown} cannot be read ({explain(error)}); it must be a readable npz file."
         ) from None
     with file, _explain_faults(shown):
         if file.read(len(numpy_format.MAGIC_PREFIX)) == numpy_format.MAGIC_PREFIX:
@@ -240,7 +240,7 @@ def _open_archive(opener: Opener, shown: str) -> Iterator[zipfile.ZipFile]:
 
 
 def _refuse_bomb(archive: zipfile.ZipFile, num_bytes: int, shown: str) -> None:
-    """Refuse what would fill the memory: zipfile unpacks no more than is declared here."""
+    """Reject an archive that would fill the memory; zipfile unpacks no more than is declared."""
     odd = [m.filename for m in archive.infolist() if m.compress_type not in _PACKINGS]
     if odd:
         # Others may claim gigabytes of memory before they give a byte.
@@ -324,7 +324,7 @@ def _read_array(archive: zipfile.ZipFile, key: str, shown: str) -> NDArray[Any]:
 
 @contextmanager
 def _explain_faults(shown: str) -> Iterator[None]:
-    """Turn whatever broken bytes make numpy and zipfile raise into one sentence."""
+    """Turn any error of numpy and zipfile on damaged files into one sentence."""
     try:
         yield
     except InvalidInput:
@@ -335,7 +335,7 @@ def _explain_faults(shown: str) -> Iterator[None]:
         ) from None
     # A damaged archive raises anything from zlib.error to NotImplementedError.
     except Exception as error:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        reason = explain(error)
         if "pickle" in reason.lower():
             reason = "it holds pickled Python objects, and pickles are never read"
         raise InvalidInput(

@@ -45,7 +45,10 @@ def open_data_set(dataset: DatasetSettings) -> SampleIndex:
             f"dataset.name is {dataset.name!r} and only 'table' has columns."
         )
     try:
-        if dataset.name == "table":
+        found: SampleIndex
+        if spec.open is not None:
+            found = spec.open(dataset)
+        elif dataset.name == "table":
             found = open_tables(dataset)
         else:
             found = _open_embedded(spec, dataset) if spec.embedded else _open_set(spec, dataset)
@@ -188,7 +191,7 @@ def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path]
         within = list_visible_entries(entry)
         if any(inner.is_dir() for inner in within):
             folders[entry.name] = entry
-        # Images that would silently be left out; whoever names the domains may have others lie.
+        # These images would silently be left out, unless the domains are named explicitly.
         elif not dataset.domains and any(is_image_file(inner) for inner in within):
             raise InvalidInput(
                 f"{entry} holds images but no class folders; images must be at "
@@ -288,9 +291,9 @@ def open_own_samples(
     """List samples by the given classes, some of which may be missing; no image is opened.
 
     Class folders and the labels of tables go by name; the labels of npz files are positions among
-    the classes, from 0, unless a file names its classes. Where the classes are not known yet the
-    samples decide. A table is for a run that knows its columns. With `new_classes` others may come
-    after the given ones.
+    the classes, from 0, unless a file names its classes. If the classes are not known
+    yet, the samples determine them. Tables need the columns of a run. With `new_classes`, classes
+    beyond the given ones are allowed.
     """
     if not path.exists():
         raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")

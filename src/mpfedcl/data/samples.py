@@ -49,7 +49,7 @@ def split_by_class(
 def draw_training(
     labels: Indices, sizes: Indices, test_fraction: float, generator_of: Callable[[int], Generator]
 ) -> NDArray[numpy.bool_]:
-    """Tell of each sample whether it trains or is held out, client by client, class by class.
+    """Return whether each sample trains or is held out, client by client and class by class.
 
     Args:
         labels: Those of all clients, one client after the other.
@@ -112,7 +112,7 @@ class ImageFormat:
 
     @classmethod
     def from_shape(cls, shape: Any) -> Self | None:
-        """Return the format of arrays of a shape, None where no image has such a shape."""
+        """Return the format of arrays of a shape; None if no image has such a shape."""
         if not _is_shape(shape):
             return None
         if len(shape) == 2 or (len(shape) == 3 and shape[2] == 3):
@@ -121,7 +121,7 @@ class ImageFormat:
 
     @classmethod
     def guess(cls, num_pixels: int) -> Self | None:
-        """Return the only square format of so many numbers, gray or RGB, or None."""
+        """Return the only square format with `num_pixels` values, gray or RGB, or None."""
         # Never both: the square root of 3 is irrational.
         for channels in (1, 3):
             side = math.isqrt(num_pixels // channels)
@@ -156,7 +156,7 @@ class VectorFormat:
 
     @classmethod
     def from_shape(cls, shape: Any, dtype: str) -> Self | None:
-        """Return the format of arrays of a shape, None where no vector has such a shape."""
+        """Return the format of arrays of a shape; None if no vector has such a shape."""
         return cls(shape[0], dtype) if _is_shape(shape) and len(shape) == 1 else None
 
     def convert(self, vectors: Samples) -> Samples:
@@ -177,7 +177,7 @@ SampleFormat = ImageFormat | VectorFormat
 
 
 def describe_samples(vector_width: int | None) -> str:
-    """Return in words what samples are; the width is None for images."""
+    """Describe samples; the width is None for images."""
     if vector_width is None:
         return "images"
     return f"vectors of {vector_width:,} number{'' if vector_width == 1 else 's'}"
@@ -201,9 +201,9 @@ def choose_format(
 
 
 def find_not_finite(vectors: Samples, first_row: int = 0) -> str | None:
-    """Return in words the first number that is not finite in float32, or None.
+    """Describe the first value that is not finite in float32; None if there is none.
 
-    In float32 whatever the precision of a run is: beyond its range no sum of squares is finite.
+    float32 decides in every precision: beyond its range no sum of squares is finite.
     """
     with numpy.errstate(over="ignore"):
         faults = numpy.argwhere(~numpy.isfinite(vectors.astype(numpy.float32, copy=False)))
@@ -218,7 +218,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def digest_rows(rows: Indices, *texts: str) -> str:
-    """Return a digest of some rows, in order, of what the texts tell."""
+    """Return a digest of rows, in order, of a source that the texts identify."""
     told = hashlib.sha256(json.dumps(texts).encode())
     told.update(numpy.ascontiguousarray(rows, dtype="<i8").data)
     return told.hexdigest()
@@ -249,7 +249,7 @@ class JoinedSampleStore:
         return sum(len(store) for store in self.stores)
 
     def sign(self, rows: Indices) -> str:
-        """Ask each store for its own; the rows' order says which sample is whose."""
+        """Combine the digests of the stores and the order of the rows."""
         signed = [store.sign(within) for store, _, within in self._split_by_store(rows)]
         return digest_rows(rows, *signed)
 
@@ -319,15 +319,15 @@ class SampleIndex:
     domains: tuple[DomainIndex, ...]
     store: SampleStore
     vector_width: int | None = None
-    """Numbers of a sample, the same for all; None where samples are images."""
+    """Values per sample, the same for all; None for images."""
     names_classes: bool = True
     """Whether the classes have names of their own; else they are the numbers from 0."""
     notices: tuple[str, ...] = ()
-    """What whoever uses the samples should know of them, a sentence each."""
+    """Sentences to show to the user."""
 
     @property
     def noun(self) -> str:
-        """What one sample is."""
+        """The word for one sample."""
         return ImageFormat.noun if self.vector_width is None else VectorFormat.noun
 
     def __str__(self) -> str:
@@ -336,7 +336,7 @@ class SampleIndex:
 
 @dataclass(frozen=True)
 class DomainImages:
-    """The images of one domain; the test part is None where the set has no official split."""
+    """The images of one domain; the test part is None without an official split."""
 
     name: str
     train_images: Images
@@ -344,5 +344,5 @@ class DomainImages:
     test_images: Images | None = None
     test_labels: Indices | None = None
     train_clients: NDArray[numpy.str_] | None = None
-    """Whose each training image is, where the domain holds several clients'; else None."""
+    """The client of each training image if the domain holds several clients, else None."""
     test_clients: NDArray[numpy.str_] | None = None

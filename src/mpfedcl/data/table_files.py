@@ -1,7 +1,7 @@
-"""Tables in CSV or Parquet files, read by polars: what is in them, and what is wrong with them.
+"""CSV and Parquet files, read by polars and checked.
 
-Cells of a CSV file are words until all of a column are known: only then it is one of numbers, or
-one of text. A row's number in a complaint counts from 1, without the header.
+Cells of a CSV file are text until a whole column is known to be numeric. Row numbers in errors
+count from 1, without the header.
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.data.samples import Indices
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 EXTENSIONS = (".csv", ".parquet")
 
 Numbers = NDArray[numpy.float64]
-"""A column of numbers; NaN where one is missing."""
+"""A numeric column; NaN for missing values."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """A column of text: each row's place among the words, -1 where it is missing."""
+    """A text column: each row's index into the words, -1 if missing."""
 
     codes: Indices
     words: tuple[str, ...]
@@ -38,19 +38,19 @@ RawColumns = Mapping[str, Numbers | Words]
 """Columns as they are in the files, by name and in order."""
 
 Kind = Literal["numeric", "text"]
-"""What a column holds; true and false are the numbers 1 and 0."""
+"""The type of a column; true and false are the numbers 1 and 0."""
 
 _MISSING_NUMBERS = ("na", "n/a", "nan", "null", "?")
-"""Beside the empty cell; in a column of text these are words like others."""
+"""Missing values in addition to empty cells; in a text column these are ordinary words."""
 _LARGEST = float(numpy.finfo(numpy.float32).max)
 _MOST_NAMES_LISTED = 12
 _MOST_TIMES_UNPACKED = 100
 _BYTES_NEVER_REFUSED = 2**28
-"""Few enough for any memory; a sorted or even column is packed better than 100 times."""
+"""Fits into any memory; sorted or constant columns compress better than 100:1."""
 
 
 def is_table_file(path: Path) -> bool:
-    """Say whether a path is a table by its name; hidden files are not."""
+    """Return whether a path is a table file that is not hidden."""
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
 
 
@@ -103,7 +103,7 @@ def convert_columns(
 
 
 def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
-    """Refuse a file that lacks a column."""
+    """Reject a file that lacks a column."""
     lacking = [name for name in wanted if name not in found]
     if lacking:
         raise InvalidInput(
@@ -139,7 +139,7 @@ def to_words(column: "polars.Series") -> Words:
 
 
 def is_missing_number(word: str) -> bool:
-    """Tell whether a word in a column of numbers says that there is none."""
+    """Return whether a word in a numeric column marks a missing value."""
     return word.lower() in _MISSING_NUMBERS
 
 
@@ -151,7 +151,7 @@ def enumerate_columns(names: Sequence[str]) -> str:
 
 
 def _require_polars() -> None:
-    """Refuse tables where the package was installed without what reads them."""
+    """Reject tables if polars is not installed."""
     try:
         importlib.import_module("polars")
     except ImportError:
@@ -161,7 +161,7 @@ def _require_polars() -> None:
 
 
 def _check_csv(path: Path) -> None:
-    """Refuse lines with more or fewer cells than the header has; polars would fill them up."""
+    """Reject lines with more or fewer cells than the header; polars would pad them."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, strict=True)
@@ -201,7 +201,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Refuse a Parquet file that would fill the memory: a number repeated takes it no place."""
+    """Reject a Parquet file that would fill the memory: repeated values take little space."""
     import polars
 
     scanned = polars.scan_parquet(path)
@@ -217,21 +217,20 @@ def _refuse_bomb(path: Path) -> None:
 
 
 def _explain_faults(path: Path, read: "Callable[[], polars.DataFrame]") -> "polars.DataFrame":
-    """Turn whatever polars raises on broken bytes into one sentence."""
+    """Turn any error of polars on damaged files into one sentence."""
     try:
         return read()
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).partition("\n")[0].split()).rstrip(".")
         raise InvalidInput(
-            f"{path} cannot be read ({reason or type(error).__name__}); it must be a whole "
+            f"{path} cannot be read ({explain(error)}); it must be a whole "
             f"{path.suffix.lower()[1:]} file."
         ) from None
 
 
 def _strip(column: "polars.Series", path: Path) -> "polars.Series":
-    """Return text without blanks around it, empty cells as missing; refuse other types."""
+    """Return text without surrounding blanks and empty cells as missing; reject other types."""
     import polars
 
     kind = column.dtype
@@ -258,7 +257,7 @@ def _is_text(column: "polars.Series") -> bool:
 
 
 def _parse_numbers(column: "polars.Series") -> "tuple[polars.Series, polars.Series]":
-    """Return words as numbers, null where they are none, and which of them are missing."""
+    """Return words as numbers (null for other text), and which of them are missing."""
     import polars
 
     words = column.str.to_lowercase()

@@ -1,8 +1,8 @@
 """Tables as a data set: rows are samples, one column is the class, files or a column are the sites.
 
-A model gets numeric columns standardized and text columns one-hot encoded. Means, standard deviations
-and categories are computed from sums over each client's training rows, so no client sees the rows of
-another.
+A model gets numeric columns standardized and text columns one-hot encoded. Means, standard
+deviations and categories are computed from sums over each client's training rows, so no client sees
+the rows of another.
 """
 
 import contextlib
@@ -56,23 +56,23 @@ if TYPE_CHECKING:
 
 
 def count_missing(column: Numbers | Words) -> int:
-    """Return how many rows have nothing in a column."""
+    """Return the number of missing values of a column."""
     gaps = column.codes < 0 if isinstance(column, Words) else numpy.isnan(column)
     return int(gaps.sum())
 
 
 class NumericColumn(FileContent):
-    """A column of numbers, standardized; a missing one is the mean, and so becomes 0."""
+    """A standardized numeric column; a missing value counts as the mean and becomes 0."""
 
     kind: Literal["numeric"] = "numeric"
     name: str
     mean: float
     deviation: float
-    """0 where all training rows have the same number: then every row becomes 0."""
+    """0 if the column is constant in training; then every row becomes 0."""
 
     @property
     def width(self) -> int:
-        """Numbers that stand for a cell."""
+        """The number of input values of a cell."""
         return 1
 
     def transform(self, column: Numbers | Words, rows: Indices) -> Numbers:
@@ -81,14 +81,14 @@ class NumericColumn(FileContent):
             raise InvalidInput(f"column {self.name!r} holds text; it must hold numbers.")
         if not self.deviation:
             return numpy.zeros((len(rows), 1))
-        # What overflows is for whoever uses the rows to refuse.
+        # Overflows are rejected by the caller.
         with numpy.errstate(over="ignore"):
             standardized = (column[rows] - self.mean) / self.deviation
         return numpy.nan_to_num(standardized, nan=0.0)[:, None]
 
 
 class TextColumn(FileContent):
-    """A column of text, a 0 or 1 for each word; all are 0 where it is missing or another word."""
+    """A one-hot encoded text column; missing and unknown words become zeros."""
 
     kind: Literal["text"] = "text"
     name: str
@@ -96,7 +96,7 @@ class TextColumn(FileContent):
 
     @property
     def width(self) -> int:
-        """Numbers that stand for a cell."""
+        """The number of input values of a cell."""
         return len(self.categories)
 
     def transform(self, column: Numbers | Words, rows: Indices) -> Numbers:
@@ -113,7 +113,7 @@ class TextColumn(FileContent):
 
 
 class TableColumns(FileContent):
-    """What a run has learnt of its table, and all that new rows need to become its inputs."""
+    """The fitted columns of a run, which turn new rows into its inputs."""
 
     label: str
     """The column of the classes."""
@@ -121,12 +121,12 @@ class TableColumns(FileContent):
 
     @property
     def width(self) -> int:
-        """Numbers that stand for a row."""
+        """The number of input values of a row."""
         return sum(column.width for column in self.columns)
 
     @property
     def kinds(self) -> dict[str, Literal["numeric", "text"]]:
-        """What each column holds, in order."""
+        """The type of each column, in order."""
         return {column.name: column.kind for column in self.columns}
 
     def transform(self, raw: RawColumns, rows: Indices) -> Numbers:
@@ -159,10 +159,10 @@ def _fit_text(name: str, column: Words, clients: Sequence[Indices]) -> TextColum
 
 
 def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> NumericColumn:
-    """Return mean and deviation from sums of each client, exchanged three times.
+    """Return mean and standard deviation from three rounds of sums over clients.
 
-    Distances to the mean are added up, not the numbers: their squares would lose all digits where
-    the mean is large, and equal numbers would not be equal to their mean.
+    Deviations from the mean are summed, not raw values: squares of values with a large mean would
+    lose all digits, and equal values would differ from their mean.
     """
     known = [own[~numpy.isnan(own)] for own in (column[rows] for rows in clients)]
 
@@ -178,10 +178,10 @@ def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> Nume
 
 
 _MOST_VALUES = 1000
-"""Of a label, and of a column of text: with more it is a number, a name or free text."""
+"""Different values of a label or text column; more indicate a measurement, a name or free text."""
 
 _MISSING = {False: "the column's mean", True: "none of the column's words"}
-"""What becomes of missing values, of numbers and of text."""
+"""The replacement of missing values, for numeric and for text columns."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def read_rows(path: Path, columns: TableColumns) -> Samples:
 
 
 def fit_tables(sample_index: SampleIndex, training: Iterable[Subset]) -> SampleIndex:
-    """Learn the columns from the clients' training rows; what is no table stays as it is."""
+    """Fit the columns of a table to the clients' training rows; other data is unchanged."""
     store = sample_index.store
     if not isinstance(store, TableStore):
         return sample_index
@@ -271,7 +271,7 @@ def fit_tables(sample_index: SampleIndex, training: Iterable[Subset]) -> SampleI
 
 
 def use_columns(sample_index: SampleIndex, columns: TableColumns | None) -> SampleIndex:
-    """Return tables with columns that are known; what is no table stays as it is."""
+    """Return a table with fitted columns; other data is unchanged."""
     store = sample_index.store
     if columns is None or not isinstance(store, TableStore):
         return sample_index
@@ -282,7 +282,7 @@ def use_columns(sample_index: SampleIndex, columns: TableColumns | None) -> Samp
 
 
 def find_columns(sample_index: SampleIndex) -> TableColumns | None:
-    """Return what is known of a table's columns; None for what is no table."""
+    """Return the fitted columns of a table; None for other data."""
     store = sample_index.store
     return store.columns if isinstance(store, TableStore) else None
 
@@ -319,7 +319,7 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
 def _find_column(
     frames: Mapping[Path, "polars.DataFrame"], name: str | None, setting: str, needed: bool = False
 ) -> str | None:
-    """Return the column that a setting names, if it is there."""
+    """Return the column that a setting names, after checking that it exists."""
     path, frame = next(iter(frames.items()))
     columns = frame.columns
     if name is None and not needed:
@@ -375,7 +375,7 @@ def _index(
 
 
 def _number_classes(found: Words, label: str, root: Path) -> tuple[tuple[str, ...], Indices]:
-    """Return the classes in order and the number of each row's, -1 where it has none.
+    """Return the classes in order and each row's class index, -1 without a label.
 
     Whole numbers are classes in their order, however they are written; all else is text.
     """
@@ -406,7 +406,7 @@ def _number_classes(found: Words, label: str, root: Path) -> tuple[tuple[str, ..
 
 
 def _parse_number(word: str) -> int | float | None:
-    """Return a word as a whole number where it is one, else as another, None where it is text."""
+    """Return a word as an integer if possible, else as a float; None for text."""
     with contextlib.suppress(ValueError):
         return int(word)
     with contextlib.suppress(ValueError):
@@ -445,7 +445,7 @@ def _refuse_free_text(raw: RawColumns, root: Path) -> None:
 
 
 def _describe_gaps(raw: RawColumns, rows_dropped: int, root: Path) -> tuple[str, ...]:
-    """Say in one line what is missing, and what becomes of it."""
+    """Describe the missing values and their replacement in one line."""
     gaps = {name: count for name, column in raw.items() if (count := count_missing(column))}
     has_text = {isinstance(raw[name], Words) for name in gaps}
     told = []

@@ -1,12 +1,13 @@
 """The data sets by name: what they are, where they come from, and how they are used by default."""
 
 import string
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.names import SPLIT_BY_DOMAIN, did_you_mean
+from mpfedcl.core.plugins import entry_points, load
+from mpfedcl.experiment.names import did_you_mean, splits_domains
 
 _CIFAR_10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR_100 = """
@@ -52,10 +53,12 @@ class DatasetSpecification:
     pixel_mean: float = 0.5
     pixel_deviation: float = 0.5
     """Without an encoder inputs are (pixel / 255 - mean) / deviation: constants, nobody's data."""
+    open: Callable[[Any], Any] | None = None
+    """Lists the samples for given dataset settings; None if they are in the data folder."""
 
     def protocol(self, partition_kind: str) -> dict[str, Any]:
         """Return the defaults under a kind of partition."""
-        fitting = self.by_domain if partition_kind in SPLIT_BY_DOMAIN else self.pooled
+        fitting = self.by_domain if splits_domains(partition_kind) else self.pooled
         return {**self.always, **fitting}
 
 
@@ -219,7 +222,15 @@ SPECIFICATIONS = {
 
 
 def find_specification(name: str) -> DatasetSpecification:
-    """Return a data set by name."""
+    """Return a data set by name; other packages add theirs as entry points."""
+    if name not in SPECIFICATIONS and (entry := entry_points("mpfedcl.datasets").get(name)):
+        found = load(entry, "dataset.name")
+        if not isinstance(found, DatasetSpecification):
+            raise InvalidInput(
+                f"dataset.name is {name!r}; {entry.value} is no DatasetSpecification."
+            )
+        always = {**_frozen(), "encoder__name": "none", **found.always}
+        return replace(found, always=always, pooled={"clients": 5, **found.pooled})
     if name not in SPECIFICATIONS:
         raise InvalidInput(
             f"dataset.name is {name!r}; it must be one of {', '.join(SPECIFICATIONS)}"

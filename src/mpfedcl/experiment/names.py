@@ -4,11 +4,12 @@
 `data/partitions/` and `rounds/aggregation/`; a test keeps the index equal to the files.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.plugins import entry_points
+from mpfedcl.core.plugins import entry_points, load
 
 METHODS: dict[str, str] = {
     "afd": "afd",
@@ -77,6 +78,14 @@ AGGREGATION_RULES: dict[str, str] = {
 def describe(index: Mapping[str, str]) -> str:
     """Return the entries of an index as one help text."""
     return " ".join(f"{name}: {line}" for name, line in index.items())
+
+
+def splits_domains(kind: str) -> bool:
+    """Return whether a partition assigns whole domains: its first parameter is `domains`."""
+    if kind in PARTITIONS:
+        return kind in SPLIT_BY_DOMAIN
+    function = load(entry_points("mpfedcl.partitions")[kind], "partition.kind")
+    return next(iter(inspect.signature(function).parameters)) == "domains"
 
 
 def method_names() -> tuple[str, ...]:
@@ -160,7 +169,8 @@ _WITH_REST = ("random-filters", "random-resnet18", "onnx", "torchvision")
 def check_encoder_name(name: str) -> None:
     """Refuse a name that is of no kind; what follows the kind is checked where it is used."""
     kind, _, rest = name.partition(":")
-    if kind not in (_WITH_REST if rest else _ALONE):
+    known = (*(_WITH_REST if rest else _ALONE), *entry_points("mpfedcl.encoders"))
+    if kind not in known:
         raise unknown_encoder(name)
 
 

@@ -12,15 +12,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.plugins import entry_points
 from mpfedcl.experiment.names import AGGREGATION_RULES, PARTITIONS, describe, did_you_mean
 
 if TYPE_CHECKING:
     PartitionKind = str
     RuleName = str
 else:
-    # The names of files, which no type checker knows.
-    PartitionKind = Literal[tuple(PARTITIONS)]
-    RuleName = Literal[tuple(AGGREGATION_RULES)]
+    # Names of an index and of entry points, which no type checker knows.
+    PartitionKind = Literal[(*PARTITIONS, *entry_points("mpfedcl.partitions"))]
+    RuleName = Literal[(*AGGREGATION_RULES, *entry_points("mpfedcl.aggregators"))]
 
 
 _MOST_PER_CLASS = 65_536

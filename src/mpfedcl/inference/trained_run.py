@@ -32,7 +32,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import ClosedForm, Method, OneShot, find_method, prototype_rule
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import Encoder
-from mpfedcl.models.encoders.trainable_encoder import make_model
+from mpfedcl.models.encoders.torch_encoders import make_model
 from mpfedcl.network.client.final_models import FOLDER
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
@@ -121,8 +121,8 @@ class TrainedRun:
             return to_inputs(samples, self.experiment).flatten(start_dim=1)
         if self.experiment.encoder.train:
             return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(samples))
-        # The caller shows the progress.
-        features = self.encoder.encode(samples, on_progress=lambda _: None)
+        # The caller shows how far it is.
+        features = self.encoder.encode(samples)
         return torch.from_numpy(features).to(dtype)
 
     @torch.no_grad()

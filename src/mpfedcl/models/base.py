@@ -1,4 +1,4 @@
-"""What every model offers to methods and engines."""
+"""The interface of models."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from mpfedcl.core.tensors import Tensors
 
 
 class Model(Protocol):
-    """A classifier that shows its embedding. It holds no weights: they are passed in."""
+    """A classifier with an embedding, as a pure function of its parameters."""
 
     embedding_size: int
 
@@ -21,11 +21,11 @@ class Model(Protocol):
         """Return the embeddings [B, d] and the logits [B, C] of a batch of inputs."""
 
     def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same of several models [models, B, ...], whose parameters are stacked."""
+        """Return embeddings and logits [models, B, ...] of models with stacked parameters."""
         embeddings, logits = vmap(self.apply, in_dims=(0, None))(params, inputs)
         return embeddings, logits
 
     def fits(self, params: Tensors) -> bool:
-        """Tell whether parameters are of this model, by their names and shapes."""
+        """Return whether parameters fit this model, by names and shapes."""
         like = self.init(torch.Generator(), torch.float32)
         return {n: v.shape for n, v in params.items()} == {n: v.shape for n, v in like.items()}

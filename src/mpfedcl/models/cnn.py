@@ -16,12 +16,12 @@ HIDDEN_BEHIND_CONVOLUTIONS: tuple[int, ...] = (512,)
 CHANNELS = (32, 64)
 KERNEL_SIZE = 5
 NORM_GROUPS = 8
-"""Of channels that are normalized together; ours, it divides both numbers of channels."""
+"""Groups of channels in group normalization; divides both numbers of channels."""
 _EPSILON = 1e-5
 SMALLEST_SIDE = 4
-"""Pixels that two poolings leave something of."""
+"""The smallest side that survives two poolings."""
 IMAGES_AT_ONCE = 256
-"""Images that pass together where no gradient is asked for: the whole test set would not fit."""
+"""Batch size without gradients: the whole test set would not fit into memory."""
 
 
 class Cnn(Model):
@@ -30,8 +30,8 @@ class Cnn(Model):
     `Cnn((28, 28), 10)` is the network of the FedAvg paper for MNIST with its 1,663,370 parameters.
     Borders are padded by zeros, so that convolutions keep the size. The embedding is the last
     hidden layer. Parameters are `conv.*`, `hidden.*`, `classifier.*` and, with `has_norm`, `norm.*`
-    of group normalization between convolution and ReLU: it treats each image by itself, so that
-    neither a batch's other images nor padding rows of a stack can change what an image gives.
+    of group normalization between convolution and ReLU: it normalizes each image by itself, so
+    neither other images of a batch nor padding rows of a stack affect the result.
 
     Args:
         image_shape: [height, width], or [height, width, 3]; inputs may be flattened images.
@@ -78,8 +78,8 @@ class Cnn(Model):
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits."""
-        # A program that is exported takes batches of any size, and may not ask for it; a gradient
-        # needs all activations anyway.
+        # An exported program must not branch on the batch size; a gradient needs all activations
+        # anyway.
         is_whole = torch.compiler.is_exporting() or torch.is_grad_enabled()
         if is_whole or len(inputs) <= IMAGES_AT_ONCE:
             return self._head.apply(params, self._convolve(params, inputs))
@@ -87,14 +87,14 @@ class Cnn(Model):
         return self._head.apply(params, torch.cat(parts))
 
     def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same of several models, one after the other: convolutions gain nothing."""
+        """Evaluate several models one by one: stacking does not speed up convolutions."""
         count = len(next(iter(params.values())))
         models = [{name: value[i] for name, value in params.items()} for i in range(count)]
         embeddings, logits = zip(*(self.apply(each, inputs) for each in models), strict=True)
         return torch.stack(embeddings), torch.stack(logits)
 
     def _convolve(self, params: Tensors, inputs: Tensor) -> Tensor:
-        """Return what the convolutions make of images, flattened."""
+        """Return the flattened output of the convolutions."""
         hidden = inputs.reshape(-1, *self._image_shape).permute(0, 3, 1, 2)
         for number in range(len(CHANNELS)):
             weight, bias = params[f"conv.{number}.weight"], params[f"conv.{number}.bias"]
@@ -109,7 +109,7 @@ class Cnn(Model):
 def _normalize(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Scale groups of channels of each image to mean 0 and variance 1, then channels as trained.
 
-    torch's own stops under vmap where the channels lie last in memory.
+    torch.group_norm fails under vmap if the channels are last in memory.
     """
     channels, *size = images.shape[1:]
     groups = images.reshape(-1, NORM_GROUPS, channels // NORM_GROUPS, *size)

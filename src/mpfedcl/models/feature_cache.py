@@ -200,7 +200,7 @@ def _map(path: Path, *, mark_used: bool = True) -> Array | None:
 
 
 def _checksum(array: Array) -> bytes:
-    return zlib.crc32(array.reshape(-1).view(numpy.uint8)).to_bytes(_CHECKSUM_BYTES, "big")
+    return zlib.crc32(array.reshape(-1).view(numpy.uint8).data).to_bytes(_CHECKSUM_BYTES, "big")
 
 
 @contextmanager

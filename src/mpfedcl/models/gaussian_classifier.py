@@ -1,4 +1,4 @@
-"""The model of one-shot methods: features of length 1, and scores that are linear in them."""
+"""The model of one-shot methods: features of norm 1, and scores that are linear in them."""
 
 from collections.abc import Callable
 
@@ -10,19 +10,19 @@ from mpfedcl.gaussian import ABSENT, Components, score, unit_features
 from mpfedcl.models.base import Model
 
 _SCORES_AT_ONCE = 2**24
-"""Samples times parts that are scored together: a mixture over many clients has many parts."""
+"""Samples times components scored together; a mixture over many clients has many components."""
 
 
 class GaussianClassifier(Model):
-    """Scores of classes from parts [C, G]; the embedding is the features themselves.
+    """Class scores from components [C, G]; the embedding is the features themselves.
 
-    Nothing is trained: `weight` [C, G, d] and `bias` [C, G] come from sums in closed form, and G
-    may be any number.
+    Nothing is trained: `weight` [C, G, d] and `bias` [C, G] are computed in closed form from
+    sufficient statistics, for any G.
 
     Args:
-        input_size: Numbers that stand for a sample.
+        input_size: Number of input values of a sample.
         num_classes: C.
-        features: What turns them into features of length 1.
+        features: Maps inputs to features of norm 1.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GaussianClassifier(Model):
         return {"weight": weight, "bias": bias}
 
     def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same of several models: their classes side by side are one model's."""
+        """Evaluate several models as one whose classes are concatenated."""
         count = len(params["weight"])
         side_by_side = {name: value.flatten(0, 1) for name, value in params.items()}
         features, scores = self.apply(side_by_side, inputs)
@@ -50,7 +50,7 @@ class GaussianClassifier(Model):
         return features.expand(count, *features.shape), by_model
 
     def fits(self, params: Tensors) -> bool:
-        """Tell whether parameters are of this model, with any number of parts."""
+        """Return whether parameters fit this model, with any number of components."""
         if params.keys() != {"weight", "bias"}:
             return False
         weight, bias = params["weight"].shape, params["bias"].shape
@@ -62,7 +62,7 @@ class GaussianClassifier(Model):
         features, parts = self._features(inputs), Components(params["weight"], params["bias"])
         at_once = max(1, _SCORES_AT_ONCE // parts.bias.numel())
         is_one_piece = parts.bias.shape[1] == 1
-        # A program that is exported takes batches of any size, and may not ask for it.
+        # An exported program takes batches of any size, so it must not branch on the size.
         if is_one_piece or torch.compiler.is_exporting() or len(features) <= at_once:
             return features, score(parts, features)
         return features, torch.cat([score(parts, some) for some in torch.split(features, at_once)])

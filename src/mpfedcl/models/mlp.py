@@ -11,7 +11,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.base import Model
 
 HIDDEN_ON_PIXELS: tuple[int, ...] = (512, 512, 256)
-"""The paper's hidden layers, where a run names none."""
+"""The paper's hidden layers, used by default."""
 HIDDEN_BEHIND_ENCODER: tuple[int, ...] = (256,)
 
 
@@ -48,6 +48,6 @@ class Mlp(Model):
 def make_mlp(
     input_size: int, num_classes: int, hidden: tuple[int, ...], *, is_encoded: bool
 ) -> Mlp:
-    """Return the model with these hidden layers; by default the paper's for its kind of inputs."""
+    """Return the model with these hidden layers; by default the paper's for this type of input."""
     default = HIDDEN_BEHIND_ENCODER if is_encoded else HIDDEN_ON_PIXELS
     return Mlp((input_size, *(hidden or default)), num_classes)

@@ -1,10 +1,11 @@
-"""A part of a network: some units of its hidden layers, with what leads to them and from them.
+"""Parts of a network, found by parameter names: units of hidden layers, and normalization layers.
 
-Layers are known by the names of their parameters, in the order in which a network has them:
-`conv.0`, ..., `hidden.0`, ..., `classifier`. A filter of a convolution is a unit too. Inputs and
-classes always stay, and so does all of an encoder; so do filters that are normalized, of which each
-depends on others: without some of them the rest would be another network.
+Layers are named in the order of the network: `conv.0`, ..., `hidden.0`, ..., `classifier`. A filter
+of a convolution is a unit too. Inputs, classes and encoders are never thinned. Filters followed by
+a normalization layer are not thinned either: each normalized value depends on its group.
 """
+
+import re
 
 import torch
 from torch import Tensor
@@ -15,20 +16,20 @@ _KINDS = ("conv", "hidden", "classifier")
 
 
 def hidden_units(params: Tensors) -> dict[str, int]:
-    """Return how many units each hidden layer has that may be thinned, the first layer first."""
+    """Return the number of units of each hidden layer that may be thinned, in order."""
     layers = _list_layers(params)[:-1]
     plain = [each for each in layers if f"norm{each.removeprefix('conv')}.weight" not in params]
     return {layer: len(params[f"{layer}.weight"]) for layer in plain}
 
 
 def feeding_layers(params: Tensors) -> dict[str, str]:
-    """Return by layer which hidden layer it is fed by; the first is fed by the inputs."""
+    """Return the hidden layer that feeds each layer; the first is fed by the inputs."""
     layers = _list_layers(params)
     return dict(zip(layers[1:], layers[:-1], strict=True))
 
 
 def mask_params(params: Tensors, units: Tensors) -> Tensors:
-    """Return which numbers of each parameter belong to a part, given its units by layer."""
+    """Return masks of the parameter values that belong to a part, given its units by layer."""
     masks = {name: torch.ones_like(value, dtype=torch.bool) for name, value in params.items()}
     before: Tensor | None = None
     for layer in _list_layers(params):
@@ -47,13 +48,22 @@ def mask_params(params: Tensors, units: Tensors) -> Tensors:
 
 
 def count_bytes(units: Tensors) -> int:
-    """Return the bytes of saying which units they are: a bit each, each layer by itself."""
+    """Return the bytes of an encoding of the units: one bit each, layer by layer."""
     return sum(-(-len(each) // 8) for each in units.values())
 
 
 def _list_layers(params: Tensors) -> list[str]:
     weights = [name.removesuffix(".weight") for name in params if name.endswith(".weight")]
     layers = [tuple(name.split(".")) for name in weights if name.split(".")[0] in _KINDS]
-    # By number, not by text: the tenth comes after the second.
+    # By number, not by text: 10 comes after 2.
     order = sorted(layers, key=lambda name: (_KINDS.index(name[0]), *map(int, name[1:])))
     return [".".join(name) for name in order]
+
+
+_NORMS = re.compile(r"norm\.\d+\.|encoder\.(.*\.)?(bn\d|downsample\.1)\.")
+"""Names in `Cnn`, and in a trained ResNet-18 with torchvision's names."""
+
+
+def is_normalization(parameter: str) -> bool:
+    """Return whether a parameter is the scale or shift of a normalization layer."""
+    return _NORMS.match(parameter) is not None

@@ -1,9 +1,9 @@
 """ResNet-18 as a pure function of its parameters, which have torchvision's names.
 
 Batch normalization always uses the running statistics among the parameters, so it is a constant
-affine map: a client's few, skewed images never change it, the result for an image does not depend on
-the rest of the batch, nothing is modified in place, and `apply` is safe under `torch.func.vmap`. The
-affine weight and bias may be trained; the statistics get no gradient.
+affine map: a client's few, skewed images never change it, the result for an image does not depend
+on the rest of the batch, nothing is modified in place, and `apply` is safe under `torch.func.vmap`.
+The affine weight and bias may be trained; the statistics get no gradient.
 """
 
 import math
@@ -39,7 +39,7 @@ class ResNet18:
         return shapes
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
-        """Draw convolutions from N(0, 2 / fan-out), as torchvision does; norms do nothing yet."""
+        """Draw convolutions from N(0, 2 / fan-out), as torchvision does; norms are the identity."""
         params: Tensors = {}
         for name, shape in self.shapes().items():
             if len(shape) == 4:
@@ -57,9 +57,9 @@ class ResNet18:
         return self.apply_folded(self.fold(params), images)
 
     def fold(self, params: Tensors) -> Tensors:
-        """Return the weight and bias of each convolution with its norm's affine map inside.
+        """Return convolution weights and biases with the normalization folded in.
 
-        The norms then cost no pass of their own.
+        The normalization then needs no separate pass.
         """
         folded: Tensors = {}
         for name, norm, *_ in _convolutions():
@@ -70,7 +70,7 @@ class ResNet18:
         return folded
 
     def apply_folded(self, folded: Tensors, images: Tensor) -> Tensor:
-        """Return the features by what `fold` returned."""
+        """Return the features, given folded parameters."""
 
         def convolve(inputs: Tensor, name: str, _norm: str, stride: int) -> Tensor:
             return _convolve(inputs, folded[f"{name}.weight"], folded[f"{name}.bias"], stride)
@@ -79,7 +79,7 @@ class ResNet18:
 
 
 def is_statistic(name: str) -> bool:
-    """Tell whether a name is a running statistic, which is measured and never trained."""
+    """Return whether a name is a running statistic, which is never trained."""
     return name.endswith(_STATISTICS)
 
 

@@ -11,8 +11,7 @@ import pytest
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Images
 from mpfedcl.experiment.settings import EncoderSettings
-from mpfedcl.models.encoders.encoder import Encoder, find_encoder
-from mpfedcl.models.encoders.preprocessing import Preprocessing
+from mpfedcl.models.encoders.encoder import Encoder, Preprocessing, find_encoder
 
 
 def draw_images(count: int, *shape: int) -> Images:

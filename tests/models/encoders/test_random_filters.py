@@ -10,8 +10,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Images
-from mpfedcl.models.encoders.encoder import find_encoder
-from mpfedcl.models.encoders.preprocessing import PixelScaling
+from mpfedcl.models.encoders.encoder import PixelScaling, find_encoder
 from mpfedcl.models.encoders.random_filters import RandomFilters, draw_filters
 
 FIRST_WEIGHTS = [-0.0193872, 0.1923199, -0.1823747]

@@ -14,9 +14,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models import Mlp, Model
-from mpfedcl.models.encoders.encoder import ResNetEncoder, find_encoder
-from mpfedcl.models.encoders.preprocessing import Preprocessing
-from mpfedcl.models.encoders.trainable_encoder import TrainableEncoder, make_model
+from mpfedcl.models.encoders.encoder import Preprocessing, find_encoder
+from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncoder, make_model
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
 SIZE = 16
@@ -97,7 +96,7 @@ def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPa
     params = start(model)
     with torch.no_grad():
         whole = model.apply(params, pixels)
-        monkeypatch.setattr("mpfedcl.models.encoders.trainable_encoder.IMAGES_AT_ONCE", 3)
+        monkeypatch.setattr("mpfedcl.models.encoders.torch_encoders._IMAGES_AT_ONCE", 3)
         sizes: list[int] = []
         network = ResNet18.apply
 

@@ -7,15 +7,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from command_results import Refused
 from numpy.typing import NDArray
 
-from command_results import Refused
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Images
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import EncoderSettings
-from mpfedcl.models.encoders.encoder import Encoder, find_encoder
-from mpfedcl.models.encoders.preprocessing import NOTE
+from mpfedcl.models.encoders.encoder import NOTE, Encoder, find_encoder
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (mpfedcl[onnx])")
 from vision_transformers import SIZE, export_transformer, make_transformer

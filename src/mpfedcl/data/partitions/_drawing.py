@@ -1,11 +1,11 @@
-"""What partitions of images by their labels have in common.
+"""Shared steps of the partitions by label.
 
 Each first draws a table of counts [clients, classes], again and again until every client has
 `min_size` training images, and only then assigns the images of each class at random. Every image
-goes to exactly one client; only `classes` leaves out classes that nobody holds.
+goes to exactly one client; only `classes` leaves out classes that no client holds.
 
-With a `test_fraction`, each client holds out that share of each of its classes for its local test set
-(`partition.test` "matched"), and `min_size` counts only what is left to train on.
+With a `test_fraction`, each client holds out that share of each of its classes for its local test
+set (`partition.test` "matched"), and `min_size` counts only the training images.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MOST_DRAWS = 20_000
 _MOST_DRAWS_AT_ONCE = 64
 _MOST_CELLS_AT_ONCE = 1_000_000
 _MOST_CELLS = 2**28
-"""Of all draws together: with many clients to give up takes seconds, not hours."""
+"""Cells in all draws together, so that giving up with many clients takes seconds, not hours."""
 
 Floats = NDArray[numpy.float64]
 DrawCounts = Callable[[int], Indices]
@@ -31,7 +31,7 @@ DrawCounts = Callable[[int], Indices]
 def refuse_impossible(
     labels: Indices, num_clients: int, min_size: int, test_fraction: float | None
 ) -> None:
-    """Refuse at once what no draw can give."""
+    """Reject sizes that no draw can satisfy."""
     if num_clients > len(labels):
         raise InvalidInput(
             f"clients is {num_clients}; it must be at most {len(labels):,}, the number of images "
@@ -74,18 +74,18 @@ def redraw(
             table: Indices = counts[enough[0]]
             return table
         drawn += at_once
-        at_once *= 2  # the first draw mostly does; many at once are quicker where it does not
+        at_once *= 2  # usually the first draw suffices; otherwise larger batches are faster
     skew = "" if alpha is None else f", partition.alpha {alpha:g}"
     remedy = "" if alpha is None else ", or raise partition.alpha"
     raise InvalidInput(
         f"partition.min_size is {min_size:,}, but none of {most:,} draws gave each client "
-        f"so many training images (partition.kind {kind}{skew}, clients {num_clients:,}, "
+        f"that many training images (partition.kind {kind}{skew}, clients {num_clients:,}, "
         f"{len(labels):,} images); lower partition.min_size or clients{remedy}."
     )
 
 
 def draw_shares(is_open: NDArray[numpy.bool_], alpha: float, generator: Generator) -> Floats:
-    """Draw Dirichlet shares over clients for each row; who is not open has none."""
+    """Draw Dirichlet shares over clients for each row; clients that are not open get none."""
     num_rows, num_clients = is_open.shape
     shares = numpy.zeros((num_rows, num_clients))
     todo = numpy.arange(num_rows)

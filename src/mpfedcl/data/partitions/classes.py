@@ -19,8 +19,8 @@ def partition(
 ) -> list[Indices]:
     """Give each client a few classes, and each class's images in equal shares to its holders.
 
-    Classes are spread evenly: the numbers of their holders differ by one at most. Where there are
-    more classes than clients * classes_per_client, the classes that nobody holds are left out.
+    Classes are spread evenly: the numbers of their clients differ by one at most. With more classes
+    than clients * classes_per_client, some classes have no client and are left out.
     """
     refuse_impossible(labels, num_clients, min_size, test_fraction)
     class_sizes = numpy.bincount(labels)

@@ -26,7 +26,7 @@ def partition(
     """Split each class by shares from a Dirichlet distribution over the clients.
 
     `balanced`: a client that already holds its fair share of all images (images / clients) gets
-    none of the next class; the shares of the others are scaled up, and drawn again where they are
+    none of the next class; the shares of the others are scaled up, and drawn again if they are
     all zero.
     """
     refuse_impossible(labels, num_clients, min_size, test_fraction)

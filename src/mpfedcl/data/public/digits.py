@@ -87,11 +87,12 @@ def _read_idx(path: Path, num_axes: int) -> Images:
                     f"{path} declares the sizes {shape}; it must declare {num_axes} sizes above 0, "
                     f"at most {_MOST_IDX_BYTES:,} bytes in all."
                 )
-            # One byte more tells whether the file ends where it should.
+            # One more byte shows whether the file is too long.
             content = file.read(wanted + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole idx file, plain or gzipped."
+            f"{path} cannot be read ({explain(error)}); it must be a whole idx file, "
+            "plain or gzipped."
         ) from None
     if len(content) != wanted:
         found = f"{len(content):,}" if len(content) < wanted else "more"
@@ -119,7 +120,7 @@ def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
 
 
 def _read_listed_images(label_file: Path) -> tuple[Images, Indices]:
-    """Read the images that a label file names from the folder beside it."""
+    """Read the images that a label file lists from the folder next to it."""
     folder = label_file.with_name(label_file.name.removesuffix("_labels.txt"))
     labels = _read_labels(label_file)
     paths = [folder / name for name in labels]
@@ -165,7 +166,7 @@ SYNTH_ARCHIVE = "SynthDigits.zip"
 
 
 def read_svhn(source: OriginalsFolder) -> DomainImages | None:
-    """Read the cropped digits of SVHN, where label 10 means 0; None without the files."""
+    """Read the cropped digits of SVHN, in which label 10 is the digit 0; None without the files."""
     paths = find_files(source, SVHN_FILES)
     if paths is None:
         return None
@@ -271,7 +272,8 @@ def _read_hdf5(path: Path) -> DomainImages:
         pixels, labels = _read_group(h5py, path, group)
         if pixels.ndim < 2 or pixels[:1].size != _USPS_SIDE**2:
             raise InvalidInput(
-                f"{path}: {group}/data has shape {pixels.shape}; it must be [images, {_USPS_SIDE**2}]."
+                f"{path}: {group}/data has shape {pixels.shape}; it must be "
+                f"[images, {_USPS_SIDE**2}]."
             )
         images = _to_images(pixels.reshape(len(pixels), -1), 0, 1, path)
         parts.append((images, check_labels(labels, range(10), path, len(images))))
@@ -292,8 +294,8 @@ def _read_group(h5py: Any, path: Path, group: str) -> tuple[NDArray[Any], NDArra
     # h5py raises OSError, KeyError, RuntimeError, ValueError, TypeError on broken or other files.
     except Exception as error:
         raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole HDF5 file with {group}/data and "
-            f"{group}/target."
+            f"{path} cannot be read ({explain(error)}); it must be a whole HDF5 file with "
+            f"{group}/data and {group}/target."
         ) from None
 
 
@@ -333,7 +335,7 @@ def _join_writers(train: _Samples, test: _Samples | None, where: Path) -> Domain
     strange = sorted(set(test or ()) - set(train))
     if strange:
         raise InvalidInput(
-            f"{where} has the writer {strange[0]!r}, who has nothing to train on; each "
+            f"{where} has the writer {strange[0]!r}, which has no training samples; each "
             "writer's own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
         )
     images, labels, clients = _flatten_writers(train)
@@ -378,8 +380,8 @@ def _read_leaf_file(path: Path) -> _Samples:
         parts = {name: (each["x"], each["y"]) for name, each in data.items()}
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole file of LEAF with users and "
-            "user_data, x and y of each."
+            f"{path} cannot be read ({explain(error)}); it must be a whole file of LEAF with "
+            "users and user_data, x and y of each."
         ) from None
     # A writer without samples is no client.
     return {name: _read_writer(path, name, *each) for name, each in parts.items() if each[1]}

@@ -24,7 +24,7 @@ from mpfedcl.data.public.sources import PublicFile, PublicSource
 MOST_REDIRECTS = 5
 
 _PASSING_STATUSES = (408, 425, 429)
-"""Of the statuses that blame the request, those that may be otherwise the next time."""
+"""Client errors that may succeed when tried again."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
@@ -42,27 +42,27 @@ class ServerUnreachableError(DownloadError):
 
 @dataclass(frozen=True)
 class FileResponse:
-    """A body on its way: from byte `begin` to byte `end` of the file, None if nobody said."""
+    """A response body with the bytes from `begin` to `end` of the file; None if unknown."""
 
     begin: int
     end: int | None
     _response: httpx.Response
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield bytes as they arrive; they end where the body does, or the connection."""
+        """Yield bytes as they arrive, until the body or the connection ends."""
         try:
             yield from self._response.iter_raw()
         except httpx.RemoteProtocolError:
-            # Whoever knows the end sees what is missing, and keeps what came.
+            # If the length is known, the caller notices the gap and keeps the received bytes.
             if self.end is None:
                 raise
 
 
 @contextmanager
 def request_file(address: str, begin: int, timeout: float) -> Iterator[FileResponse]:
-    """Ask for the bytes from `begin` on; the reply begins there or, where ranges fail, at 0."""
+    """Request the bytes from `begin`; the reply starts there, or at 0 if ranges fail."""
     try:
-        # From the start, where the server answers another range than it was asked for.
+        # From the start if the server sends another range than requested.
         for first in dict.fromkeys((begin, 0)):
             with _follow_redirects(address, first, timeout) as response:
                 reply = _read_head(response, first)
@@ -114,7 +114,7 @@ def _open_client(url: httpx.URL, timeout: float) -> httpx.Client:
             timeout=timeout,
             proxy=proxy,
             trust_env=False,
-            # The system's certificates; httpx alone would trust only those that it brings.
+            # The system's certificates; httpx would trust only the bundled ones.
             verify=ssl.create_default_context(),
             event_hooks={"response": [_check_redirect]},
         )
@@ -123,7 +123,7 @@ def _open_client(url: httpx.URL, timeout: float) -> httpx.Client:
 
 
 def _check_redirect(response: httpx.Response) -> None:
-    """Refuse a redirect to anything but http and https, or from https to http."""
+    """Reject a redirect to anything but http and https, or from https to http."""
     if not response.has_redirect_location:
         return
     location = response.headers["Location"]
@@ -142,7 +142,7 @@ def _check_scheme(url: httpx.URL, shown: str) -> None:
 
 
 def _read_head(response: httpx.Response, begin: int) -> FileResponse | None:
-    """Return the reply as its headers tell it, or None if it is not from `begin` on."""
+    """Return the reply described by its headers, or None if it does not start at `begin`."""
     status, headers = response.status_code, response.headers
     if status == 416 and begin:
         return None
@@ -167,17 +167,17 @@ def _reason(error: Exception) -> str:
 
 
 MOST_BYTES = 16 * 2**30
-"""Where no size is published, more than any file of `sources` has."""
+"""The limit if no size is published: more than any file of `sources`."""
 
 _WORTHWHILE = 2**20
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long a download is tried before it is given up; time itself can be replaced."""
+    """How often a download is retried; the clock can be replaced in tests."""
 
     attempts: int = 5
-    """Rounds through all addresses that may fail; one that brings a new MiB is free."""
+    """Failed rounds through all addresses; a round that brings a new MiB does not count."""
     timeout: float = 30.0
     """Seconds of silence, or of fewer than `slowest` bytes per second, that end a connection."""
     slowest: float = 1024.0
@@ -196,7 +196,7 @@ DownloadProgress = Callable[[PublicFile, int], None]
 
 
 class _WrongContentError(DownloadError):
-    """What came is not the file, so that nothing of it may stay."""
+    """The received bytes are not the file, so none of them may be kept."""
 
 
 def fetch_source(
@@ -205,7 +205,7 @@ def fetch_source(
     retries: RetryPolicy | None = None,
     report: DownloadProgress = lambda *_: None,
 ) -> list[Path]:
-    """Bring all files of a source into a folder; what is there and right stays."""
+    """Download all files of a source into a folder; correct files are kept."""
     retries = retries or RetryPolicy()
     return [
         fetch_file(public_file, folder, source.page, retries, report)
@@ -220,10 +220,10 @@ def fetch_file(
     retries: RetryPolicy,
     report: DownloadProgress = lambda *_: None,
 ) -> Path:
-    """Bring one file into a folder and return its path.
+    """Download one file into a folder and return its path.
 
-    What has arrived lies in `NAME.part` until size and checksum are right; a later call resumes
-    from there. Wrong bytes are deleted and asked for again.
+    Received bytes are kept in `NAME.part` until size and checksum are right; a later call resumes
+    there. Wrong bytes are deleted and requested again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, part = folder / public_file.name, folder / f"{public_file.name}.part"
@@ -240,7 +240,7 @@ def fetch_file(
     faults: dict[str, DownloadError] = {}
     failures, most_bytes = 0, _measure(part)
     while addresses and failures < retries.attempts:
-        # Who has no connection from the start should not wait for it to be said.
+        # Without any connection, report that quickly.
         if failures == 2 and most_bytes == 0 and _is_offline(faults):
             break
         if faults:
@@ -256,7 +256,7 @@ def fetch_file(
                     part.unlink(missing_ok=True)
                 if fault.final:
                     addresses.remove(address)
-        # Counted from the most there ever was, so that bytes brought twice never buy a round.
+        # Counted from the maximum so far, so that bytes received twice earn no extra attempt.
         if _measure(part) < most_bytes + _WORTHWHILE:
             failures += 1
         most_bytes = max(most_bytes, _measure(part))
@@ -270,17 +270,17 @@ def _transfer(
     retries: RetryPolicy,
     report: DownloadProgress,
 ) -> None:
-    """Bring the bytes that are missing from one address into the part file."""
+    """Append the missing bytes from one address to the part file."""
     limit = public_file.size or MOST_BYTES
-    # Without a checksum nobody would notice pieces of two versions of a file joined into one.
+    # Without a checksum, a file joined from two versions would go unnoticed.
     if _measure(part) > limit or not (public_file.sha256 or public_file.md5):
         part.unlink(missing_ok=True)
     have = _measure(part)
-    # A part may be whole, if the program was killed between its last byte and its renaming.
+    # A part may be complete if the process was killed before renaming it.
     if have and _find_fault(public_file, part) is None:
         return
     with request_file(address, have, retries.timeout) as reply:
-        # Another file is refused before its gigabytes are downloaded.
+        # Another file is rejected before its gigabytes are downloaded.
         if public_file.size is not None and reply.end not in (None, public_file.size):
             raise DownloadError(f"announced {reply.end:,} bytes")
         have = reply.begin
@@ -318,7 +318,7 @@ def _accept(public_file: PublicFile, part: Path, path: Path) -> None:
 
 
 def _find_fault(public_file: PublicFile, path: Path) -> str | None:
-    """Return what a file is instead of the published one, or None if it is right."""
+    """Describe how a file differs from the published one; None if it does not."""
     size = path.stat().st_size
     if size == 0 or size != (public_file.size or size):
         return f"{size:,} bytes"

@@ -40,10 +40,10 @@ _FAULTS = (
     RuntimeError,
     gzip.BadGzipFile,
 )
-"""What the readers of archives raise on broken, encrypted or unknown ones."""
+"""Errors of damaged, encrypted or unknown archives."""
 
 MemberFilter = Callable[[PurePosixPath], bool]
-"""Tells by its path inside the archive whether a file is wanted."""
+"""Returns whether a file is needed, by its path inside the archive."""
 
 
 def unpack_archive(archive: Path, folder: Path, is_wanted: MemberFilter) -> Path:
@@ -70,7 +70,7 @@ def unpack_archive(archive: Path, folder: Path, is_wanted: MemberFilter) -> Path
 
 
 def _check_name(archive: Path, name: str) -> PurePosixPath:
-    """Return the path of a member; refuse an archive that reaches out of its folder."""
+    """Return the path of a member; reject an archive that reaches out of its folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name:
         raise InvalidInput(
@@ -132,7 +132,7 @@ def _explain_faults(archive: Path) -> Iterator[None]:
 _SLACK = 1e-6
 """How far a decimal fraction in a text file may lie outside its range."""
 DEPTH = 2
-"""How many folders down the originals are looked for: DIR/MNIST/raw/, DIR/mnist_m/mnist_m/."""
+"""Depth of the search for originals: DIR/MNIST/raw/, DIR/mnist_m/mnist_m/."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def find_or_unpack(
 
 
 def enumerate_names(names: Iterable[str], most: int = 5) -> str:
-    """Return names with commas, at most so many."""
+    """Return at most `most` names, separated by commas."""
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
@@ -295,12 +295,12 @@ def open_destination(folder: Path) -> Iterator[Path]:
 
 
 def is_prepared(folder: Path, domain: str) -> bool:
-    """Tell whether a domain is there, in either layout."""
+    """Return whether a domain exists in either layout."""
     return (folder / f"{domain}.npz").is_file() or (folder / domain).is_dir()
 
 
 def write_domain(folder: Path, scratch: Path, domain: DomainImages | ImageFolders) -> None:
-    """Write a domain beside its place and rename it into it, in place of what was there."""
+    """Write a domain to the scratch folder and rename it into place, replacing an older one."""
     if isinstance(domain, DomainImages):
         beside, place = _write_archive(scratch, domain), folder / f"{domain.name}.npz"
         old = folder / domain.name

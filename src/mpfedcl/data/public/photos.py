@@ -36,11 +36,11 @@ class CifarFiles:
     test: str
     archive: str
     labels: tuple[tuple[str, int], ...]
-    """What each label is, and how many there are; the last one is the class."""
+    """The name of each label and its number of values; the last one is the class."""
 
     @property
     def looked_for(self) -> str:
-        """What a person must bring."""
+        """The files to provide."""
         return f"{', '.join((*self.train, self.test))}, or {self.archive}"
 
 

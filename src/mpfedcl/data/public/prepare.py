@@ -21,7 +21,7 @@ from mpfedcl.data.samples import DomainImages
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How a domain is read; `read` gives None where no file of it is there."""
+    """The reader of a domain; it returns None if no file of the domain is there."""
 
     read: Callable[[OriginalsFolder], DomainImages | ImageFolders | None]
     looked_for: str
@@ -35,8 +35,8 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         "mnist": _MNIST,
         "mnist_m": _Recipe(
             digits.read_mnist_m,
-            f"{', '.join(digits.MNIST_M_LABELS)} with the folders mnist_m_train and mnist_m_test, or "
-            f"{digits.MNIST_M_ARCHIVES[0]}",
+            f"{', '.join(digits.MNIST_M_LABELS)} with the folders mnist_m_train and "
+            f"mnist_m_test, or {digits.MNIST_M_ARCHIVES[0]}",
         ),
         "svhn": _Recipe(digits.read_svhn, ", ".join(digits.SVHN_FILES)),
         "synth": _Recipe(
@@ -70,15 +70,15 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
 
 @dataclass
 class Preparation:
-    """What became of the domains of a set."""
+    """The outcome for each domain of a set."""
 
     folder: Path
     prepared: dict[str, str] = field(default_factory=dict)
-    """What there is of each domain that was written."""
+    """Descriptions of the domains that were written."""
     kept: list[str] = field(default_factory=list)
-    """Domains that were there before."""
+    """Domains that existed before."""
     missing: dict[str, str] = field(default_factory=dict)
-    """What was looked for of each domain that was not found."""
+    """The files searched for of each domain that was not found."""
 
 
 def preparable_domains(name: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def prepare_set(
     replace: bool = False,
     only: Collection[str] | None = None,
 ) -> Preparation:
-    """Write the domains whose originals lie in `source` into the folder of the set.
+    """Prepare the domains with originals in `source` and write them to the folder of the set.
 
     A domain that is there already stays as it is unless `replace`; each is written whole or not
     at all, so that a later call can do the rest.

@@ -1,4 +1,4 @@
-"""Where the public files of the data sets are: sources.toml, read."""
+"""Addresses, sizes and checksums of public files, read from sources.toml."""
 
 import tomllib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mpfedcl.experiment.names import did_you_mean
 
 @dataclass(frozen=True)
 class PublicFile:
-    """One file as its publisher offers it; None where no size or checksum is public."""
+    """One file as its publisher offers it; None if no size or checksum is published."""
 
     name: str
     addresses: tuple[str, ...]
@@ -26,20 +26,20 @@ class PublicSource:
 
     name: str
     page: str
-    """Where a person finds the files."""
+    """The web page that offers the files."""
     domains: tuple[str, ...]
-    """What can be prepared from the files."""
+    """The domains that can be prepared from the files."""
     files: tuple[PublicFile, ...]
 
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """What `data fetch NAME` downloads, and the set that is prepared from it."""
+    """The downloads of `data fetch NAME`, and the set prepared from them."""
 
     set_name: str
     sources: tuple[PublicSource, ...]
     by_hand: str = ""
-    """The parts without a stable address; {folder} is where to put them."""
+    """Instructions for files without a stable address; {folder} is their folder."""
 
 
 def _read_plans() -> dict[str, FetchPlan]:

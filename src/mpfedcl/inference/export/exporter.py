@@ -28,11 +28,10 @@ from mpfedcl.inference.predictor import Predictor
 from mpfedcl.inference.trained_run import TrainedRun
 from mpfedcl.methods import ClosedForm, prototype_rule
 from mpfedcl.models import GaussianClassifier
-from mpfedcl.models.encoders.encoder import ResNetEncoder
+from mpfedcl.models.encoders.encoder import NOTE, channels_first
 from mpfedcl.models.encoders.onnx_encoder import OnnxEncoder
-from mpfedcl.models.encoders.preprocessing import NOTE, channels_first
 from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
-from mpfedcl.models.encoders.trainable_encoder import make_model
+from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, make_model
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.prototypes import PrototypePool
 

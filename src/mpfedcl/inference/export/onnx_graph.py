@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.data.samples import Samples
 from mpfedcl.inference.export.verification import ExportedFunction
-from mpfedcl.models.encoders.onnx_encoder import OnnxEncoder, first_line, open_session
-from mpfedcl.models.encoders.preprocessing import NOTE
+from mpfedcl.models.encoders.encoder import NOTE
+from mpfedcl.models.encoders.onnx_encoder import OnnxEncoder, open_session
 
 _LARGEST = 2**31 - 1
 """The largest protobuf message in bytes, and so the largest single ONNX file."""
@@ -87,7 +87,7 @@ def prepend_encoder(head: Any, encoder: OnnxEncoder, name: str) -> Any:
     except Exception as error:
         raise InvalidInput(
             f"encoder is 'include', but {encoder.name} cannot be joined to the model "
-            f"({first_line(error)}); it must be 'exclude'."
+            f"({explain(error)}); it must be 'exclude'."
         ) from None
     return joined
 
@@ -271,7 +271,7 @@ def _in_one_sentence(fault: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {explain(error)}"
         raise InvalidInput(
             f"RUN has a model that cannot be exported: {fault} ({reason})."
         ) from None

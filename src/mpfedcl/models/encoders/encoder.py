@@ -1,10 +1,12 @@
-"""Frozen encoders: images in, features out, and a fingerprint that tells one from another."""
+"""Frozen encoders: preprocessing, the interface, and the registry that finds one by name."""
 
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy
 import torch
@@ -12,25 +14,170 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.images import Images
+from mpfedcl.core.images import Images, resize_images
+from mpfedcl.core.plugins import entry_points, load
 from mpfedcl.core.progress import WaitingBar
-from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.names import unknown_encoder
 from mpfedcl.experiment.settings import EncoderSettings
-from mpfedcl.models.encoders.preprocessing import InputPreparation, PixelScaling, Preprocessing
-from mpfedcl.models.encoders.weights import find_weights, load_weights
-from mpfedcl.models.resnet import ResNet18
+
+NOTE = "mpfedcl"
+"""The metadata key that holds everything as JSON: one key, so that equal files have equal bytes."""
+
+_LARGEST_SIZE = 1024
+_Color = tuple[float, float, float]
+_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?"
+_THREE_NUMBERS = rf"\[?\(?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})"
+
+
+class InputPreparation(Protocol):
+    """The preparation of images for an encoder."""
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape of one image as bytes: (height, width), or (height, width, 3) in color."""
+
+    def to_input_bytes(self, images: Images) -> Images:
+        """Return the images as bytes [images, channels, height, width] in that size and color."""
+
+    def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return these bytes as network inputs."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for a file's metadata and for fingerprints."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Images become RGB squares (gray is replicated) whose pixels are (x / 255 - mean) / std.
+
+    Images that shrink (photos, mostly) are resampled by Lanczos, images that grow (digits) by
+    bicubic interpolation; see `resize_image`.
+    """
+
+    image_size: int = 64
+    mean: _Color = (0.485, 0.456, 0.406)
+    std: _Color = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.image_size <= _LARGEST_SIZE:
+            raise InvalidInput(
+                f"the encoder's image_size is {self.image_size}; it must be 1 to {_LARGEST_SIZE}."
+            )
+        if min(self.std) <= 0:
+            raise InvalidInput(f"the encoder's std is {self.std}; each must be above 0.")
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape of one image as bytes."""
+        return self.image_size, self.image_size, 3
+
+    def to_input_bytes(self, images: Images) -> Images:
+        """Return the images as RGB bytes [images, 3, image_size, image_size]."""
+        resized = resize_images(images, (self.image_size, self.image_size), is_color=True)
+        return numpy.ascontiguousarray(resized.transpose(0, 3, 1, 2))
+
+    def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return pixels in 0 to 255 [images, 3, height, width] as network inputs."""
+        # Scale and shift in one step: (x / 255 - mean) / std.
+        mean, std = (
+            torch.tensor(values, dtype=dtype, device=pixels.device)[:, None, None]
+            for values in (self.mean, self.std)
+        )
+        return pixels.to(dtype) * (1 / (255 * std)) - mean / std
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for a file's metadata and for fingerprints."""
+        return asdict(self)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], default: Self) -> Self:
+        """Read the metadata of an encoder file; missing values are taken from `default`.
+
+        Either the JSON under the key `mpfedcl`, or flat keys: image_size or resolution
+        ("64x64 RGB"), mean and std ("[0.5, 0.5, 0.5]"), or normalization ("x/255 then mean [...]
+        std [...]").
+        """
+        if NOTE in metadata:
+            return cls._from_note(metadata[NOTE], default)
+        size = re.match(
+            r"\s*(\d{1,4})(?!\d)", metadata.get("image_size") or metadata.get("resolution") or ""
+        )
+        scale = metadata.get("normalization") or metadata.get("normalisation") or ""
+        return cls(
+            int(size[1]) if size else default.image_size,
+            _find_color(metadata.get("mean", ""))
+            or _find_color(scale, after="mean")
+            or default.mean,
+            _find_color(metadata.get("std", "")) or _find_color(scale, after="std") or default.std,
+        )
+
+    @classmethod
+    def _from_note(cls, note: str, default: Self) -> Self:
+        try:
+            values = {**default.to_json(), **json.loads(note)["preprocessing"]}
+            mean, std = ([float(number) for number in values[name]] for name in ("mean", "std"))
+            if len(mean) != 3 or len(std) != 3:
+                raise ValueError
+            return cls(
+                int(values["image_size"]), (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+            )
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise InvalidInput(
+                f"the encoder's metadata {NOTE!r} are {note[:80]!r}; they must be JSON with "
+                "preprocessing: image_size, mean and std."
+            ) from None
+
+
+@dataclass(frozen=True)
+class PixelScaling:
+    """Images keep the data's size and color mode; pixels are (x / 255 - mean) / deviation."""
+
+    image_shape: tuple[int, ...]
+    """(height, width), or (height, width, 3) in color."""
+    mean: float
+    deviation: float
+
+    @property
+    def channels(self) -> int:
+        """3 in color, else 1."""
+        return 3 if len(self.image_shape) == 3 else 1
+
+    def to_input_bytes(self, images: Images) -> Images:
+        """Return images that are gray, or RGB for color, as bytes [images, channels, h, w]."""
+        height, width = self.image_shape[:2]
+        resized = resize_images(images, (height, width), is_color=self.channels == 3)
+        # A copy: torch takes no array that cannot be written to, as decoded images may be.
+        planes = resized[:, None] if resized.ndim == 3 else resized.transpose(0, 3, 1, 2)
+        return numpy.array(planes, order="C")
+
+    def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return pixels in 0 to 255 as inputs of a model on pixels."""
+        return (pixels.to(dtype) / 255 - self.mean) / self.deviation
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values for a file's metadata and for fingerprints."""
+        return asdict(self)
+
+
+def channels_first(images: Tensor) -> Tensor:
+    """Return gray [B, h, w] or color [B, h, w, 3] as [B, channels, h, w]."""
+    return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
+
+
+def _find_color(text: str, after: str = "") -> _Color | None:
+    """Return the first three numbers of a list that follows a word, or None."""
+    found = re.search(rf"{after}\s*[:=]?\s*{_THREE_NUMBERS}", text)
+    return (float(found[1]), float(found[2]), float(found[3])) if found else None
+
 
 IMAGES_AT_ONCE = 128
-"""A batch that keeps the processor busy and needs little memory (about 100 MB at 64 px)."""
+"""Keeps the processor busy with little memory (about 100 MB at 64 px)."""
 _VERSION = 1
-"""Raised whenever features of the same weights would come out differently."""
+"""To be raised whenever the same weights give other features."""
 
 Features = NDArray[numpy.float32]
 """[images, feature_size]."""
-OnProgress = Callable[[int], None]
-"""Told how many more images are done."""
 
 
 class Encoder(Protocol):
@@ -38,52 +185,22 @@ class Encoder(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name in listings and messages."""
 
     @property
     def feature_size(self) -> int:
-        """Numbers that stand for an image."""
+        """The number of features of an image."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over kind, weights and preprocessing, in hexadecimal."""
+        """The SHA-256 of type, weights and preprocessing, in hexadecimal."""
 
     @property
     def preprocessing(self) -> InputPreparation:
-        """What happens to an image first."""
+        """The preparation of images."""
 
-    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
-        """Return the features of images in any size; a bar shows unless `on_progress` is given."""
-
-
-class ResNetEncoder:
-    """ResNet-18 with fixed weights and running statistics."""
-
-    feature_size = ResNet18.feature_size
-
-    def __init__(
-        self,
-        name: str,
-        tensors: Tensors,
-        preprocessing: Preprocessing,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.name = name
-        self.preprocessing = preprocessing
-        self.tensors = tensors
-        """Parameters and running statistics in float32, for `TrainableEncoder` to start from."""
-        self.fingerprint = fingerprint_weights("resnet18", tensors, preprocessing)
-        self._device = torch.device(device)
-        self._network = ResNet18()
-
-    @torch.inference_mode()
-    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
-        """Return the features [images, 512]."""
-        params = {name: value.to(self._device) for name, value in self.tensors.items()}
-        encode_batch = torch_batch_encoder(
-            lambda inputs: self._network.apply(params, inputs), self.preprocessing, self._device
-        )
-        return encode_in_batches(encode_batch, images, self, on_progress)
+    def encode(self, images: Images) -> Features:
+        """Return the features of images of any size."""
 
 
 def find_encoder(
@@ -94,21 +211,30 @@ def find_encoder(
     find_scaling: Callable[[], PixelScaling] | None = None,
     settings: EncoderSettings | None = None,
 ) -> Encoder:
-    """Return the encoder that the settings name; `settings` say how an ONNX model is used.
+    """Return an encoder by name.
 
-    `random-resnet18` is the same network on every call; `random-resnet18:7` is another one, and so
-    it is with `random-filters`, which are made for the images' own format: `find_scaling` tells it.
+    An entry point in `mpfedcl.encoders` is a function of the text after the colon of the name, the
+    encoder settings and the device.
+
+    Args:
+        name: `encoder.name`, such as resnet18, onnx:FILE or random-filters:SEED.
+        weights: `encoder.weights`, for encoders that take some.
+        data_folders: Folders that may hold weights.
+        device: Device to compute on.
+        find_scaling: Returns the format and scaling of the data's images, for `random-filters`.
+        settings: How the outputs of an ONNX model are used.
     """
-    kind, _, rest = name.partition(":")
-    if kind == "resnet18" and not rest:
-        path = find_weights(weights, *data_folders)
-        found = load_weights(path)
-        return ResNetEncoder(f"resnet18 {path.name}", found.tensors, found.preprocessing, device)
-    if kind == "torchvision" and rest:
-        from mpfedcl.models.encoders.torchvision_encoder import load_torchvision_encoder
+    # The modules of encoders need this one.
+    from mpfedcl.models.encoders import torch_encoders
 
-        return load_torchvision_encoder(rest, weights, device)
-    if weights is not None:
+    kind, _, rest = name.partition(":")
+    settings = settings or EncoderSettings()
+    if kind == "resnet18" and not rest:
+        return torch_encoders.load_resnet(weights, *data_folders, device=device)
+    if kind == "torchvision" and rest:
+        return torch_encoders.load_torchvision_encoder(rest, weights, device)
+    entry = entry_points("mpfedcl.encoders").get(kind)
+    if weights is not None and entry is None:
         raise InvalidInput(
             f"encoder.weights is {str(weights)!r}, but encoder.name {name!r} takes none; it must "
             "be left out, or encoder.name must be resnet18."
@@ -116,7 +242,7 @@ def find_encoder(
     if kind == "onnx" and rest:
         from mpfedcl.models.encoders.onnx_encoder import OnnxEncoder
 
-        return OnnxEncoder(Path(rest).expanduser(), settings or EncoderSettings())
+        return OnnxEncoder(Path(rest).expanduser(), settings)
     if kind == "random-filters":
         from mpfedcl.models.encoders.random_filters import RandomFilters
 
@@ -127,13 +253,15 @@ def find_encoder(
             )
         return RandomFilters.parse(name, find_scaling, device)
     if kind == "random-resnet18" and (not rest or rest.isdecimal()):
-        tensors = ResNet18().init(generator(int(rest or 0), "random-resnet18"), torch.float32)
-        return ResNetEncoder(name, tensors, Preprocessing(), device)
-    raise unknown_encoder(name)
+        return torch_encoders.random_resnet(name, int(rest or 0), device)
+    if entry is None:
+        raise unknown_encoder(name)
+    found: Encoder = load(entry, "encoder.name")(rest, settings, torch.device(device))
+    return found
 
 
 def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: InputPreparation) -> str:
-    """Return the SHA-256 over everything that decides what the features are."""
+    """Return the SHA-256 of everything that determines the features."""
     sha = hashlib.sha256(fingerprint_header(kind, preprocessing))
     for name, value in sorted(tensors.items()):
         sha.update(json.dumps([name, list(value.shape), str(value.dtype)]).encode())
@@ -142,44 +270,45 @@ def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: InputPrepara
 
 
 def fingerprint_header(kind: str, preprocessing: InputPreparation) -> bytes:
-    """Return what a fingerprint begins with."""
+    """Return the first part of the content of a fingerprint."""
     return json.dumps([_VERSION, kind, preprocessing.to_json()], sort_keys=True).encode()
 
 
-def torch_batch_encoder(
-    apply: Callable[[Tensor], Tensor], preprocessing: InputPreparation, device: torch.device
-) -> Callable[[Images], Features]:
-    """Return what `encode_in_batches` needs of a network in torch."""
+def encode_with_torch(
+    apply: Callable[[Tensor], Tensor],
+    images: Images,
+    encoder: Encoder,
+    device: torch.device,
+    batch_size: int | None = None,
+) -> Features:
+    """Encode images in batches by a function of prepared pixels [B, channels, h, w]."""
 
     def encode_batch(batch: Images) -> Features:
-        # A batch of one takes other kernels, whose last bits differ: an image's features must not
-        # depend on how many others were missing from the cache.
+        # A batch of one uses other kernels, whose last bits differ: the features of an image must
+        # not depend on the number of images.
         whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
-        inputs = preprocessing.standardize(torch.from_numpy(whole).to(device), torch.float32)
+        pixels = torch.from_numpy(whole).to(device)
+        inputs = encoder.preprocessing.standardize(pixels, torch.float32)
         features: Features = apply(inputs)[: len(batch)].cpu().numpy()
         return features
 
-    return encode_batch
+    return encode_in_batches(encode_batch, images, encoder, batch_size)
 
 
 def encode_in_batches(
     encode_batch: Callable[[Images], Features],
     images: Images,
     encoder: Encoder,
-    on_progress: OnProgress | None,
     batch_size: int | None = None,
 ) -> Features:
-    """Encode bytes [images, channels, height, width] in batches, so that few are in memory at once.
-
-    A bar shows where the caller shows none; broken numbers are refused.
-    """
+    """Encode images by a function of bytes [B, channels, h, w]; features must be finite."""
     size = batch_size or IMAGES_AT_ONCE
     features = numpy.empty((len(images), encoder.feature_size), dtype=numpy.float32)
-    with WaitingBar("Encoding images", len(images)) as bar:
+    with WaitingBar(f"Encoding images, {encoder.name}", len(images)) as bar:
         for first in range(0, len(images), size):
             batch = encoder.preprocessing.to_input_bytes(images[first : first + size])
             features[first : first + len(batch)] = encode_batch(batch)
-            (on_progress or bar.advance)(len(batch))
+            bar.advance(len(batch))
     if not numpy.isfinite(features).all():
         raise InvalidInput(
             f"the encoder {encoder.name} gives features that are not finite numbers; its weights "

@@ -11,29 +11,28 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.images import Images
 from mpfedcl.experiment.settings import EncoderSettings
 from mpfedcl.models.encoders.encoder import (
     Features,
-    OnProgress,
+    Preprocessing,
     encode_in_batches,
     fingerprint_header,
 )
-from mpfedcl.models.encoders.preprocessing import Preprocessing
 
 _TYPES = {"tensor(float)": numpy.float32, "tensor(float16)": numpy.float16}
 _AS_THEY_ARE = Preprocessing(64, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-"""The model gets RGB in 0 to 1, unless its metadata name a mean and a deviation."""
+"""The model gets RGB in 0 to 1, unless its metadata name a mean and a standard deviation."""
 
 
 class OnnxEncoder:
-    """An output of an ONNX model stands for an image, averaged over positions or by one token.
+    """An output of an ONNX model as features, averaged over positions or taken from one token.
 
     The model takes RGB images [batch, 3, height, width]; their size is the one in its input shape,
     else the one in the settings, else the one in its metadata, else 64. Of a model with several
-    outputs the settings name one. Nothing is loaded until something is asked for that the file's
-    bytes cannot tell: cached features need no onnxruntime.
+    outputs the settings name one. The model is loaded on first use, so cached
+    features need no onnxruntime.
     """
 
     def __init__(self, path: Path, settings: EncoderSettings | None = None) -> None:
@@ -42,7 +41,7 @@ class OnnxEncoder:
         except OSError as error:
             raise InvalidInput(
                 f"encoder.name is 'onnx:{path}', which cannot be read "
-                f"({error.strerror or error}); it must name an ONNX file."
+                f"({explain(error)}); it must name an ONNX file."
             ) from None
         self.name = f"onnx {path.name}"
         self._path = path
@@ -77,7 +76,7 @@ class OnnxEncoder:
 
     @cached_property
     def output(self) -> str:
-        """The name of the output that stands for an image."""
+        """The name of the output used as features."""
         outputs = self._session.get_outputs()
         names, wanted = [each.name for each in outputs], self._settings.output
         if wanted in names or (wanted is None and len(names) == 1):
@@ -90,7 +89,7 @@ class OnnxEncoder:
 
     @property
     def tokens(self) -> str | None:
-        """How tokens [batch, tokens, features] become one vector; None where there are none."""
+        """The reduction of tokens [batch, tokens, features] to one vector; None without tokens."""
         return (self._settings.tokens or "mean") if self.output_rank == 3 else None
 
     @property
@@ -100,19 +99,19 @@ class OnnxEncoder:
 
     @property
     def feature_size(self) -> int:
-        """Numbers that stand for an image."""
+        """The number of features of an image."""
         return int(self._reduce(self._trial).shape[1])
 
     @cached_property
     def _trial(self) -> NDArray[Any]:
-        """What the model gives for black images: files need not tell the shape."""
+        """The output for black images, because files may not declare its shape."""
         size = self.preprocessing.image_size
         black = numpy.zeros((self._batch_size or 1, 3, size, size), dtype=numpy.uint8)
         return self._run(black)
 
-    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
+    def encode(self, images: Images) -> Features:
         """Return the features [images, feature_size]."""
-        return encode_in_batches(self._encode_batch, images, self, on_progress, self._batch_size)
+        return encode_in_batches(self._encode_batch, images, self, self._batch_size)
 
     @cached_property
     def _session(self) -> Any:
@@ -128,7 +127,7 @@ class OnnxEncoder:
         # The runtime has a class of error for each of its states, under no common name.
         except Exception as error:
             raise self._refuse(
-                f"cannot be loaded ({first_line(error)})", "be one whole ONNX file"
+                f"cannot be loaded ({explain(error)})", "be one whole ONNX file"
             ) from None
 
     @cached_property
@@ -149,7 +148,7 @@ class OnnxEncoder:
 
     @property
     def _batch_size(self) -> int | None:
-        """The batch that the model insists on, if it does."""
+        """The fixed batch size of the model, if any."""
         first = self._input.shape[0]
         return first if isinstance(first, int) and first > 0 else None
 
@@ -170,7 +169,7 @@ class OnnxEncoder:
         try:
             outputs = self._session.run([output], {source.name: pixels.astype(_TYPES[source.type])})
         except Exception as error:
-            raise self._refuse(f"fails on an image ({first_line(error)})", "run here") from None
+            raise self._refuse(f"fails on an image ({explain(error)})", "run here") from None
         found: NDArray[Any] = numpy.asarray(outputs[0])
         if found.ndim < 2 or len(found) != len(batch) or found.dtype.kind != "f":
             raise self._refuse(
@@ -205,13 +204,8 @@ class OnnxEncoder:
 def open_session(runtime: Any, content: bytes) -> Any:
     """Open a model in onnxruntime, on one thread."""
     options = runtime.SessionOptions()
-    # Beside other runs, threads that wait for each other are slower than one alone.
+    # With several runs on a machine, one thread is faster than threads that wait for each other.
     options.intra_op_num_threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, else its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,8 +1,8 @@
 """Random filters as a frozen encoder: for small images, without trained weights.
 
-Everybody draws the same filters from the same seed, so that nothing has to be agreed on or sent.
-Each filter is a Gaussian draw less its mean, of length 1, and has no bias. Its answer at each place
-counts twice, as relu(y) and relu(-y), and each of the two is averaged over 4 x 4 windows.
+All clients draw the same filters from the same seed, so nothing has to be sent. Each filter is a
+Gaussian draw with mean 0 and norm 1, without a bias. Its responses y are used as relu(y) and
+relu(-y), each averaged over 4 x 4 windows.
 """
 
 import re
@@ -20,27 +20,25 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.encoders.encoder import (
     IMAGES_AT_ONCE,
     Features,
-    OnProgress,
-    encode_in_batches,
+    PixelScaling,
+    encode_with_torch,
     fingerprint_weights,
-    torch_batch_encoder,
 )
-from mpfedcl.models.encoders.preprocessing import PixelScaling
 
 KIND = "random-filters"
 _FILTERS = "filters.weight"
 _DEFAULT_FILTERS, _MOST_FILTERS = 32, 1024
 _KERNEL = 5
 _WINDOWS = 4
-"""Windows a side; both signs of a filter give so many numbers squared."""
+"""Windows per side; each sign of a filter gives this number squared of features."""
 _LARGEST_SIDE = 96
-"""Beyond it, 4 x 4 windows of what 5 x 5 pixels say tell next to nothing of an image."""
+"""In larger images, 4 x 4 windows of 5 x 5 filters carry almost no information."""
 _ANSWERS_AT_ONCE = 2**24
-"""Numbers of 4 bytes."""
+"""Values of 4 bytes."""
 
 
 class RandomFilters:
-    """Filters for images of one size and color: 32 numbers per filter, whatever the size."""
+    """Filters for images of one size and color mode; 32 features per filter for any size."""
 
     def __init__(
         self,
@@ -73,24 +71,27 @@ class RandomFilters:
         return cls(int(found[1] or 0), num_filters, scaling, device)
 
     @torch.inference_mode()
-    def encode(self, images: Images, on_progress: OnProgress | None = None) -> Features:
-        """Return the features [images, 32 for each filter], none below 0."""
+    def encode(self, images: Images) -> Features:
+        """Return the features [images, 32 per filter], none below 0."""
         tensors = {name: value.to(self._device) for name, value in self.tensors.items()}
-        encode_batch = torch_batch_encoder(
-            lambda inputs: apply_filters(tensors, inputs), self.preprocessing, self._device
+        return encode_with_torch(
+            lambda inputs: apply_filters(tensors, inputs),
+            images,
+            self,
+            self._device,
+            self._batch_size,
         )
-        return encode_in_batches(encode_batch, images, self, on_progress, self._batch_size)
 
     @property
     def _batch_size(self) -> int:
-        """Of large images few at once: their answers are the most that is in memory."""
+        """The number of images whose responses fit into memory."""
         height, width = self.preprocessing.image_shape[:2]
         answers = 2 * len(self.tensors[_FILTERS]) * height * width
         return min(IMAGES_AT_ONCE, max(1, _ANSWERS_AT_ONCE // answers))
 
 
 def draw_filters(seed: int, num_filters: int, channels: int) -> Tensor:
-    """Return filters [filters, channels, 5, 5] of mean 0 and length 1, in float32."""
+    """Return filters [filters, channels, 5, 5] with mean 0 and norm 1, in float32."""
     draw = torch.randn(
         (num_filters, channels, _KERNEL, _KERNEL),
         generator=generator(seed, KIND, channels),
@@ -102,15 +103,15 @@ def draw_filters(seed: int, num_filters: int, channels: int) -> Tensor:
 
 def apply_filters(tensors: Tensors, inputs: Tensor) -> Tensor:
     """Return the features [B, filters * 32] of pixels [B, channels, height, width]."""
-    # A filter's weights sum to 0, so that no constant matters; but rounded to float32 only almost.
-    # Less its own first pixel a blank image gives zeros, and no noise for others to blow up.
+    # A filter's weights sum to 0 only up to rounding. Subtracting the first pixel makes blank
+    # images give exact zeros instead of noise that normalization would amplify.
     answers = conv2d(inputs - inputs[:, :1, :1, :1], tensors[_FILTERS])
     both = torch.cat([relu(answers), relu(-answers)], dim=1)
     return _average_windows(_average_windows(both, dim=2), dim=3).flatten(start_dim=1)
 
 
 def _average_windows(values: Tensor, dim: int) -> Tensor:
-    """Average over one dimension as `adaptive_avg_pool2d` does, which ONNX has not for any size."""
+    """Average over one dimension like `adaptive_avg_pool2d`, which ONNX lacks for some sizes."""
     size = values.shape[dim]
     bounds = [(n * size // _WINDOWS, -(-(n + 1) * size // _WINDOWS)) for n in range(_WINDOWS)]
     means = [values.narrow(dim, begin, end - begin).mean(dim) for begin, end in bounds]

@@ -15,7 +15,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, find_method
 from mpfedcl.models import Model
-from mpfedcl.models.encoders.trainable_encoder import make_model
+from mpfedcl.models.encoders.torch_encoders import make_model
 from mpfedcl.network.packing import Form
 from mpfedcl.network.server.arrival_engine import ArrivalEngine
 from mpfedcl.network.server.class_agreement import agree_on_classes

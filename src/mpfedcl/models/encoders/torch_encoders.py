@@ -1,0 +1,436 @@
+"""Encoders in torch: ResNet-18, frozen or trained by the clients, and torchvision models."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.images import Images
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.experiment.data_folder import (
+    SAFETENSORS,
+    TORCH,
+    WEIGHTS_VARIABLE,
+    list_weights,
+    weights_places,
+)
+from mpfedcl.experiment.settings import ModelSettings
+from mpfedcl.models.base import Model
+from mpfedcl.models.cnn import Cnn
+from mpfedcl.models.encoders.encoder import (
+    Encoder,
+    Features,
+    Preprocessing,
+    encode_with_torch,
+    fingerprint_weights,
+)
+from mpfedcl.models.mlp import make_mlp
+from mpfedcl.models.resnet import ResNet18, is_statistic
+
+_PREFIXES = ("module.", "encoder.", "backbone.")
+_WRAPPERS = ("state_dict", "model", "model_state_dict")
+"""Keys under which training scripts store the weights."""
+_MOST_NAMES_LISTED = 3
+_RANDOM = "--encoder.name random-resnet18 asks for a random encoder"
+
+
+def find_weights(asked: Path | None, *data_folders: Path) -> Path:
+    """Return the weights file: `asked`, else $MPFEDCL_WEIGHTS, else next to the data."""
+    if asked is not None:
+        return _choose_file(asked.expanduser(), "encoder.weights")
+    if os.environ.get(WEIGHTS_VARIABLE):
+        return _choose_file(Path(os.environ[WEIGHTS_VARIABLE]).expanduser(), f"${WEIGHTS_VARIABLE}")
+    places = weights_places(*data_folders)
+    for place in places:
+        if found := _find_in_folder(place):
+            return found
+    raise InvalidInput(
+        f"encoder.weights is not set, and neither ${WEIGHTS_VARIABLE} nor "
+        f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
+        "a file resnet18*.safetensors or resnet18*.pth; it must name "
+        f"ResNet-18 weights, or --encoder.name none trains on pixels ({_RANDOM})."
+    )
+
+
+def load_weights(path: Path) -> tuple[Tensors, Preprocessing]:
+    """Read a file of ResNet-18 weights; names and shapes must be torchvision's."""
+    found: Mapping[str, Any]
+    metadata: Mapping[str, str] = {}
+    try:
+        if path.suffix in SAFETENSORS:
+            found, metadata = read_safetensors_file(path)
+        elif path.suffix in TORCH:
+            found = read_torch_file(path)
+        else:
+            raise InvalidInput(
+                f"{path} ends in {path.suffix!r}; encoder weights must be a file "
+                f"{', '.join(f'*{suffix}' for suffix in (*SAFETENSORS, *TORCH))}."
+            )
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); encoder.weights must name a "
+            f"file of ResNet-18 weights ({_RANDOM})."
+        ) from None
+    tensors = _check_shapes(_strip_prefixes(found), path)
+    return tensors, Preprocessing.from_metadata(metadata, Preprocessing())
+
+
+def _choose_file(path: Path, origin: str) -> Path:
+    if not path.exists():
+        raise InvalidInput(
+            f"{origin} is {str(path)!r}, which does not exist; it must be a file of ResNet-18 "
+            f"weights, or a folder with one ({_RANDOM})."
+        )
+    if not path.is_dir():
+        return path
+    found = _find_in_folder(path)
+    if found is None:
+        raise InvalidInput(
+            f"{origin} is the folder {path}, which has no file resnet18*.safetensors or "
+            "resnet18*.pth; it must have one, or name a file."
+        )
+    return found
+
+
+def _find_in_folder(folder: Path) -> Path | None:
+    """Return the safetensors file of a folder, or else its .pth file."""
+    for suffixes in (SAFETENSORS, TORCH):
+        found = list_weights(folder, suffixes)
+        if len(found) > 1:
+            raise InvalidInput(
+                f"{folder} has {', '.join(path.name for path in found)}; encoder.weights must "
+                "name one of them."
+            )
+        if found:
+            return found[0]
+    return None
+
+
+def read_safetensors_file(path: Path) -> tuple[Tensors, Mapping[str, str]]:
+    """Read a safetensors file with its metadata."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+    except SafetensorError as error:
+        raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
+
+
+def read_torch_file(path: Path) -> Mapping[str, Any]:
+    """Read a state dict written by torch.save; only tensors are read."""
+    try:
+        # weights_only: reading a pickle can run any program.
+        with warnings.catch_warnings():
+            # torch warns about odd pickles before it rejects them; the error suffices.
+            warnings.simplefilter("ignore")
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    # Broken bytes make torch raise anything from EOFError to RuntimeError.
+    except Exception as error:
+        if type(error).__name__ == "UnpicklingError":
+            raise InvalidInput(
+                f"{path} holds Python objects besides tensors, which are never read because they "
+                "can run any program; it must be a plain state dict "
+                "(torch.save(model.state_dict(), ...))."
+            ) from None
+        raise InvalidInput(
+            f"{path} cannot be read ({explain(error)}); it must be a file that torch.save wrote."
+        ) from None
+    while isinstance(found, dict):
+        inner = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), dict)), None)
+        if inner is None:
+            return found
+        found = inner
+    raise InvalidInput(
+        f"{path} holds a {type(found).__name__}; it must be a state dict of ResNet-18."
+    )
+
+
+def _strip_prefixes(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Strip prefixes of wrappers; leave out the classifier and the batch counters."""
+    cleaned = {}
+    for full_name, value in found.items():
+        name = str(full_name)
+        while name.startswith(_PREFIXES):
+            name = name.partition(".")[2]
+        if not name.startswith("fc.") and not name.endswith("num_batches_tracked"):
+            cleaned[name] = value
+    return cleaned
+
+
+def _check_shapes(found: Mapping[str, Any], path: Path) -> Tensors:
+    shapes = ResNet18().shapes()
+    missing = [name for name in shapes if name not in found]
+    unknown = [name for name in found if name not in shapes]
+    wrong = [
+        f"{name} as {_describe(found[name])} instead of {list(shape)}"
+        for name, shape in shapes.items()
+        if name in found and not _fits(found[name], shape)
+    ]
+    faults = [
+        f"{verb} {_enumerate(names)}"
+        for verb, names in (("lacks", missing), ("has the unknown", unknown), ("has", wrong))
+        if names
+    ]
+    if faults:
+        raise InvalidInput(
+            f"{path} {' and '.join(faults)}; it must hold ResNet-18 with torchvision's names "
+            "and shapes (fc.* is not needed)."
+        )
+    tensors = {name: found[name].detach().to(torch.float32).contiguous() for name in shapes}
+    broken = [
+        name
+        for name, value in tensors.items()
+        if not value.isfinite().all() or (name.endswith("running_var") and (value < 0).any())
+    ]
+    if broken:
+        raise InvalidInput(
+            f"{path} has values in {_enumerate(broken)} that are not finite, or variances below "
+            "0; its training has failed, so other weights must be given."
+        )
+    return tensors
+
+
+def _fits(value: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    kind = "" if value.is_floating_point() else f"{value.dtype} "
+    return f"{kind}{list(value.shape)}"
+
+
+def _enumerate(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES_LISTED
+    listed = ", ".join(names[:_MOST_NAMES_LISTED])
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+class ResNetEncoder:
+    """ResNet-18 with fixed weights and running statistics."""
+
+    feature_size = ResNet18.feature_size
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Tensors,
+        preprocessing: Preprocessing,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.name = name
+        self.preprocessing = preprocessing
+        self.tensors = tensors
+        """Parameters and running statistics in float32, for `TrainableEncoder` to start from."""
+        self.fingerprint = fingerprint_weights("resnet18", tensors, preprocessing)
+        self._device = torch.device(device)
+        self._network = ResNet18()
+
+    @torch.inference_mode()
+    def encode(self, images: Images) -> Features:
+        """Return the features [images, 512]."""
+        params = {name: value.to(self._device) for name, value in self.tensors.items()}
+        return encode_with_torch(
+            lambda inputs: self._network.apply(params, inputs), images, self, self._device
+        )
+
+
+def load_resnet(
+    weights: Path | None, *data_folders: Path, device: torch.device | str
+) -> ResNetEncoder:
+    """Return the ResNet-18 encoder with the weights that `find_weights` finds."""
+    path = find_weights(weights, *data_folders)
+    tensors, preprocessing = load_weights(path)
+    return ResNetEncoder(f"resnet18 {path.name}", tensors, preprocessing, device)
+
+
+def random_resnet(name: str, seed: int, device: torch.device | str) -> ResNetEncoder:
+    """Return a ResNet-18 encoder with random weights, the same for equal seeds."""
+    tensors = ResNet18().init(generator(seed, "random-resnet18"), torch.float32)
+    return ResNetEncoder(name, tensors, Preprocessing(), device)
+
+
+_HEADS = ("fc", "classifier", "heads", "head")
+"""torchvision's names of the classifier."""
+
+
+class TorchvisionEncoder:
+    """A module without its classifier, in evaluation mode."""
+
+    def __init__(
+        self,
+        name: str,
+        module: torch.nn.Module,
+        preprocessing: Preprocessing,
+        device: torch.device | str,
+    ) -> None:
+        self.name = name
+        self.preprocessing = preprocessing
+        self.fingerprint = fingerprint_weights(name, module.state_dict(), preprocessing)
+        self._device = torch.device(device)
+        self._module = module.to(self._device).eval()
+        size = preprocessing.image_size
+        with torch.inference_mode():
+            self.feature_size = self._run(torch.zeros(1, 3, size, size)).shape[1]
+
+    @torch.inference_mode()
+    def encode(self, images: Images) -> Features:
+        """Return the features [images, feature_size]."""
+        return encode_with_torch(self._run, images, self, self._device)
+
+    def _run(self, inputs: torch.Tensor) -> Any:
+        return self._module(inputs.to(self._device)).flatten(start_dim=1)
+
+
+def load_torchvision_encoder(
+    name: str, weights: Path | None, device: torch.device | str
+) -> TorchvisionEncoder:
+    """Return a model of torchvision by its name, with the given weights, else its published ones.
+
+    Images are resized to the training size of the published weights, or to 64 pixels with the
+    user's weights.
+    """
+    try:
+        models = import_module("torchvision.models")
+    # With a torch it was not built for, it fails with a RuntimeError about operators.
+    except Exception as error:
+        raise InvalidInput(
+            f"encoder.name is 'torchvision:{name}', but torchvision does not work here "
+            f"({explain(error)}); it must be installed in the version made for this torch."
+        ) from None
+    try:
+        published = None if weights is not None else models.get_model_weights(name).DEFAULT
+        module = models.get_model(name, weights=published)
+    except ValueError:
+        raise InvalidInput(
+            f"encoder.name is 'torchvision:{name}'; it must be torchvision:NAME with one of the "
+            "names that torchvision.models.list_models() gives."
+        ) from None
+    except OSError as error:
+        raise InvalidInput(
+            f"encoder.name is 'torchvision:{name}', whose weights cannot be downloaded ({error}); "
+            "encoder.weights must name a file of them."
+        ) from None
+    preprocessing = Preprocessing()
+    if published is not None:
+        shown = published.transforms()
+        mean, std = shown.mean, shown.std
+        preprocessing = Preprocessing(
+            int(shown.crop_size[0]), (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+        )
+    if weights is not None:
+        try:
+            module.load_state_dict(read_torch_file(weights.expanduser()))
+        except RuntimeError:
+            raise InvalidInput(
+                f"encoder.weights is {str(weights)!r}, which does not fit torchvision's {name}; "
+                "names and shapes must be those of that model."
+            ) from None
+    head = next((each for each in _HEADS if hasattr(module, each)), None)
+    if head is None:
+        raise InvalidInput(
+            f"encoder.name is 'torchvision:{name}', a model whose classifier is not known; it "
+            f"must be one that ends in {', '.join(_HEADS)}."
+        )
+    setattr(module, head, torch.nn.Identity())
+    return TorchvisionEncoder(f"torchvision {name}", module, preprocessing, device)
+
+
+_PREFIX = "encoder."
+_IMAGES_AT_ONCE = 256
+"""Batch size without gradients: the whole test set would not fit into memory."""
+
+
+def make_model(
+    encoder: Encoder | None,
+    input_size: int,
+    num_classes: int,
+    settings: ModelSettings,
+    *,
+    trains_encoder: bool = False,
+    takes_features: bool = False,
+    image_shape: tuple[int, ...] | None = None,
+) -> Model:
+    """Return the model on pixels, on a frozen encoder's features, or with the encoder in it.
+
+    Vectors that need no encoder are features too (`takes_features`). A CNN needs the shape of the
+    images, [height, width] or [height, width, 3].
+    """
+    hidden = settings.hidden
+    if settings.name == "cnn":
+        if encoder is not None or takes_features or image_shape is None:
+            raise InvalidInput(
+                "model.name is 'cnn', which takes images as they are; for vectors, tables and an "
+                "encoder's features it must be mlp."
+            )
+        return Cnn(image_shape, num_classes, hidden, has_norm=settings.norm == "group")
+    if encoder is None or not trains_encoder:
+        is_encoded = takes_features or encoder is not None
+        return make_mlp(input_size, num_classes, hidden, is_encoded=is_encoded)
+    if not isinstance(encoder, ResNetEncoder):
+        raise InvalidInput(
+            f"encoder.train is true, but the encoder {encoder.name} cannot be trained; "
+            "encoder.name must be resnet18 or random-resnet18."
+        )
+    return TrainableEncoder(encoder.tensors, encoder.preprocessing, num_classes, hidden)
+
+
+class TrainableEncoder(Model):
+    """ResNet-18 and the head on its 512 features; every client trains all of it.
+
+    Inputs are pixels in 0 to 255, as bytes or as numbers, either [B, 3, size, size] or flattened
+    (see `Preprocessing.to_input_bytes`); the model standardizes them itself. Parameters are
+    `encoder.*`, `hidden.0.*` and `classifier.*`.
+
+    The running statistics of batch normalization are constants of this object and no parameters:
+    they keep the values of the weights file, so they are never sent, get no gradient, and a client
+    with few, skewed images cannot spoil them. The affine weights and biases are trained.
+    """
+
+    def __init__(
+        self,
+        weights: Tensors,
+        preprocessing: Preprocessing,
+        num_classes: int,
+        hidden: tuple[int, ...] = (),
+    ) -> None:
+        self._network = ResNet18()
+        self._head = make_mlp(self._network.feature_size, num_classes, hidden, is_encoded=True)
+        self.embedding_size = self._head.embedding_size
+        self._preprocessing = preprocessing
+        self._weights = {n: v for n, v in weights.items() if not is_statistic(n)}
+        self._statistics = {n: v for n, v in weights.items() if is_statistic(n)}
+
+    def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
+        """Return the given encoder weights and a newly drawn head."""
+        encoder = {f"{_PREFIX}{n}": v.to(dtype, copy=True) for n, v in self._weights.items()}
+        return {**encoder, **self._head.init(generator, dtype)}
+
+    def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings and logits."""
+        # A gradient needs all activations anyway, and training batches are small.
+        if torch.is_grad_enabled() or len(inputs) <= _IMAGES_AT_ONCE:
+            return self._head.apply(params, self._encode(params, inputs))
+        parts = [self._encode(params, part) for part in torch.split(inputs, _IMAGES_AT_ONCE)]
+        return self._head.apply(params, torch.cat(parts))
+
+    def _encode(self, params: Tensors, inputs: Tensor) -> Tensor:
+        size = self._preprocessing.image_size
+        own = {n.removeprefix(_PREFIX): v for n, v in params.items() if n.startswith(_PREFIX)}
+        like = own["conv1.weight"]
+        constants = {n: v.to(like.device, like.dtype) for n, v in self._statistics.items()}
+        pixels = inputs.reshape(-1, 3, size, size)
+        return self._network.apply(
+            {**own, **constants}, self._preprocessing.standardize(pixels, like.dtype)
+        )
