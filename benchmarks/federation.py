@@ -28,7 +28,7 @@ PROGRAM = [sys.executable, "-m", "mpfedcl"]
 KINDS = {
     "mpfedcl.network.flower.superlink": "server: Flower's SuperLink",
     "mpfedcl.flower_app": "server: the run",
-    "mpfedcl.network.flower.client_executor": "the clients",
+    "mpfedcl.network.flower.client": "the clients",
 }
 CLIENTS = 3
 SETTINGS = ["--clients", str(CLIENTS), "--partition.alpha", "1"]

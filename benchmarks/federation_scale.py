@@ -31,10 +31,10 @@ from federation import PROGRAM, make_lab, wait_for
 from measuring import Table
 from mpfedcl.methods import TESTS
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.flower.client_executor import take_part
-from mpfedcl.network.message import Kind, Message
-from mpfedcl.network.packing import Introduction
+from mpfedcl.network.flower.client import take_part
+from mpfedcl.network.messages import Introduction
 from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.transport import Kind, Message
 
 SPAWN = multiprocessing.get_context("spawn")
 SUPERLINK, RUN = "mpfedcl.network.flower.superlink", "mpfedcl.flower_app"

@@ -72,8 +72,8 @@ MODULES = (
         ("tests/rounds/test_guard_bounds.py", "tests/rounds/test_guard_prototypes.py"),
     ),
     Module("methods/messages.py", ("tests/methods/test_messages.py",)),
-    Module("network/message.py", MESSAGES),
-    Module("network/packing.py", MESSAGES),
+    Module("network/transport.py", MESSAGES),
+    Module("network/messages.py", MESSAGES),
     Module("runs/checkpoint.py", ("tests/runs/test_checkpoint.py",)),
 )
 

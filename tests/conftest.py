@@ -142,9 +142,9 @@ def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> Vir
     virtual = VirtualTime()
     monkeypatch.setattr("mpfedcl.network.server.engine.time", virtual)
     monkeypatch.setattr("mpfedcl.network.server.engine.POLL_SECONDS", 1.0)
-    monkeypatch.setattr("mpfedcl.network.server.arrival_engine.time", virtual)
+    monkeypatch.setattr("mpfedcl.network.server.asynchronous.time", virtual)
     monkeypatch.setattr("mpfedcl.rounds.real_arrivals.time", virtual)
-    monkeypatch.setattr("mpfedcl.network.server.client_registry.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("mpfedcl.network.server.registry.POLL_SECONDS", 0.01)
     return virtual
 
 

@@ -14,9 +14,9 @@ import numpy
 from numpy.typing import NDArray
 
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.flower.client_executor import take_part
-from mpfedcl.network.message import Kind, Message
+from mpfedcl.network.flower.client import take_part
 from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.transport import Kind, Message
 
 Array = NDArray[Any]
 Trick = Callable[[Message], Message]

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 import tomli_w
 import torch
-from safetensors.torch import load_file
-
 from command_processes import CommandProcess
 from forked_client import preload, take_part
+from process_federation import ProcessFederation, wait_until
+from safetensors.torch import load_file
+
 from mpfedcl import Experiment, run
 from mpfedcl.network.flower.programs import environment
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.runs.directory import RunDirectory
-from process_federation import ProcessFederation, wait_until
 
 pytestmark = pytest.mark.federation
 
@@ -50,7 +50,7 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederatio
         federation.finish()
 
 
-def test_only_the_chosen_are_asked_and_the_result_is_the_simulations(
+def test_only_sampled_clients_are_asked_as_in_simulation(
     eight: ProcessFederation, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = eight.root / "quarter"

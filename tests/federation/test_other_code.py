@@ -22,12 +22,12 @@ from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
+from process_federation import LONG, ProcessFederation, wait_until
 
-from mpfedcl.network.flower.access import ShowSecret
+from mpfedcl.network.flower.control import ShowSecret
 from mpfedcl.network.flower.programs import read_connection
 from mpfedcl.network.flower.run_config import KEYS
 from mpfedcl.network.setup.folders import ServerFolder
-from process_federation import LONG, ProcessFederation, wait_until
 
 pytestmark = [
     pytest.mark.federation,
@@ -226,9 +226,7 @@ needs_root = pytest.mark.skipif(
 )
 
 
-def test_flowers_own_command_works_for_whoever_may_read_the_secret(
-    lab: ProcessFederation, open_place: Path
-) -> None:
+def test_flwr_command_works_with_the_secret(lab: ProcessFederation, open_place: Path) -> None:
     home, bare = lab.folder / "server/flower", open_place / "bare"
     bare.mkdir()
     shutil.copy(home / "config.toml", bare)
@@ -277,7 +275,7 @@ def test_nothing_listens_but_the_server(lab: ProcessFederation) -> None:
     assert listening == [("127.0.0.1", lab.port)]
 
 
-def test_no_word_of_the_secret_can_be_seen(lab: ProcessFederation) -> None:
+def test_secret_is_not_visible_in_processes_and_logs(lab: ProcessFederation) -> None:
     """Everybody can read the command lines of all processes; logs are often sent to others."""
     secret = ServerFolder.open(lab.folder).read_secret()
     for process, (command, _) in lab.processes().items():

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from process_federation import CLIENTS, FederationRun, ProcessFederation
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, run
 from mpfedcl.runs.directory import RunDirectory
-from process_federation import CLIENTS, FederationRun, ProcessFederation
 
 pytestmark = pytest.mark.federation
 
@@ -28,7 +28,7 @@ def simulate(over_network: FederationRun, path: Path) -> RunDirectory:
 @pytest.mark.parametrize(
     ("method", "rounds"), [("mp-fedcl", 3), ("fedavg", 2), ("fedproto", 2), ("fedgauss", 1)]
 )
-def test_in_float64_weights_and_readings_are_the_same(
+def test_float64_weights_and_accuracies_equal_simulation(
     federation: ProcessFederation, tmp_path: Path, method: str, rounds: int
 ) -> None:
     changes = settings(method=method, rounds=rounds, dtype="float64")

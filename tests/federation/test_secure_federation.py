@@ -5,7 +5,6 @@ import json
 import time
 
 import pytest
-
 from process_federation import CLIENT_EXECUTOR, FaultLog, ProcessFederation, wait_until
 from small_experiments import read_records, read_summary
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.federation
 SETTINGS = ("--method", "fedgauss", "--secure-aggregation", "--partition.alpha", 10)
 
 
-def test_killed_between_its_shares_and_its_numbers(
+def test_client_killed_between_share_and_mask_stages(
     federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
     """The others open the sum of the two of them, and nothing else."""
@@ -45,7 +44,7 @@ def test_killed_between_its_shares_and_its_numbers(
     fault_log.write("killed within a secure sum", "the others opened theirs", seconds, "its update")
 
 
-def test_clients_know_each_other_by_their_keys(federation: ProcessFederation) -> None:
+def test_clients_store_each_others_keys(federation: ProcessFederation) -> None:
     file = federation.folder / "clients" / "client-0" / "memory" / "known-clients.json"
     wait_until(file.is_file, "client-0 has met the others")
     known = json.loads(file.read_text())

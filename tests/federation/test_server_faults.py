@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_federation import SUPERLINK, FaultLog, ProcessFederation, wait_until
 from safetensors.torch import load_file
 
 from mpfedcl import run as simulate
 from mpfedcl.runs.directory import RunDirectory
-from process_federation import SUPERLINK, FaultLog, ProcessFederation, wait_until
 
 pytestmark = pytest.mark.federation
 
 SETTINGS = ["--method", "fedavg", "--dtype", "float64"]
 
 
-def test_a_run_that_was_killed_twice_ends_as_if_it_had_not_been(
+def test_resume_after_two_kills_is_identical(
     federation: ProcessFederation, fault_log: FaultLog, tmp_path: Path
 ) -> None:
     run = federation.begin("killed", "--rounds", 3, *SETTINGS)

@@ -13,12 +13,6 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from tampering_client import TRICKS
-
-from mpfedcl.network.flower.programs import client_executor_command, environment
-from mpfedcl.network.processes import running
-from mpfedcl.network.setup.folders import ClientFolder
-from mpfedcl.network.setup.keys import make_node_key
 from process_federation import (
     CLIENTS,
     LONG,
@@ -27,6 +21,12 @@ from process_federation import (
     ProcessFederation,
     wait_until,
 )
+from tampering_client import TRICKS
+
+from mpfedcl.network.flower.programs import client_executor_command, environment
+from mpfedcl.network.processes import running
+from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.setup.keys import make_node_key
 
 pytestmark = pytest.mark.federation
 
@@ -45,7 +45,7 @@ def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator
             yield log
 
 
-def test_bad_updates_and_another_clients_name_are_refused_and_the_run_continues(
+def test_bad_updates_and_forged_names_are_refused(
     federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
     with (
@@ -83,7 +83,7 @@ def test_an_unknown_key_and_the_same_key_twice_are_refused(
     twin = _copy_client(federation, tmp_path)
     programs = [federation.start("client", copy, "--share", 0) for copy in (stranger, twin)]
     for program in programs:
-        program.wait_for_output("The server does not let client-0 in yet: it does not know")
+        program.wait_for_output("The server refuses client-0: it does not know")
         program.interrupt()
     assert [program.wait(60) for program in programs] == [0, 0]
     for copy in (stranger, twin):
@@ -105,7 +105,7 @@ def test_another_authority_is_refused(
     shutil.copy(other.folder / "server" / "ca.pem", copy / "ca.pem")
     done = federation.call("client", copy, "--share", 0)
     assert done.returncode == 2
-    assert "its certificate must be vouched for by" in done.stderr
+    assert "its certificate must be signed by" in done.stderr
     # So does the process that would be started, if the server is replaced later.
     _assert_not_trusted(ClientFolder.open(copy, None), f"127.0.0.1:{federation.port}")
 
@@ -138,7 +138,7 @@ def test_plain_text_is_refused(federation: ProcessFederation) -> None:
     assert not answer.startswith(b"HTTP")
     done = federation.call("client", "lab", "--name", "client-0", "--share", 0, "--insecure")
     assert done.returncode == 2
-    assert "it speaks TLS" in done.stderr
+    assert "it uses TLS" in done.stderr
 
 
 def test_a_server_without_tls_is_refused(federation: ProcessFederation) -> None:
@@ -148,7 +148,7 @@ def test_a_server_without_tls_is_refused(federation: ProcessFederation) -> None:
         words = ["--name", "client-0", "--share", 0, "--server", address]
         done = federation.call("client", "lab", *words)
     assert done.returncode == 2
-    assert "does not speak TLS" in done.stderr
+    assert "does not use TLS" in done.stderr
 
 
 @pytest.mark.parametrize("who", ["client", "server"])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-
 from process_federation import LONG, FaultLog, ProcessFederation, wait_until
 
 _CANNOT = [
@@ -120,13 +119,11 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederatio
         ("fleet/pull-messages", 401),
     ],
 )
-def test_through_the_proxy_there_is_the_clients_part_alone(
-    apart: ProcessFederation, path: str, code: int
-) -> None:
+def test_proxy_passes_only_the_fleet_api(apart: ProcessFederation, path: str, code: int) -> None:
     assert ask(apart, INSIDE_THERE, ADDRESSES[HERE], path) == code
 
 
-def test_on_the_servers_own_machine_the_secret_is_asked_for(apart: ProcessFederation) -> None:
+def test_local_requests_require_the_secret(apart: ProcessFederation) -> None:
     for path in ("control/list-runs", "control/start-run", "runtime/acquire-task"):
         assert ask(apart, apart.prefix, "127.0.0.1", path) == 401
 
@@ -145,7 +142,7 @@ def ask(federation: ProcessFederation, prefix: tuple[str, ...], address: str, pa
     return int(done.stdout)
 
 
-def test_a_cut_cable_costs_the_rounds_in_between(
+def test_cut_network_costs_only_the_rounds_in_between(
     apart: ProcessFederation, fault_log: FaultLog
 ) -> None:
     settings = ["--clients", 2, "--rounds", 1000, "--network.round-timeout", 20]

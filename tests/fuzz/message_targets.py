@@ -20,17 +20,19 @@ from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, TESTS, find_method
 from mpfedcl.methods.messages import Update
-from mpfedcl.network.evaluation import ClientEvaluation, gather_evaluations, unpack_evaluation
 from mpfedcl.network.flower.records import PACKED, from_records
-from mpfedcl.network.message import Message, MessageError
-from mpfedcl.network.packing import (
+from mpfedcl.network.messages import (
     Introduction,
+    ReportedEvaluation,
+    gather_evaluations,
     pack_broadcast,
     pack_update,
     unpack_broadcast,
+    unpack_evaluation,
     unpack_update,
 )
-from mpfedcl.network.server.class_agreement import agree_on_classes
+from mpfedcl.network.server.registry import agree_on_classes
+from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.evaluation import AccuracyTable
@@ -213,7 +215,7 @@ class UpdateTarget(MessageTarget):
         """Return an honest answer, with what the client has read of the round before."""
         packed = pack_update(self._situation.updates[0])
         table = _half_right()
-        late = ClientEvaluation(table, True, None).to_values()
+        late = ReportedEvaluation(table, True, None).to_values()
         return [packed, Message({**packed.values, "late": late}, packed.arrays)]
 
     def open(self, message: Message) -> None:
@@ -261,7 +263,7 @@ class ReadingsTarget(MessageTarget):
         """Return predictors with and without counts of confusions."""
         table = _half_right()
         rows = [[3] * 4 for _ in range(3)]
-        made = [ClientEvaluation(table, True, confusion) for confusion in (None, rows)]
+        made = [ReportedEvaluation(table, True, confusion) for confusion in (None, rows)]
         return [Message({"late": each.to_values()}) for each in made]
 
     def open(self, message: Message) -> None:

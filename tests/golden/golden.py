@@ -68,9 +68,9 @@ PATCHES: dict[str, Any] = {
     # Rounds over a network take no time, as with the fixture `quick_network`.
     "mpfedcl.network.server.engine:time": CLOCK,
     "mpfedcl.network.server.engine:POLL_SECONDS": 1.0,
-    "mpfedcl.network.server.arrival_engine:time": CLOCK,
+    "mpfedcl.network.server.asynchronous:time": CLOCK,
     "mpfedcl.rounds.real_arrivals:time": CLOCK,
-    "mpfedcl.network.server.client_registry:POLL_SECONDS": 0.01,
+    "mpfedcl.network.server.registry:POLL_SECONDS": 0.01,
     # Workers are forked from a process that has torch loaded.
     "mpfedcl.engines.local_group:subprocess": FORKED_WORKERS,
     # A ResNet-18 with few channels.

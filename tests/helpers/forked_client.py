@@ -9,7 +9,7 @@ from command_processes import FORKS, PRELOADED
 
 # For the client's first message, which would load it.
 import mpfedcl.network.client.client  # noqa: F401
-from mpfedcl.network.flower import client_executor
+from mpfedcl.network.flower import client as flower_client
 
 
 def preload() -> None:
@@ -20,4 +20,4 @@ def preload() -> None:
 def take_part(words: list[str]) -> None:
     """Be the process of a client, as its command starts it."""
     sys.argv[1:] = words
-    client_executor.main()
+    flower_client.main()

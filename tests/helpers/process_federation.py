@@ -25,7 +25,7 @@ LONG = 240.0
 
 SUPERLINK = "mpfedcl.network.flower.superlink"
 SERVER_EXECUTOR = "mpfedcl.flower_app"
-CLIENT_EXECUTOR = "mpfedcl.network.flower.client_executor"
+CLIENT_EXECUTOR = "mpfedcl.network.flower.client"
 CLIENTS = ("client-0", "client-1", "client-2")
 """Those that are always there; each holds a share of the embedded data."""
 
@@ -215,7 +215,7 @@ class ProcessFederation:
         for name, words in commands.items():
             self.clients[name] = self.start("client", "lab", "--name", name, *words, prefix=prefix)
         for name in commands:
-            self.clients[name].wait_for_output(f"{name} takes part at")
+            self.clients[name].wait_for_output(f"{name} is connected to")
 
     def repair(self) -> None:
         """Start the server and those clients again that a test has ended."""

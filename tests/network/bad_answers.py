@@ -9,9 +9,9 @@ import numpy
 from federations import records_of, rewrite
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
-
-from mpfedcl.network.message import Arrays
 from small_experiments import Json
+
+from mpfedcl.network.transport import Arrays
 
 BadReply = Callable[[FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
 """(request, reply) -> what is sent instead."""
@@ -115,7 +115,7 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     ),
     "a name of a megabyte": (
         arrays(lambda found: {**found, f"averaged/{'a' * 10**6}": numpy.zeros(1)}),
-        "it is too large: the list of its arrays has more than",
+        "it is too large: the header of its arrays has more than",
     ),
     "nothing at all": (records({}), UNREADABLE + "the record 'values' is missing"),
     "no arrays": (
@@ -182,26 +182,29 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
 """What is sent in a round, and how the record's `rejected` gives the reason."""
 
 BAD_READINGS: dict[str, tuple[BadReply, str]] = {
-    "above 100 %": (values(**predictor(table(100.5))), "a predictor is not in 0 to 100 %"),
-    "a number without end": (values(**predictor(table(10**400))), "by test and reading"),
-    "below 0 %": (values(**predictor(table(-1))), "a predictor is not in 0 to 100 %"),
-    "NaN %": (values(**predictor(table(float("nan")))), "a predictor is not in 0 to 100 %"),
-    "text %": (values(**predictor(table("99"))), "a predictor is not in 0 to 100 %"),
-    "true %": (values(**predictor(table(True))), "a predictor is not in 0 to 100 %"),
-    "no table": (values(**predictor(None)), "must be a table by test and reading"),
+    "above 100 %": (values(**predictor(table(100.5))), "an accuracy is not in 0 to 100 %"),
+    "a number without end": (values(**predictor(table(10**400))), "by test set and predictor"),
+    "below 0 %": (values(**predictor(table(-1))), "an accuracy is not in 0 to 100 %"),
+    "NaN %": (values(**predictor(table(float("nan")))), "an accuracy is not in 0 to 100 %"),
+    "text %": (values(**predictor(table("99"))), "an accuracy is not in 0 to 100 %"),
+    "true %": (values(**predictor(table(True))), "an accuracy is not in 0 to 100 %"),
+    "no table": (values(**predictor(None)), "must be a table by test set and predictor"),
     "half a table": (
         values(**predictor({"local_test": {}})),
-        "must be a table by test and reading",
+        "must be a table by test set and predictor",
     ),
     "lists": (
         values(**predictor({"local_test": [], "global_test": []})),
-        "must be a table by test and reading",
+        "must be a table by test set and predictor",
     ),
-    "no truth": (values(**predictor(table(5), is_personal=1)), "must say whether it is personal"),
+    "no truth": (values(**predictor(table(5), is_personal=1)), "is_personal must be true or false"),
     "no reading": (values(late=[1]), r"late is \[1\]; it must be of type dict"),
     "wrong confusions": (values(**predictor(table(5), [[1, 2], [3, 4]])), r"must be \[3\]\[4\]"),
     "ragged confusions": (values(**predictor(table(5), [[1] * 4, [1], [1] * 4])), r"be \[3\]\[4\]"),
-    "flat confusions": (values(**predictor(table(5), [1, 2, 3])), "count in rows"),
+    "flat confusions": (
+        values(**predictor(table(5), [1, 2, 3])),
+        "confusion must be a list of rows",
+    ),
     "negative confusions": (values(**predictor(table(5), [[-1] * 4] * 3)), "must be counts"),
     "broken confusions": (values(**predictor(table(5), [[0.5] * 4] * 3)), "must be counts"),
     "endless confusions": (values(**predictor(table(5), [[10**30] * 4] * 3)), "must be counts"),

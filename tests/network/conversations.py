@@ -9,8 +9,7 @@ from flwr.app import Message as FlowerMessage
 from loopback import LoopbackGrid
 
 from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.network.message import Message
-from mpfedcl.network.transport import AnswerLimit, Reply
+from mpfedcl.network.transport import AnswerLimit, Message, Reply
 
 LIMIT = AnswerLimit(num_arrays=4, array_bytes=2**22, text_bytes=2**16)
 NODES = (1, 2, 3)

@@ -10,12 +10,12 @@ from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.supercore.task_identity import TaskIdentity
 from superlinks import RunningServer
 
-from mpfedcl.network.flower.apps import answer
+from mpfedcl.network.flower.client import answer
 from mpfedcl.network.flower.control import stop_run, submit
 from mpfedcl.network.flower.fleet import FleetNode, Request
 from mpfedcl.network.flower.records import to_records
-from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
-from mpfedcl.network.message import Kind, Message
+from mpfedcl.network.flower.server import _Grid, _open, _wait_for_task
+from mpfedcl.network.transport import Kind, Message
 
 SUPERLINK_NODE = 1
 

@@ -6,22 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from loopback import LoopbackGrid, Tamper
 from PIL import Image
 from safetensors.torch import load_file
-
-from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
-from mpfedcl.api import COMPANIONS
-from mpfedcl.experiment import Experiment
-from mpfedcl.inference.calibration import METRIC_FILE
-from mpfedcl.methods import PredictorName, SharesPrototypes, find_method
-from mpfedcl.network.flower.records import PACKED, from_records, to_records
-from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.network.message import Arrays, Message
-from mpfedcl.network.server.serve import resume_serving, serve
-from mpfedcl.runs.observer import Observer, RunResult
 from small_experiments import (
     HIDDEN,
     Json,
@@ -31,6 +21,16 @@ from small_experiments import (
     small,
     without_timings,
 )
+
+from mpfedcl.api import COMPANIONS
+from mpfedcl.experiment import Experiment
+from mpfedcl.inference.calibration import METRIC_FILE
+from mpfedcl.methods import PredictorName, SharesPrototypes, find_method
+from mpfedcl.network.flower.records import PACKED, from_records, to_records
+from mpfedcl.network.flower.transport import FlowerTransport
+from mpfedcl.network.server.serve import resume_serving, serve
+from mpfedcl.network.transport import Arrays, Message
+from mpfedcl.runs.observer import Observer, RunResult
 
 DOUBLE = 1e-9
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
@@ -187,8 +187,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
 
 
 def round_of(request: FlowerMessage) -> int:
-    number: int = from_records(request.content).values["round"]
-    return number
+    return int(from_records(request.content).values.get("round", 0))
 
 
 def is_training(request: FlowerMessage) -> bool:
@@ -254,3 +253,33 @@ def before_rounds(actions: Mapping[int, Callable[[], object]]) -> Observer:
         return False
 
     return Observer(should_stop=act)
+
+
+STAGES = ("advertise", "share", "round", "reveal")
+
+
+def secure_experiment(root: Path, method: str = "fedavg", **changes: Any) -> Experiment:
+    settings = {
+        "clients": 4,
+        "rounds": 2,
+        "secure_aggregation": True,
+        "network__round_timeout": 6.0,
+    }
+    return float64_experiment(root, method, **settings | changes)
+
+
+def stage_of(request: FlowerMessage) -> str:
+    kind = str(request.metadata.message_type)
+    values = from_records(request.content).values
+    return str(values["stage"]) if kind == "query.secure" else {"train": "round"}.get(kind, kind)
+
+
+def lose(stage: str, *clients: str, in_round: int = 1) -> Tamper:
+    """Let clients go silent at a stage of a round, and come back in the next one."""
+
+    def tamper(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
+        order = STAGES.index(stage_of(request)) if stage_of(request) in STAGES else -1
+        is_over = round_of(request) == in_round and order >= STAGES.index(stage)
+        return None if name in clients and is_over else reply
+
+    return tamper

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import uvicorn
 from flwr.superlink.main import create_app
+from process_federation import free_port
 
-from mpfedcl.network.flower import background
 from mpfedcl.network.flower.programs import write_connection
 from mpfedcl.network.flower.superlink import add_guards
-from mpfedcl.network.processes import free_port
+from mpfedcl.network.flower.transport import THREAD_NAME
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
 
 
@@ -22,7 +22,7 @@ def wait_for_calls() -> None:
     Flower interrupts a process that asks for something of a run which is over: here, the tests'.
     """
     for thread in threading.enumerate():
-        if thread.name == background.NAME:
+        if thread.name == THREAD_NAME:
             thread.join(10)
 
 

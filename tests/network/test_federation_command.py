@@ -6,16 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from federations import save_pictures
-
 from command_processes import environment
 from command_results import Refused
+from federations import save_pictures
+from small_experiments import Say
+
 from mpfedcl import Experiment, run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import refuse_broken_flower
 from mpfedcl.network.processes import end_of_log
 from mpfedcl.network.setup.folders import make_federation
-from small_experiments import Say
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--clients", "2", "--host", "a:1"], "host is 'a:1'; it must be a host name"),
     ],
 )
-def test_init_that_cannot_be(said: Say, tmp_path: Path, words: list[str], reason: str) -> None:
+def test_invalid_init_arguments_are_refused(
+    said: Say, tmp_path: Path, words: list[str], reason: str
+) -> None:
     assert_sentence(said("federation", "init", tmp_path / "new", *words), reason)
     assert not (tmp_path / "new").exists()
 
@@ -58,7 +60,7 @@ def test_init_says_what_comes_next(said: Say, tmp_path: Path) -> None:
     assert (tmp_path / "lab/clients/client-10/node.key").is_file()
 
 
-def test_an_update_that_cannot_be(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
+def test_malformed_update_is_refused(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
     words = ("federation", "update", lab)
     assert_sentence(said(*words, "--client", "d"), "run is missing; it must be given: --run")
     assert_sentence(said(*words, "--run", three), "client is missing; it must be given: --run")
@@ -69,7 +71,7 @@ def test_an_update_that_cannot_be(said: Say, lab: Path, three: Path, tmp_path: P
     assert_sentence(said(*given, trained), "it must be of a one-shot method, such as fed")
 
 
-def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:
+def test_folder_without_federation_is_refused(said: Say, tmp_path: Path) -> None:
     for words in (["server"], ["start"]):
         told = said("federation", *words, tmp_path)
         assert_sentence(told, "federation.toml does not exist; the folder must be a federation")
@@ -88,7 +90,9 @@ def test_folders_that_are_no_federation(said: Say, tmp_path: Path) -> None:
         (["--name", "client-0", "--share", "0", "--min-cluster-size", "0"], "it must be at least"),
     ],
 )
-def test_clients_that_cannot_be(said: Say, lab: Path, words: list[str], reason: str) -> None:
+def test_invalid_client_arguments_are_refused(
+    said: Say, lab: Path, words: list[str], reason: str
+) -> None:
     assert_sentence(said("federation", "client", lab, *words), reason)
 
 
@@ -109,7 +113,7 @@ def test_a_server_whose_secret_others_can_read(said: Say, tmp_path: Path) -> Non
     told = said("federation", "server", lab)
     assert_sentence(told, "control.secret can be read by others; its mode must be 0600")
     told = said("federation", "start", lab)
-    assert_sentence(told, "does not say where the server is; it must have been started")
+    assert_sentence(told, "has no address of the server; the server must have been started")
 
 
 def test_folders_that_others_can_change(said: Say, tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ def test_without_tls_a_server_stays_on_its_machine(said: Say, lab: Path, bind: s
         (["--out", "."], "it must be a new or an empty folder"),
     ],
 )
-def test_runs_that_cannot_be(
+def test_invalid_start_arguments_are_refused(
     said: Say, lab: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
 ) -> None:
     monkeypatch.chdir(lab)
@@ -203,7 +207,7 @@ def test_flower_that_cannot_be_loaded(
         assert "cannot be loaded (ImportError: half of it is here); pip install" in sentence
 
 
-def test_of_a_traceback_in_a_log_its_end_is_told(tmp_path: Path) -> None:
+def test_end_of_log_shows_the_error_of_a_traceback(tmp_path: Path) -> None:
     log = tmp_path / "supernode.log"
     assert end_of_log(log) == "it is empty"
     log.write_text("begun\nTraceback (most recent call last):\n  File x\n    y\n")

@@ -23,16 +23,15 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.task_identity import TaskIdentity
 from loopback import Objects
 from superlinks import running_server, wait_for_calls
-from test_flower_answers import PIECES, TABLE, with_array
+from test_flower_transport import PIECES, TABLE, with_array
 
 from mpfedcl.network.flower.control import register_clients, stop_run, submit
 from mpfedcl.network.flower.fleet import FleetNode
 from mpfedcl.network.flower.records import to_records
-from mpfedcl.network.flower.server_executor import _Grid, _open, _wait_for_task
+from mpfedcl.network.flower.server import _Grid, _open, _wait_for_task
 from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.network.message import Message
 from mpfedcl.network.setup.folders import ClientFolder
-from mpfedcl.network.transport import Reply
+from mpfedcl.network.transport import Message, Reply
 
 pytestmark = pytest.mark.whole
 
@@ -109,7 +108,7 @@ def plant(root: str, objects: Objects) -> ObjectTree:
     return ObjectTree(object_id=root, children=children)
 
 
-def test_a_bomb_and_half_an_answer_cost_their_clients_alone(
+def test_memory_bomb_and_partial_answer_affect_only_their_clients(
     grid: tuple[_Grid, dict[str, FleetNode]],
 ) -> None:
     running, nodes = grid

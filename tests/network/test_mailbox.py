@@ -3,17 +3,17 @@
 import pytest
 from conversations import LIMIT, NODES, answer
 from loopback import LoopbackGrid
+from small_experiments import VirtualTime
 
 from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.network.message import Message
-from mpfedcl.network.server.mailbox import Mailbox
-from small_experiments import VirtualTime
+from mpfedcl.network.server.asynchronous import Mailbox
+from mpfedcl.network.transport import Message
 
 
 @pytest.fixture
 def mailbox(monkeypatch: pytest.MonkeyPatch) -> tuple[Mailbox, dict[int, str], VirtualTime]:
     clock, grid = VirtualTime(), LoopbackGrid(answer)
-    monkeypatch.setattr("mpfedcl.network.server.mailbox.time", clock)
+    monkeypatch.setattr("mpfedcl.network.server.asynchronous.time", clock)
     for node in NODES:
         grid.join(node, name=f"client-{node}", data="none")
     found = Mailbox(FlowerTransport(grid))
@@ -28,7 +28,7 @@ def hear(mailbox: Mailbox, *ids: str) -> list[str]:
     return [reply.request_id for _ in range(3) for reply in mailbox.receive(limits, 10)]
 
 
-def test_what_one_fetches_for_the_other_waits(
+def test_mailbox_keeps_replies_for_others(
     mailbox: tuple[Mailbox, dict[int, str], VirtualTime],
 ) -> None:
     box, sent, _ = mailbox
@@ -40,7 +40,7 @@ def test_what_one_fetches_for_the_other_waits(
     assert hear(box, *sent.values()) == []
 
 
-def test_what_nobody_asks_for_in_time_is_dropped(
+def test_mailbox_drops_expired_replies(
     mailbox: tuple[Mailbox, dict[int, str], VirtualTime],
 ) -> None:
     box, sent, clock = mailbox

@@ -11,7 +11,17 @@ import torch
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
-from mpfedcl.network.message import (
+from mpfedcl.network.messages import (
+    DataFormat,
+    Introduction,
+    check_name,
+    pack_broadcast,
+    pack_experiment,
+    pack_update,
+    unpack_broadcast,
+    unpack_update,
+)
+from mpfedcl.network.transport import (
     FORMAT,
     MOST_BYTES,
     Kind,
@@ -20,16 +30,6 @@ from mpfedcl.network.message import (
     from_json,
     shorten,
     to_json,
-)
-from mpfedcl.network.packing import (
-    Form,
-    Introduction,
-    check_name,
-    pack_broadcast,
-    pack_experiment,
-    pack_update,
-    unpack_broadcast,
-    unpack_update,
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
@@ -42,7 +42,7 @@ def introduce(**changes: Any) -> Introduction:
     return Introduction.from_message(Message(kept))
 
 
-def test_an_introduction_says_all_of_itself() -> None:
+def test_introduction_contains_all_fields() -> None:
     assert introduce() == HONEST
     assert HONEST.to_message().values == {
         "name": "a",
@@ -58,17 +58,14 @@ def test_an_introduction_says_all_of_itself() -> None:
     assert HONEST.num_samples == 3
     # Under a budget nobody says how many, and all weigh alike.
     assert introduce(train=[]).num_samples == 1
-    assert HONEST.form == Form(9, "e", "vectors", (4, 5, 3))
+    assert HONEST.data_format == DataFormat(9, "e", "vectors", (4, 5, 3))
 
 
-def test_what_older_clients_leave_out() -> None:
-    older = introduce(samples=..., image_shape=..., own_data=...)
-    assert older == Introduction("a", ("x", "y"), (3, 0), 2, 9, "e")
-    assert (older.samples, older.image_shape, older.own_data) == ("images", (), False)
-    old = Form.from_json({"input_size": 9, "encoder": "e", "run": "r"})
-    assert old == (9, "e", "images", ())
+def test_the_data_format_is_read_from_federation_json() -> None:
+    least = DataFormat.from_json({"input_size": 9, "encoder": "e", "run": "r"})
+    assert least == (9, "e", "images", ())
     whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
-    assert Form.from_json(whole) == Form(9, "", "vectors", (4, 5))
+    assert DataFormat.from_json(whole) == DataFormat(9, "", "vectors", (4, 5))
 
 
 @pytest.mark.parametrize(
@@ -93,17 +90,17 @@ def test_what_older_clients_leave_out() -> None:
         {"classes": ["x"], "train": [1]},
     ],
 )
-def test_the_last_values_that_are_allowed(changes: dict[str, Any]) -> None:
+def test_values_at_the_limits_are_accepted(changes: dict[str, Any]) -> None:
     found = introduce(**changes).to_message().values
     assert {name: found[name] for name in changes} == changes
 
 
 CLASSES = "^classes must be the names of the classes: printable, not too long$"
 TRAIN = "^train must be a count of images for each class$"
-SENSE = "which makes no sense$"
+SENSE = "which is out of range$"
 SHAPE = (
-    r"it must be \[height, width\] or \[height, width, 3\] of at most 65536 each, "
-    r"4194304 numbers in all, or \[\]$"
+    r"it must be \[height, width\] or \[height, width, 3\] of at most 65536 each and "
+    r"4194304 values in total, or \[\]$"
 )
 
 
@@ -146,22 +143,29 @@ SHAPE = (
         ({"image_shape": [4, 2**16 + 1]}, SHAPE),
         ({"image_shape": [2**16, 2**6, 3]}, SHAPE),
         ({"image_shape": [10**400, 5]}, rf"^image_shape is \[10{{75}}\.\.\.; {SHAPE}"),
-        ({"own_data": 1}, "^own_data is 1; it must be true or false$"),
+        ({"samples": ...}, "^samples is None; it must be images or vectors$"),
+        ({"image_shape": ...}, rf"^image_shape is None; {SHAPE}"),
+        ({"own_data": ...}, "^own_data is None; it must be of type bool$"),
+        ({"samples": ["images"]}, r"^samples is \['images'\]; it must be images or vectors$"),
+        ({"own_data": "yes"}, "^own_data is 'yes'; it must be of type bool$"),
+        ({"own_data": 1}, "^own_data is 1; it must be of type bool$"),
     ],
 )
-def test_the_first_values_that_are_not(changes: dict[str, Any], reason: str) -> None:
+def test_values_just_outside_the_limits_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         introduce(**changes)
 
 
-@pytest.mark.parametrize("name", ["a/b", "a\\b", ".", "..", "a\x00", "\u202e", "é" * 101])
-def test_names_that_are_none(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["", ".hidden", "a/b", "a\\b", ".", "..", "a\nb", "a\x00", "\u202e", "é" * 101]
+)
+def test_invalid_client_names_are_refused(name: str) -> None:
     with pytest.raises(MessageError, match=r"without slashes that does not begin with a dot$"):
         check_name(name)
 
 
-@pytest.mark.parametrize("name", ["a", "a.b", "é" * 100, "a b", "名前"])
-def test_names_that_are(name: str) -> None:
+@pytest.mark.parametrize("name", ["a", "a.b", "é" * 100, "a b", "名前", "hospital-a", "a" * 200])
+def test_valid_client_names(name: str) -> None:
     check_name(name)
 
 
@@ -175,7 +179,7 @@ def test_values_are_of_their_type() -> None:
         message.value("long", int)
 
 
-def test_texts_that_fit_a_sentence() -> None:
+def test_long_values_are_shortened() -> None:
     assert shorten("x" * 78) == repr("x" * 78)
     assert shorten("x" * 79) == "'" + "x" * 76 + "..."
 
@@ -195,12 +199,12 @@ def test_values_as_text() -> None:
     assert MOST_BYTES == 2 * 1024**3
 
 
-def test_what_server_and_client_of_different_versions_must_agree_on() -> None:
+def test_message_format_version() -> None:
     """Whoever changes the words changes the format too: another one is refused by its number."""
     assert (FORMAT, get_args(Kind)) == (4, ("hello", "secure", "round", "close"))
 
 
-def test_arrays_of_a_group_are_tensors_of_their_own() -> None:
+def test_arrays_become_independent_tensors() -> None:
     source = numpy.arange(6.0).reshape(2, 3).T
     source.flags.writeable = False
     message = Message({}, {"a/x": source, "a/b/y": numpy.zeros(1), "ab/z": numpy.zeros(1)})
@@ -220,7 +224,7 @@ def test_arrays_of_a_group_are_tensors_of_their_own() -> None:
         ({"not": "an array"}, "^'x' is not an array$"),
     ],
 )
-def test_what_no_tensor_can_be(array: Any, reason: str) -> None:
+def test_arrays_of_unsupported_types_are_refused(array: Any, reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         Message({}, {"a/x": array}).tensors("a")
     with pytest.raises(MessageError, match="^'" + "x" * 80 + "' is "):
@@ -260,7 +264,7 @@ def test_an_update_is_named_values_and_arrays() -> None:
     assert reread(loss=None).loss is None
 
 
-def test_a_part_of_a_stack_is_written_out_before_it_travels() -> None:
+def test_stack_member_is_written_out_before_sending() -> None:
     class Stack:
         def tensors(self, index: int) -> dict[str, torch.Tensor]:
             return {"w": torch.tensor([float(index)])}
@@ -280,13 +284,13 @@ def test_a_part_of_a_stack_is_written_out_before_it_travels() -> None:
         ({"processed": ["clip", 5]}, "^processed must be a list of names$"),
     ],
 )
-def test_values_of_an_update_that_are_none(changes: dict[str, Any], reason: str) -> None:
+def test_malformed_update_values_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         reread(**changes)
 
 
 @pytest.mark.parametrize("part", ["vectors", "labels", "counts"])
-def test_prototypes_of_an_update_that_are_none(part: str) -> None:
+def test_malformed_prototypes_are_refused(part: str) -> None:
     sent = pack_update(UPDATE)
     key = f"prototypes/{part}"
     without = {name: array for name, array in sent.arrays.items() if name != key}
@@ -315,7 +319,7 @@ def test_a_broadcast_is_named_values_and_arrays() -> None:
             unpack_broadcast(Message(sent.values, {**sent.arrays, f"pool/{part}": odd}), 2, 4)
 
 
-def test_no_place_of_the_server_s_files_is_sent(tmp_path: Path) -> None:
+def test_server_paths_are_not_sent(tmp_path: Path) -> None:
     experiment = Experiment(method="fedavg", track=("tensorboard",), track_to=tmp_path).replace(
         dataset__root=tmp_path, encoder__name=f"onnx:{tmp_path}/net.onnx", encoder__weights=tmp_path
     )

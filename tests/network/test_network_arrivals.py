@@ -17,14 +17,14 @@ from federations import (
 )
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
-from paced_grid import PacedGrid
+from loopback import PacedGrid
 from safetensors.torch import load_file
+from small_experiments import Json, VirtualTime, read_records
 
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.records import from_records
-from small_experiments import Json, VirtualTime, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -109,9 +109,7 @@ def test_versions_and_arrivals_add_up(
     assert sum(down) / records[0]["bytes"]["down"] * 5 == 12 + 2
 
 
-def test_no_more_are_under_way_than_may_be(
-    images: Path, tmp_path: Path, quick_network: VirtualTime
-) -> None:
+def test_concurrency_limit_holds(images: Path, tmp_path: Path, quick_network: VirtualTime) -> None:
     grid = PacedGrid(quick_network, SLOW)
     experiment = arriving(images, systems__concurrency=2)
     found = LoopbackFederation(experiment, tmp_path, grid=grid).serve()
@@ -119,7 +117,7 @@ def test_no_more_are_under_way_than_may_be(
     assert [moment for moment, _ in grid.sent].count(0.0) == 2
 
 
-def test_a_fast_client_does_not_take_the_model_over(
+def test_fast_client_does_not_dominate_the_model(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, {"client-1": 20.0, "client-2": 20.0})
@@ -130,7 +128,7 @@ def test_a_fast_client_does_not_take_the_model_over(
     assert all(b - a >= 10 for a, b in pairwise(moments))
 
 
-def test_tiers_are_of_clients_that_took_as_long(
+def test_tiers_group_clients_by_time(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     seconds = {"client-0": 9.0, "client-1": 1.0, "client-2": 8.0, "client-3": 2.0}
@@ -148,7 +146,7 @@ def test_tiers_are_of_clients_that_took_as_long(
     assert counts["client-0"] == counts["client-2"] == slow - 1
 
 
-def test_a_tick_is_what_half_of_the_clients_need(
+def test_tick_is_the_median_client_time(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, SLOW)
@@ -160,7 +158,7 @@ def test_a_tick_is_what_half_of_the_clients_need(
     assert max(stale) >= 1
 
 
-def test_at_most_what_was_under_way_is_lost(
+def test_resume_loses_at_most_answers_in_flight(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, SLOW)
@@ -177,7 +175,7 @@ def test_at_most_what_was_under_way_is_lost(
 # Clients that go, come, lie
 
 
-def test_a_client_that_vanishes_costs_its_own_answers_alone(
+def test_vanished_client_costs_only_its_own_answers(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     def vanish(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
@@ -194,7 +192,7 @@ def test_a_client_that_vanishes_costs_its_own_answers_alone(
     assert records[-1]["arrivals"]["version"] == sum(count_arrivals(records).values())
 
 
-def test_a_client_that_is_gone_frees_its_place(images: Path, tmp_path: Path) -> None:
+def test_disconnected_client_frees_its_slot(images: Path, tmp_path: Path) -> None:
     def go(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client == "client-1" and is_training(request):
             return FlowerMessage(Error(5, "gone"), reply_to=request)
@@ -228,7 +226,7 @@ def test_a_client_joins_and_one_comes_back_elsewhere(
     assert counts["client-2"] >= 3
     assert counts["client-1"] >= 1
     told = [each["remarks"].get("missing", {}).get("client-1") for each in records]
-    assert "it came back, and is sent the newest model" in told
+    assert "it reconnected, and is sent the newest model" in told
 
 
 def old(values: Json) -> Json:
@@ -240,7 +238,7 @@ def odd(values: Json) -> Json:
 
 
 def blow_up(name: str, array: Any) -> Any:
-    return array * float("nan") if name.startswith("global") else array
+    return array * float("nan") if name.startswith("averaged") else array
 
 
 def forgetful(values: Json) -> Json:
@@ -256,7 +254,7 @@ def forgetful(values: Json) -> Json:
         (None, "a tensor holds values that are not finite"),
     ],
 )
-def test_one_that_answers_something_else_is_rejected_alone(
+def test_bad_asynchronous_answer_is_rejected_alone(
     images: Path, tmp_path: Path, lie: Any, reason: str
 ) -> None:
     def meddle(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
@@ -276,7 +274,7 @@ def test_one_that_answers_something_else_is_rejected_alone(
     )
 
 
-def test_one_that_answers_twice_is_heard_once(images: Path, tmp_path: Path) -> None:
+def test_repeated_answer_counts_once(images: Path, tmp_path: Path) -> None:
     def repeat(client: str, request: FlowerMessage, reply: FlowerMessage) -> list[FlowerMessage]:
         return [reply, rewrite(reply, request)] if is_training(request) else [reply]
 
@@ -285,7 +283,9 @@ def test_one_that_answers_twice_is_heard_once(images: Path, tmp_path: Path) -> N
     assert [each["arrivals"]["version"] for each in records] == [3, 6]
 
 
-def test_what_a_message_says(images: Path, tmp_path: Path) -> None:
+def test_asynchronous_messages_carry_dispatch_version_and_delay(
+    images: Path, tmp_path: Path
+) -> None:
     federation = LoopbackFederation(arriving(images, "aso-fed"), tmp_path)
     federation.serve()
     asked: dict[str, list[Json]] = {}
@@ -310,5 +310,5 @@ def test_public_images_must_be_like_the_clients(images: Path, tmp_path: Path) ->
     experiment = folder_experiment("sageflow", clients=1, **named)
     federation = LoopbackFederation(experiment, tmp_path, count=0)
     federation.bring(1, "north", images)
-    with pytest.raises(InvalidInput, match=r"^dataset.name is 'mnist-sample', whose images the s"):
+    with pytest.raises(InvalidInput, match=r"^dataset.name is 'mnist-sample', whose samples the s"):
         federation.serve()

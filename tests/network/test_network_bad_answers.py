@@ -10,10 +10,10 @@ from federations import QUERY, LoopbackFederation, float64_experiment, is_traini
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
+from small_experiments import Json, assert_same_results, read_records, read_summary
 
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.network.flower.records import from_records
-from small_experiments import Json, assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -77,21 +77,21 @@ def bad_run(quick_network: None, many_images: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", BAD_UPDATES)
-def test_a_bad_update_is_rejected_with_a_reason(bad_run: Path, name: str) -> None:
+def test_bad_update_is_rejected_with_reason(bad_run: Path, name: str) -> None:
     _, reason = BAD_UPDATES[name]
     said = read_records(bad_run)[0]["clients"]["rejected"][BAD_CLIENTS[name]]
     assert_reads(said, reason)
 
 
 @pytest.mark.parametrize("name", BAD_READINGS)
-def test_a_bad_reading_of_the_round_before_is_rejected(bad_run: Path, name: str) -> None:
+def test_bad_evaluation_of_previous_round_is_rejected(bad_run: Path, name: str) -> None:
     client = client_of(list(SECOND).index(name))
     assert_reads(read_records(bad_run)[1]["clients"]["rejected"][client], BAD_READINGS[name][1])
     assert client not in read_records(bad_run)[0]["accuracy_per_client"]
 
 
 @pytest.mark.parametrize("name", CLOSING)
-def test_a_bad_closing_reading_is_left_out(bad_run: Path, name: str) -> None:
+def test_bad_closing_evaluation_is_ignored(bad_run: Path, name: str) -> None:
     client = client_of(list(CLOSING).index(name))
     last = read_records(bad_run)[1]
     assert_reads(last["remarks"]["closing"]["rejected"][client], CLOSING[name][1])
@@ -106,14 +106,14 @@ def assert_reads(said: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing, ever", "an old answer"])
-def test_who_does_not_answer_is_missing(bad_run: Path, name: str) -> None:
+def test_silent_client_is_missing(bad_run: Path, name: str) -> None:
     client = client_of(list(SECOND).index(name))
     record = read_records(bad_run)[1]
     assert client in record["clients"]["missing"]
     assert record["remarks"]["missing"][client] == "no answer within 20 s"
 
 
-def test_the_others_get_what_they_would_have_got_alone(
+def test_others_are_unaffected_by_a_bad_client(
     many_images: Path, tmp_path: Path, bad_run: Path
 ) -> None:
     """In the first round only the honest ones count, and one of them answers twice."""
@@ -132,7 +132,9 @@ ERRORS = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"
 
 
 @pytest.mark.parametrize("bad", ["NaN", "1e15 samples", "terabytes claimed", "gone"])
-def test_models_and_pool_are_the_same_as_without_it(images: Path, tmp_path: Path, bad: str) -> None:
+def test_secure_aggregation_equals_plain_aggregation(
+    images: Path, tmp_path: Path, bad: str
+) -> None:
     def spoil(
         client: str, request: FlowerMessage, reply: FlowerMessage
     ) -> FlowerMessage | list[FlowerMessage] | None:
@@ -159,7 +161,7 @@ def be_gone(client: str, request: FlowerMessage, reply: FlowerMessage) -> Flower
 
 
 @pytest.mark.parametrize("code", ERRORS)
-def test_what_flower_says_of_lost_messages(images: Path, tmp_path: Path, code: int) -> None:
+def test_flower_errors_of_lost_messages(images: Path, tmp_path: Path, code: int) -> None:
     def lose(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client == "client-0" and is_training(request):
             return FlowerMessage(Error(code, "whatever"), reply_to=request)
@@ -172,7 +174,7 @@ def test_what_flower_says_of_lost_messages(images: Path, tmp_path: Path, code: i
     assert record["remarks"]["missing"] == {"client-0": ERRORS[code]}
 
 
-def test_a_run_in_which_nobody_is_accepted_is_cut_short(images: Path, tmp_path: Path) -> None:
+def test_run_without_accepted_updates_is_cut_short(images: Path, tmp_path: Path) -> None:
     def spoil(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if is_training(request):
             return FlowerMessage(Error(400, "it has no wish to"), reply_to=request)
@@ -189,9 +191,7 @@ def test_a_run_in_which_nobody_is_accepted_is_cut_short(images: Path, tmp_path: 
     assert federation.resume().summary is not None
 
 
-def test_training_that_leaves_the_numbers_is_told_in_a_sentence(
-    images: Path, tmp_path: Path
-) -> None:
+def test_diverged_training_is_reported(images: Path, tmp_path: Path) -> None:
     experiment = float64_experiment(
         images, "fedavg", rounds=3, train__lr=1e200, train__batch_size=2
     )
@@ -203,7 +203,7 @@ def test_training_that_leaves_the_numbers_is_told_in_a_sentence(
         }
 
 
-def test_garbage_does_not_count_as_enough(images: Path, tmp_path: Path) -> None:
+def test_bad_answers_do_not_count_as_enough(images: Path, tmp_path: Path) -> None:
     """Two of four answer with garbage at once; the round waits for one that can be read."""
 
     def spoil(
@@ -218,7 +218,7 @@ def test_garbage_does_not_count_as_enough(images: Path, tmp_path: Path) -> None:
     assert record["clients"]["answered"] == ["client-2", "client-3"]
 
 
-def test_a_request_says_nothing_of_other_clients_answers(images: Path, tmp_path: Path) -> None:
+def test_request_contains_nothing_of_other_clients(images: Path, tmp_path: Path) -> None:
     federation = LoopbackFederation(float64_experiment(images, "fedavg", rounds=1), tmp_path)
     federation.serve()
     for _, request in federation.grid.requests:
@@ -226,9 +226,7 @@ def test_a_request_says_nothing_of_other_clients_answers(images: Path, tmp_path:
 
 
 @pytest.mark.parametrize("odd", ['"', "zebra", "٣"])
-def test_an_odd_class_costs_the_client_that_names_it(
-    images: Path, tmp_path: Path, odd: str
-) -> None:
+def test_client_with_malformed_class_is_refused(images: Path, tmp_path: Path, odd: str) -> None:
     def spoil(
         client: str, request: FlowerMessage, reply: FlowerMessage
     ) -> FlowerMessage | list[FlowerMessage] | None:

@@ -1,7 +1,8 @@
-"""A client's own machine: what a server may ask of it, and what not."""
+"""A client on its own machine: settings, refusals, and its state on disk."""
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
@@ -9,15 +10,18 @@ import pytest
 import torch
 from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.client import ClientRefusal, ClientSettings, NetworkClient
+from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records, to_records
-from mpfedcl.network.message import FORMAT, Message, MessageError
-from mpfedcl.network.packing import Introduction, pack_experiment
+from mpfedcl.network.messages import Introduction
+from mpfedcl.network.transport import FORMAT, Message, MessageError
 
 pytestmark = pytest.mark.usefixtures("quick_network")
 
@@ -33,7 +37,7 @@ def client(tmp_path: Path) -> NetworkClient:
 
 
 @pytest.mark.parametrize("allowed", ["", "other:Method custom_method:Scaffold"])
-def test_code_of_ones_own_is_imported_only_where_allowed(
+def test_custom_method_is_imported_only_if_allowed(
     images: Path, tmp_path: Path, allowed: str
 ) -> None:
     experiment = float64_experiment(
@@ -43,13 +47,13 @@ def test_code_of_ones_own_is_imported_only_where_allowed(
     if allowed:
         assert federation.serve().summary is not None
     else:
-        with pytest.raises(RunCutShort, match="this client only imports those it was started"):
+        with pytest.raises(RunCutShort, match="it must be built in or among this client's"):
             federation.serve()
 
 
 @pytest.mark.parametrize("name", ["os:system", "mpfedcl.methods.fedavg:FedAvg", ":", "a.b:c"])
-def test_no_other_way_of_naming_code(client: NetworkClient, name: str) -> None:
-    with pytest.raises(ClientRefusal, match="this client only imports those"):
+def test_other_code_names_are_refused(client: NetworkClient, name: str) -> None:
+    with pytest.raises(ClientRefusal, match="it must be built in or among this client's"):
         client.answer("hello", hello(folder_experiment().replace(method=name)))
 
 
@@ -60,7 +64,7 @@ def test_the_settings_of_a_class_are_checked_where_it_is_allowed(
     # This process has not seen the class: the section is a table of whatever was sent.
     monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
     asked = folder_experiment().replace(method=method, pull={"beta": -1})
-    with pytest.raises(ClientRefusal, match="this client only imports those"):
+    with pytest.raises(ClientRefusal, match="it must be built in or among this client's"):
         client.answer("hello", hello(asked))
     settings = ClientSettings(
         "north", tmp_path / "memory", tmp_path / "local_test", methods=(method,)
@@ -84,12 +88,12 @@ def test_folders_and_files_that_a_server_names_are_never_used(
 
 
 @pytest.mark.parametrize("name", ["onnx:/etc/passwd", "onnx:x", "torchvision-x:/tmp/x", "x:y"])
-def test_nor_is_an_encoder_that_is_a_file(client: NetworkClient, name: str) -> None:
-    with pytest.raises(ClientRefusal, match="the client must say where that file is"):
+def test_server_cannot_name_an_encoder_file(client: NetworkClient, name: str) -> None:
+    with pytest.raises(ClientRefusal, match="the client must give the path of that file"):
         client.answer("hello", hello(folder_experiment().replace(encoder__name=name)))
 
 
-def test_domains_that_a_server_names_are_no_paths(tmp_path: Path) -> None:
+def test_domain_names_from_server_are_not_paths(tmp_path: Path) -> None:
     root = tmp_path / "root"
     save_pictures(root / "inside", "cat", "dog")
     save_pictures(tmp_path / "outside", "cat", "dog")
@@ -99,19 +103,7 @@ def test_domains_that_a_server_names_are_no_paths(tmp_path: Path) -> None:
         client.answer("hello", hello(asked))
 
 
-def test_the_server_keeps_its_own_places_to_itself(tmp_path: Path) -> None:
-    experiment = Experiment().replace(
-        dataset__root=tmp_path,
-        encoder__weights=tmp_path / "w",
-        encoder__name=f"onnx:{tmp_path}/e",
-        track_to=tmp_path,
-    )
-    sent = pack_experiment(experiment)
-    assert str(tmp_path) not in sent
-    assert 'name = "onnx:e"' in sent
-
-
-def test_a_newer_server(client: NetworkClient) -> None:
+def test_newer_server_is_refused(client: NetworkClient) -> None:
     with pytest.raises(ClientRefusal, match="the server is of a newer version"):
         client.answer("hello", hello(folder_experiment(), format=FORMAT + 1))
 
@@ -134,12 +126,12 @@ def test_an_older_server_is_understood_well_enough_to_say_so(client: NetworkClie
         ("unknown = 1", "unknown is not a setting"),
     ],
 )
-def test_an_experiment_that_is_none(client: NetworkClient, document: str, reason: str) -> None:
+def test_invalid_experiment_is_refused(client: NetworkClient, document: str, reason: str) -> None:
     with pytest.raises(ClientRefusal, match=reason):
         client.answer("hello", Message({"format": FORMAT, "experiment": document}))
 
 
-def test_what_is_missing_in_a_message(client: NetworkClient) -> None:
+def test_malformed_requests_are_refused(client: NetworkClient) -> None:
     with pytest.raises(MessageError, match="format is None; it must be of type int"):
         client.answer("hello", Message({}))
     with pytest.raises(MessageError, match="experiment is 5; it must be of type str"):
@@ -150,7 +142,7 @@ def test_what_is_missing_in_a_message(client: NetworkClient) -> None:
         client.answer("round", hello(known))
 
 
-def test_a_run_id_is_no_path(client: NetworkClient, tmp_path: Path) -> None:
+def test_run_id_cannot_be_a_path(client: NetworkClient, tmp_path: Path) -> None:
     known = folder_experiment("fedavg").replace(dataset__classes=("cat", "dog")).resolved()
     pool = {
         "pool/vectors": numpy.zeros((0, 12)),
@@ -162,7 +154,7 @@ def test_a_run_id_is_no_path(client: NetworkClient, tmp_path: Path) -> None:
     assert not (tmp_path / "memory").exists()
 
 
-def test_images_are_loaded_once_a_run(client: NetworkClient, tmp_path: Path) -> None:
+def test_data_is_loaded_once_per_run(client: NetworkClient, tmp_path: Path) -> None:
     asked = hello(folder_experiment())
     client.answer("hello", asked)
     first = client.loaded
@@ -176,7 +168,7 @@ def test_images_are_loaded_once_a_run(client: NetworkClient, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"name": "a"}, "data is not set; a client needs a folder with its images"),
+        ({"name": "a"}, "data is not set; it must be a folder"),
         ({"data": "x"}, "the name is ''; it must be printable text"),
         ({"name": "../a", "data": "x"}, "the name is '../a'; it must be printable text"),
         ({"name": "a", "share": "one"}, "share is 'one'; it must be a whole number"),
@@ -184,20 +176,20 @@ def test_images_are_loaded_once_a_run(client: NetworkClient, tmp_path: Path) -> 
         ({"name": "a", "share": 0, "min-cluster-size": "x"}, "min-cluster-size is 'x'; it must"),
     ],
 )
-def test_settings_that_cannot_be(values: dict[str, Any], reason: str) -> None:
+def test_invalid_client_settings_are_refused(values: dict[str, Any], reason: str) -> None:
     with pytest.raises((InvalidInput, MessageError), match=reason):
         ClientSettings.parse(values)
 
 
-def test_settings_by_flowers_own_habits() -> None:
+def test_partition_id_sets_share_and_name() -> None:
     settings = ClientSettings.parse({"partition-id": 3, "num-partitions": 5})
     assert (settings.name, settings.share, settings.data) == ("client-3", 3, None)
     assert settings.state.name == "client-3"
 
 
-def test_a_share_that_there_is_not(images: Path, tmp_path: Path) -> None:
+def test_share_out_of_range_is_refused(images: Path, tmp_path: Path) -> None:
     client = NetworkClient(ClientSettings("a", tmp_path, images, share=3))
-    with pytest.raises(ClientRefusal, match=r"share is 3; .* so it must be from 0 to 2"):
+    with pytest.raises(ClientRefusal, match=r"share is 3; it must be from 0 to 2"):
         client.answer("hello", hello(float64_experiment(images)))
 
 
@@ -225,3 +217,110 @@ def test_single_precision_equals_the_simulation_too(images: Path, tmp_path: Path
     ours, theirs = (load_file(each / "model.safetensors") for each in (found, wanted))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7)
+
+
+RUN = "0123456789abcdef" * 2
+CPU = torch.device("cpu")
+
+
+def mark(number: int) -> dict[str, torch.Tensor]:
+    return {"personal/x": torch.tensor([float(number)])}
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / RUN).iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=12)
+)
+def test_accepted_round_survives_any_sequence(
+    history: list[tuple[bool, bool, int]],
+) -> None:
+    """A round is asked for or not, counts or not, and the server may lose its newest checkpoint."""
+    with TemporaryDirectory() as place:
+        store = ClientStateStore(Path(place), RUN)
+        # What the server has written down after each round: the client's last one that counted.
+        checkpoints, versions, version = [0], {0: 0}, 0
+        for is_asked, counts, lost in history:
+            if lost == 3 and len(checkpoints) > 1:
+                checkpoints.pop()
+            number, settled = len(checkpoints), checkpoints[-1]
+            if not is_asked:
+                checkpoints.append(settled)
+                continue
+            found = store.load(settled, CPU)
+            assert ("personal/x" in found) == (settled > 0)
+            if settled:
+                assert float(found["personal/x"]) == versions[settled]
+            version += 1
+            store.save(number, mark(version), after=settled)
+            assert len(kept(Path(place))) <= 3
+            if counts:
+                versions[number] = version
+            checkpoints.append(number if counts else settled)
+
+
+def test_many_rejected_rounds_keep_the_accepted_state(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, RUN)
+    store.save(1, mark(1), after=0)
+    for number in range(2, 9):
+        store.save(number, mark(number), after=1)
+    assert float(store.load(1, CPU)["personal/x"]) == 1
+    assert kept(tmp_path) == [
+        "round-000001-after-000000.safetensors",
+        "round-000008-after-000001.safetensors",
+    ]
+
+
+def test_state_of_a_round_can_be_replaced(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, RUN)
+    for number in (1, 2):
+        store.save(number, mark(number), after=number - 1)
+    store.replace(2, mark(20))
+    assert [float(store.load(n, CPU)["personal/x"]) for n in (1, 2)] == [1, 20]
+    assert len(kept(tmp_path)) == 2
+    # Also where the disk is new.
+    elsewhere = ClientStateStore(tmp_path / "new", RUN)
+    elsewhere.replace(1, mark(7))
+    assert float(elsewhere.load(1, CPU)["personal/x"]) == 7
+
+
+def test_states_of_a_restarted_run_replace_the_old_ones(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, RUN)
+    for number in range(1, 6):
+        store.save(number, mark(number), after=number - 1)
+    store.save(1, mark(100), after=0)
+    store.save(2, mark(200), after=1)
+    assert float(store.load(1, CPU)["personal/x"]) == 100
+    assert float(store.load(2, CPU)["personal/x"]) == 200
+
+
+def test_damaged_or_missing_state_is_empty(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path, RUN)
+    assert store.load(0, CPU) == store.load(7, CPU) == {}
+    store.save(1, mark(1), after=0)
+    (path,) = (tmp_path / RUN).iterdir()
+    path.write_bytes(path.read_bytes()[:20])
+    assert store.load(1, CPU) == {}
+    assert store.load(-1, CPU) == {}
+
+
+def test_state_folder_is_private(tmp_path: Path) -> None:
+    ClientStateStore(tmp_path, RUN).save(1, mark(1), after=0)
+    assert (tmp_path / RUN).stat().st_mode & 0o777 == 0o700
+
+
+def test_state_of_old_runs_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "something-else").mkdir()
+    for number in range(12):
+        ClientStateStore(tmp_path, f"{number:032x}").save(1, mark(1), after=0)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"{number:032x}" for number in range(4, 12)] + ["something-else"]
+
+
+@pytest.mark.parametrize("run", ["", "x", RUN.upper(), RUN[:-1], RUN + "0", f"../{RUN[3:]}", "/"])
+def test_run_id_is_hexadecimal(tmp_path: Path, run: str) -> None:
+    with pytest.raises(MessageError, match="it must be 32 hexadecimal digits"):
+        ClientStateStore(tmp_path, run)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from federations import LoopbackFederation, before_rounds, folder_experiment, rewrite, save_pictures
 from flwr.app import Message as FlowerMessage
+from small_experiments import Json, Say, read_records
 
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from small_experiments import Json, Say, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -74,9 +74,7 @@ def test_a_class_that_is_not_among_those_named_is_refused(
     assert reason == "it has the class 'owl', which the experiment does not have."
 
 
-def test_so_is_one_that_comes_when_classes_have_been_agreed_on(
-    tmp_path: Path, places: dict[str, Path]
-) -> None:
+def test_late_client_with_unknown_class_is_refused(tmp_path: Path, places: dict[str, Path]) -> None:
     odd = save_pictures(tmp_path / "images-odd", "cat", "owl")
     federation = gathered(tmp_path, places, rounds=3)
     run = federation.serve(before_rounds({2: lambda: federation.bring(9, "odd", odd)}))
@@ -84,9 +82,7 @@ def test_so_is_one_that_comes_when_classes_have_been_agreed_on(
     assert "'owl'" in refused(read_records(run.path)[1])["node 9"]
 
 
-def test_who_is_refused_is_asked_again_and_may_have_mended_it(
-    tmp_path: Path, places: dict[str, Path]
-) -> None:
+def test_refused_client_is_asked_again(tmp_path: Path, places: dict[str, Path]) -> None:
     places["odd"] = save_pictures(tmp_path / "images-odd", "cat", "owl")
     federation = gathered(
         tmp_path, places, dataset__classes=("cat", "dog", "fox"), rounds=3, clients=3
@@ -97,9 +93,7 @@ def test_who_is_refused_is_asked_again_and_may_have_mended_it(
 
 
 @pytest.mark.parametrize("first", ["odd", "others"])
-def test_most_clients_decide_on_the_form_of_inputs(
-    tmp_path: Path, places: dict[str, Path], first: str
-) -> None:
+def test_most_common_data_format_wins(tmp_path: Path, places: dict[str, Path], first: str) -> None:
     odd = save_pictures(tmp_path / "images-odd", "cat", "dog", size=8)
     federation = gathered(tmp_path, places)
     node = 0 if first == "odd" else 9
@@ -109,7 +103,7 @@ def test_most_clients_decide_on_the_form_of_inputs(
     run = federation.serve()
     assert answered(run.path) == [["north", "south", "west"]] * 2
     for record in read_records(run.path):
-        assert "its inputs have 64 numbers, the others' 36" in refused(record)["odd"]
+        assert "its inputs have 64 values, the others' 36" in refused(record)["odd"]
 
 
 def test_another_encoder_is_refused(tmp_path: Path, places: dict[str, Path]) -> None:
@@ -125,7 +119,7 @@ def test_another_encoder_is_refused(tmp_path: Path, places: dict[str, Path]) -> 
     assert refused(record) == {"west": "its encoder is not the others'"}
 
 
-def test_a_name_must_be_the_keys(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_client_name_must_match_its_key(tmp_path: Path, places: dict[str, Path]) -> None:
     federation = gathered(tmp_path, places, rounds=1)
     federation.bring(3, "north", places["west"], registered="west")
     (record,) = federation.serve().history
@@ -183,7 +177,7 @@ def test_one_joins_and_one_leaves(tmp_path: Path, places: dict[str, Path]) -> No
     assert list(partition["clients"]) == ["north", "south", "west"]
 
 
-def test_all_have_gone(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_run_is_cut_short_without_clients(tmp_path: Path, places: dict[str, Path]) -> None:
     federation = gathered(tmp_path, places, rounds=3)
     nodes = dict(federation.grid.nodes)
     with pytest.raises(RunCutShort) as end:
@@ -197,14 +191,14 @@ def test_all_have_gone(tmp_path: Path, places: dict[str, Path]) -> None:
     assert len(read_records(federation.path)) == 3
 
 
-def test_too_few_come(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_too_few_clients_end_the_run(tmp_path: Path, places: dict[str, Path]) -> None:
     federation = gathered(tmp_path, places, min_clients=4, clients=4)
-    with pytest.raises(RunCutShort, match=r"^min_clients is 4; fewer were there after 0.3 s"):
+    with pytest.raises(RunCutShort, match=r"^min_clients is 4; fewer were connected after 0.3 s"):
         federation.serve()
     assert not federation.path.exists()
 
 
-def test_a_client_that_never_says_who_it_is_keeps_nobody_waiting_for_long(
+def test_client_without_introduction_does_not_delay_the_run(
     tmp_path: Path, places: dict[str, Path]
 ) -> None:
     federation = gathered(tmp_path, places, rounds=1)
@@ -215,7 +209,7 @@ def test_a_client_that_never_says_who_it_is_keeps_nobody_waiting_for_long(
 @pytest.mark.parametrize(
     ("enough", "why"), [(0.6, "enough others had answered"), (1.0, "no answer within 20 s")]
 )
-def test_enough_answers_or_a_deadline_close_a_round(
+def test_round_closes_by_enough_answers_or_deadline(
     tmp_path: Path, places: dict[str, Path], enough: float, why: str
 ) -> None:
     changes = {"network__enough": enough, "network__round_timeout": 20.0, "rounds": 1}
@@ -237,7 +231,7 @@ def test_enough_answers_or_a_deadline_close_a_round(
     assert list(record["accuracy_per_client"]) == ["north", "south", "west"]
 
 
-def test_new_images_in_the_midst_of_a_run(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_changed_data_during_a_run_costs_one_round(tmp_path: Path, places: dict[str, Path]) -> None:
     """What a client said of itself is not true any more: it costs a round, and not all of them."""
     federation = gathered(tmp_path, places, rounds=4)
     more = before_rounds({2: lambda: save_pictures(places["north"], "cat", count=12)})
@@ -249,9 +243,7 @@ def test_new_images_in_the_midst_of_a_run(tmp_path: Path, places: dict[str, Path
     assert partition["clients"]["north"]["train"] == [6, 3, 0]
 
 
-def test_a_sample_is_drawn_from_those_who_are_there(
-    tmp_path: Path, places: dict[str, Path]
-) -> None:
+def test_clients_are_sampled_from_connected_ones(tmp_path: Path, places: dict[str, Path]) -> None:
     federation = gathered(tmp_path, places, method="fedavg", rounds=5, fraction=0.34)
     leave = before_rounds({2: lambda: [federation.grid.nodes.pop(n) for n in (1, 2)]})
     run = federation.serve(leave)
@@ -262,7 +254,7 @@ def test_a_sample_is_drawn_from_those_who_are_there(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"train": [10**12, 0, 0]}, "has 1000000000000 images; network.max_images is 10000000"),
+        ({"train": [10**12, 0, 0]}, "1000000000000 samples; network.max_images is 10000000"),
         ({"train": [0, 0, 0]}, "it has no image to train on"),
         ({"train": [-1, 5, 1]}, "train must be a count of images for each class"),
         ({"train": [True, 5, 1]}, "train must be a count of images for each class"),
@@ -270,7 +262,7 @@ def test_a_sample_is_drawn_from_those_who_are_there(
         ({"classes": ["cat", "cat"]}, "classes must be named once each"),
         ({"classes": ["x" * 10**6, "y"]}, "classes must be the names of the classes"),
         ({"classes": [str(n) for n in range(10**5)]}, "classes must be the names"),
-        ({"input_size": 2**31}, "input_size 2147483648, which makes no sense"),
+        ({"input_size": 2**31}, "input_size 2147483648, which is out of range"),
         ({"name": "../north"}, "must be printable text of at most 200 bytes without slashes"),
         ({"name": ""}, "must be printable text"),
         ({"encoder": "x" * 1000}, "encoder must be a short text"),
@@ -282,7 +274,7 @@ def test_a_sample_is_drawn_from_those_who_are_there(
         ({"samples": {}}, "samples is {}; it must be images or vectors"),
     ],
 )
-def test_what_a_client_may_not_say_of_itself(
+def test_malformed_introduction_is_refused(
     tmp_path: Path, places: dict[str, Path], changes: Json, reason: str
 ) -> None:
     def boast(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
@@ -299,7 +291,7 @@ def test_what_a_client_may_not_say_of_itself(
     assert reason in said
 
 
-def test_only_one_class(tmp_path: Path) -> None:
+def test_federation_with_one_class_is_refused(tmp_path: Path) -> None:
     federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
     federation.bring(1, "north", save_pictures(tmp_path / "images", "cat"))
     with pytest.raises(InvalidInput, match="the clients have only the class cat"):

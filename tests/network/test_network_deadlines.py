@@ -19,9 +19,9 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback import Objects
-
-from mpfedcl.network.server.silence import SilentClients
 from small_experiments import Json, VirtualTime, read_records
+
+from mpfedcl.network.server.registry import SilentClients
 
 pytestmark = pytest.mark.whole
 
@@ -39,7 +39,7 @@ HONEST = ("client-10", "client-11")
 def crowd(many_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoopbackFederation:
     """Twelve clients, ten of which will be stuck."""
     monkeypatch.setattr("mpfedcl.network.flower.transport.OPEN_SECONDS", 0.1)
-    monkeypatch.setattr("mpfedcl.network.server.client_registry.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("mpfedcl.network.server.registry.POLL_SECONDS", 0.01)
     experiment = float64_experiment(
         many_images,
         "fedavg",
@@ -158,7 +158,7 @@ def left_out(times: int, until: int) -> str:
     return f"silent {times} times in a row; asked again in round {until}"
 
 
-def test_a_silent_client_is_left_out_and_asked_again(
+def test_silent_client_is_skipped_and_asked_again(
     federation: Callable[[str], LoopbackFederation], quick_network: VirtualTime
 ) -> None:
     run = federation("whole").serve()
@@ -182,7 +182,7 @@ def test_a_silent_client_is_left_out_and_asked_again(
     assert_same_run(parts.resume().path, run.path)
 
 
-def test_a_silent_client_that_comes_back_is_asked_at_once(
+def test_silent_client_that_reconnects_is_asked_at_once(
     federation: Callable[[str], LoopbackFederation],
 ) -> None:
     found = federation("back")
@@ -197,7 +197,7 @@ def test_a_silent_client_that_comes_back_is_asked_at_once(
     assert why_missing(run.path) == [SILENT, SILENT, "not connected", "", ""]
 
 
-def test_nobody_is_left_out_where_too_few_would_remain(
+def test_no_client_is_skipped_below_min_clients(
     federation: Callable[[str], LoopbackFederation],
 ) -> None:
     found = federation("few")
@@ -228,7 +228,7 @@ def test_rests_double_and_end_with_an_answer(answers: list[bool]) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
-def test_nobody_is_left_out_in_vain(answers: list[tuple[bool, bool]]) -> None:
+def test_no_client_is_skipped_if_that_saves_no_time(answers: list[tuple[bool, bool]]) -> None:
     """After a round whose time was up because of somebody else than before, all are asked."""
     silent, in_a_row = SilentClients(), {"x": 0, "y": 0}
     for number, said in enumerate(answers, start=1):

@@ -1,20 +1,31 @@
-"""What is in the messages of a run, to the byte: nothing that docs/privacy.md does not tell of."""
+"""Every field that leaves a client is listed, with and without a privacy budget."""
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from federations import LoopbackFederation, float64_experiment, folder_experiment, save_pictures
+from federations import (
+    LoopbackFederation,
+    float64_experiment,
+    folder_experiment,
+    rewrite,
+    save_pictures,
+)
 from flwr.app import Message as FlowerMessage
+from small_experiments import METHODS, read_records, read_summary
 
+from mpfedcl.core.errors import RunCutShort
+from mpfedcl.core.tensors import load_tensors
+from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import PREDICTORS
+from mpfedcl.methods import PREDICTORS, collect_statistics, find_method
 from mpfedcl.network.flower.records import PACKED, from_records
-from mpfedcl.network.message import Arrays
-from small_experiments import METHODS
+from mpfedcl.network.transport import Arrays, Message
+from mpfedcl.privacy.ledger import read_ledger
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -163,9 +174,7 @@ def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> N
 
 
 @pytest.mark.parametrize("method", [*METHODS, *SENT_ONCE, SCAFFOLD, "fed-dropout"])
-def test_nothing_is_in_a_message_that_is_not_on_the_list(
-    images: Path, tmp_path: Path, method: str
-) -> None:
+def test_messages_contain_only_listed_fields(images: Path, tmp_path: Path, method: str) -> None:
     experiment = float64_experiment(images, method, rounds=2)
     federation = LoopbackFederation(experiment, tmp_path, methods=SCAFFOLD)
     federation.serve()
@@ -228,7 +237,7 @@ def test_messages_of_secure_aggregation(images: Path, tmp_path: Path, method: st
             assert message.values.keys() <= {"late"}
 
 
-def test_the_list_is_the_documents() -> None:
+def test_sent_fields_match_the_documentation() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|", DOCUMENT, re.MULTILINE)
     told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     told = {name for name in told if not name.startswith("--")}
@@ -241,7 +250,7 @@ def test_the_list_is_the_documents() -> None:
     assert told == listed | plain | families | {"units/<layer>"}
 
 
-def test_no_place_on_a_machine_is_in_a_message(tmp_path: Path) -> None:
+def test_messages_contain_no_paths(tmp_path: Path) -> None:
     """Neither the server's folders nor the clients' own, nor the names of files."""
     federation = LoopbackFederation(
         folder_experiment(clients=3, dataset__root=tmp_path / "secret-root").replace(
@@ -283,7 +292,7 @@ def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("method", "most"), [("mp-fedcl", 2), ("fedproto", 1)])
-def test_the_bytes_that_the_document_tells(tmp_path: Path, method: str, most: int) -> None:
+def test_message_sizes_match_the_documentation(tmp_path: Path, method: str, most: int) -> None:
     experiment = Experiment(method=method, rounds=1, clients=2).replace(
         dataset__train_size=200, partition__kind="iid", prototypes__per_class=2
     )
@@ -305,3 +314,151 @@ def test_the_bytes_that_the_document_tells(tmp_path: Path, method: str, most: in
     assert all(
         len(json.dumps(from_records(m.content).values)) < 1000 for _, m in federation.grid.replies
     )
+
+
+TOLD = {"global_classifier", "global_classifier_estimated", "global_prototype"}
+
+
+def federation(root: Path, folder: Path, method: str, **changes: Any) -> LoopbackFederation:
+    settings = {"privacy__epsilon": 3.0, "rounds": 2, "dtype": "float32", "clients": 3}
+    return LoopbackFederation(float64_experiment(root, method, **settings | changes), folder)
+
+
+def answers(found: LoopbackFederation, kind: str) -> dict[str, list[Message]]:
+    by_client: dict[str, list[Message]] = {}
+    for name, reply in found.grid.replies:
+        assert isinstance(reply, FlowerMessage)
+        if reply.metadata.message_type == kind:
+            by_client.setdefault(name, []).append(from_records(reply.content))
+    return by_client
+
+
+@pytest.mark.parametrize("method", ["fedgauss", "fedncm", "fedridge", "fedavg", "mp-fedcl"])
+def test_budget_hides_counts_losses_and_evaluations(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    found = federation(images, tmp_path, method)
+    result = found.serve()
+    for hello in chain(*answers(found, "query").values()):
+        assert hello.values["train"] == []
+        assert hello.values["test"] == 0
+    for messages in answers(found, "train").values():
+        for message in messages:
+            assert message.values["num_samples"] == 1
+            assert message.values["loss"] is None
+    late = [
+        each.values["late"]
+        for kind in ("train", "evaluate")
+        for messages in answers(found, kind).values()
+        for each in messages
+        if "late" in each.values
+    ]
+    assert late
+    for predictor in late:
+        told = {
+            name for name, value in predictor["table"]["local_test"].items() if value is not None
+        }
+        assert told <= TOLD
+        assert predictor["is_personal"] is False
+    assert "sums" not in json.loads((found.path / "federation.json").read_text())
+    assert {tuple(each["train"]) for each in partition_of(found)} == {(0, 0, 0)}
+    assert result.summary is not None
+    assert all(record["clients"]["rejected"] == {} for record in result.history)
+    assert result.summary["privacy"]["spent"] <= 3.0
+
+
+def partition_of(found: LoopbackFederation) -> list[dict[str, Any]]:
+    content = json.loads((found.path / "partition.json").read_text())
+    return list(content["clients"].values())
+
+
+@pytest.mark.parametrize("method", ["fedgauss", "fedncm", "fedridge"])
+def test_local_model_adds_noise_to_every_value(images: Path, tmp_path: Path, method: str) -> None:
+    changes = {"privacy__model": "local", "privacy__moments": True}
+    found = federation(images, tmp_path, method, **changes)
+    found.serve()
+    experiment = found.experiment.resolved(find_method(method).defaults)
+    data = load_federated_data(experiment)
+    maker = find_method(method)(experiment, data.num_classes)
+    for name, (message,) in answers(found, "train").items():
+        client = data.client(name)
+        exact = collect_statistics(maker, client.inputs, client.labels)
+        assert {f"summed/{each}" for each in exact} | {
+            f"prototypes/{each}" for each in ("vectors", "labels", "counts")
+        } == set(message.arrays)
+        assert len(message.arrays["prototypes/labels"]) == 0
+        for field, value in exact.items():
+            sent = message.arrays[f"summed/{field}"]
+            assert sent.dtype == numpy.float32
+            # Not one number is as it was.
+            assert not (sent == value.numpy()).any(), field
+        assert message.values["processed"] == ["noise"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedncm"])
+def test_a_resumed_federation_sends_and_uses_the_same_noise(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    noise_model = "local" if method == "fedncm" else "central"
+    found = federation(images, tmp_path, method, privacy__model=noise_model)
+    found.serve()
+    model, ledger = load_tensors(found.path / "model.safetensors"), read_ledger(found.path)
+    sent = answers(found, "train")
+    last = 1 if method == "fedncm" else 2
+    for file in (found.path / "checkpoint").glob(f"round-{last:06d}*"):
+        file.unlink()
+    (found.path / "summary.json").unlink()
+    found.grid.replies.clear()
+    found.resume()
+    again = load_tensors(found.path / "model.safetensors")
+    assert all(numpy.array_equal(again[name], value) for name, value in model.items())
+    assert read_ledger(found.path) == ledger
+    assert read_summary(found.path)["privacy"] == read_records(found.path)[-1]["privacy"]
+    if method == "fedncm":
+        for name, (message,) in answers(found, "train").items():
+            for field, array in sent[name][0].arrays.items():
+                assert numpy.array_equal(message.arrays[field], array)
+
+
+def without_counts(_: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+    if request.metadata.message_type != "query":
+        return reply
+    return rewrite(reply, request, lambda values: values | {"train": []})
+
+
+def test_client_without_counts_is_refused_without_budget(images: Path, tmp_path: Path) -> None:
+    experiment = float64_experiment(images, "fedavg", network__patience=0.3)
+    with pytest.raises(RunCutShort, match="it does not report its number of samples"):
+        LoopbackFederation(experiment, tmp_path, without_counts).serve()
+
+
+def limited_federation(experiment: Experiment, folder: Path) -> LoopbackFederation:
+    config: dict[str, Any] = {"max-epsilon": 4.0}
+    return LoopbackFederation(experiment, folder, **config)
+
+
+def test_max_epsilon_limits_a_client_over_all_runs(images: Path, tmp_path: Path) -> None:
+    changes = {"privacy__model": "local", "privacy__epsilon": 3.0, "network__patience": 0.3}
+    experiment = float64_experiment(images, "fedncm", **changes)
+    first = limited_federation(experiment, tmp_path)
+    first.serve()
+    first.path = tmp_path / "second"
+    (record,) = first.serve().history
+    assert record["clients"]["answered"] == []
+    reasons = set(record["clients"]["rejected"].values())
+    assert reasons == {"its privacy budget is spent (--max-epsilon)."}
+    ledger = read_ledger(first.state_folder(0))
+    assert ledger is not None
+    assert ledger.spent == pytest.approx(3.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"privacy__epsilon": 3.0}, {"privacy__epsilon": 5.0, "privacy__model": "local"}],
+)
+def test_client_with_max_epsilon_refuses_other_budgets(
+    images: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    experiment = float64_experiment(images, "fedncm", network__patience=0.3, **changes)
+    with pytest.raises(RunCutShort, match="this client requires at most 4"):
+        limited_federation(experiment, tmp_path).serve()

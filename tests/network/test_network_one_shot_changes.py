@@ -193,13 +193,13 @@ def test_absent_or_silent_client_changes_nothing(start: Start) -> None:
     sites = start("abc", network__round_timeout=20.0)
     first = contents(sites.path)
     sites.come("a")
-    with pytest.raises(RunCutShort, match=r"^d was not there after 0.3 s\.$"):
+    with pytest.raises(RunCutShort, match=r"^d was not connected after 0.3 s\.$"):
         sites.update("d")
     sites.come("d")
     sites.federation.grid._tamper = lambda _, request, reply: (
         None if is_training(request) else reply
     )
-    with pytest.raises(RunCutShort, match=r"^d was asked: no answer within 20 s\.$"):
+    with pytest.raises(RunCutShort, match=r"^d did not answer: no answer within 20 s\.$"):
         sites.update("d")
     assert contents(sites.path) == first
 
@@ -207,7 +207,7 @@ def test_absent_or_silent_client_changes_nothing(start: Start) -> None:
 def test_other_data_are_refused(start: Start, tmp_path: Path) -> None:
     sites = start("abc")
     sites.come("d", d=save_client(tmp_path / "x" / "d.npz", 5, (0, 1, 2, 3)))
-    with pytest.raises(RunCutShort, match=r"d was not there .* d: it cannot use its data"):
+    with pytest.raises(RunCutShort, match=r"d was not connected .* d: it cannot use its data"):
         sites.update("d")
 
 
@@ -221,7 +221,7 @@ def test_other_runs_are_refused(three: Path, start: Start, tmp_path: Path) -> No
         update_over_network(transport, three, "../d")
 
 
-def test_a_changed_federation_is_not_resumed(start: Start) -> None:
+def test_changed_federation_cannot_be_resumed(start: Start) -> None:
     sites = start("abc")
     sites.come("d")
     sites.update("d")

@@ -20,7 +20,7 @@ def federation(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "place", ["server/mpfedcl-server.service", "clients/hospital-a/mpfedcl-client.service"]
 )
-def test_systemd_has_nothing_to_say_about_the_units(federation: Path, place: str) -> None:
+def test_systemd_accepts_the_units(federation: Path, place: str) -> None:
     unit = federation / place
     # It looks for the program and the user.
     text = unit.read_text().replace("/opt/mpfedcl/bin/mpfedcl", sys.executable)

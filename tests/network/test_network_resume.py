@@ -16,10 +16,10 @@ from federations import (
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
+from small_experiments import read_records, read_summary
 
 from mpfedcl import resume, run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from small_experiments import read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -51,7 +51,7 @@ def whole(quick_network: None, images: Path, folder: Path) -> Whole:
 @pytest.mark.parametrize(
     ("method", "rounds"), [("mp-fedcl", 1), ("fedproto", 1), ("fedproto", 2), (SCAFFOLD, 2)]
 )
-def test_stopped_after_any_round(
+def test_resume_after_any_round_is_identical(
     images: Path, tmp_path: Path, whole: Whole, method: str, rounds: int
 ) -> None:
     federation = LoopbackFederation(float64_experiment(images, method), tmp_path, methods=SCAFFOLD)
@@ -81,7 +81,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("victim", ["client-0", "client-2"])
 @pytest.mark.parametrize("number", [1, 3])
-def test_the_server_is_killed_when_clients_have_trained(
+def test_resume_after_server_kill_is_identical(
     images: Path, tmp_path: Path, whole: Whole, victim: str, number: int
 ) -> None:
     is_first = True
@@ -117,7 +117,7 @@ def lose_answer(state: Path, *, has_trained: bool) -> Tamper:
 
 
 @pytest.mark.parametrize("method", ["fedproto", SCAFFOLD])
-def test_a_client_is_killed_between_training_and_answer(
+def test_client_killed_between_training_and_answer_resumes(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     """What it trained does not count: it goes on from the round before."""
@@ -139,7 +139,7 @@ def test_a_client_is_killed_between_training_and_answer(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_a_client_has_lost_its_state(
+def test_client_with_lost_state_starts_again(
     images: Path, tmp_path: Path, whole: Whole, method: str
 ) -> None:
     federation = LoopbackFederation(float64_experiment(images, method), tmp_path)
@@ -159,7 +159,7 @@ def test_a_client_has_lost_its_state(
         assert None not in records[2]["accuracy_per_client"].values()
 
 
-def test_nobody_reads_the_last_round_until_later(
+def test_last_round_without_evaluation_can_be_resumed(
     images: Path, tmp_path: Path, whole: Whole
 ) -> None:
     is_silent = True
@@ -191,7 +191,7 @@ def test_more_rounds(images: Path, tmp_path: Path, whole: Whole) -> None:
     assert read_summary(federation.path)["rounds"] == 3
 
 
-def test_another_form_of_inputs_cannot_go_on(images: Path, tmp_path: Path) -> None:
+def test_resume_with_another_data_format_is_refused(images: Path, tmp_path: Path) -> None:
     experiment = float64_experiment(images, "fedavg", network__patience=0.2)
     federation = LoopbackFederation(experiment, tmp_path)
     federation.serve(stop_after(1))
@@ -199,11 +199,11 @@ def test_another_form_of_inputs_cannot_go_on(images: Path, tmp_path: Path) -> No
     (federation.path / "experiment.toml").write_text(
         document.replace("standardize = true", "standardize = true\nimage_size = 4")
     )
-    with pytest.raises(RunCutShort, match="its inputs have 16 numbers, the others' 36"):
+    with pytest.raises(RunCutShort, match="its inputs have 16 values, the others' 36"):
         federation.resume()
 
 
-def test_simulations_and_networks_are_not_mixed_up(images: Path, tmp_path: Path) -> None:
+def test_simulation_cannot_be_resumed_as_network_run(images: Path, tmp_path: Path) -> None:
     federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path)
     federation.serve(stop_after(1))
     with pytest.raises(InvalidInput, match="is a run over a network"):

@@ -1,25 +1,42 @@
-"""Secure aggregation over a network: a simulation's result; clients that vanish at any stage."""
+"""Secure aggregation over a network: equivalence, keys, bad answers and refusals."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from federations import LoopbackFederation, stop_after
-from loopback import Tamper
-from secure_federations import STAGES, lose, secure_experiment
-
 from equivalent_runs import assert_close_tensors, load_results
+from federations import (
+    STAGES,
+    LoopbackFederation,
+    lose,
+    rewrite,
+    round_of,
+    secure_experiment,
+    stage_of,
+    stop_after,
+)
+from flwr.app import Message as FlowerMessage
+from loopback import Tamper
+from small_experiments import assert_same_results, read_records, read_summary
+
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.secure_aggregation import draw_once
+from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
+from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records
+from mpfedcl.network.setup.keys import make_node_key
+from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
-from mpfedcl.privacy.secure_aggregation.fixed_point import decode
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.fixed_point import decode, encode
+from mpfedcl.privacy.secure_aggregation.roster import Session
+from mpfedcl.privacy.secure_aggregation.signatures import is_signed
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
-from small_experiments import assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -64,7 +81,7 @@ def test_server_sees_no_update_and_no_count(images: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_client_that_dies_at_a_stage_costs_itself_alone(
+def test_client_lost_at_any_stage_affects_only_itself(
     images: Path, tmp_path: Path, stage: str
 ) -> None:
     federation = LoopbackFederation(secure_experiment(images), tmp_path, lose(stage, "client-2"))
@@ -76,7 +93,7 @@ def test_client_that_dies_at_a_stage_costs_itself_alone(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_below_the_threshold_the_round_is_lost_and_said(
+def test_round_below_threshold_is_lost_with_warning(
     images: Path, tmp_path: Path, stage: str
 ) -> None:
     tamper = lose(stage, "client-1", "client-2")
@@ -125,7 +142,7 @@ def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> 
     assert "0 clients have revealed a share of client-0's" in first["remarks"]["warnings"][0]
 
 
-def test_client_takes_part_with_secure_sums_alone(images: Path, tmp_path: Path) -> None:
+def test_client_can_require_secure_aggregation(images: Path, tmp_path: Path) -> None:
     plan = secure_experiment(images, secure_aggregation=False, network__patience=1.0)
     config: dict[str, Any] = {"secure-aggregation": True}
     federation = LoopbackFederation(plan, tmp_path, **config)
@@ -142,7 +159,7 @@ def test_client_takes_part_with_secure_sums_alone(images: Path, tmp_path: Path) 
         ({"aggregation__rule": "median"}, "with secure_aggregation it must be 'mean'"),
     ],
 )
-def test_refused_before_anybody_is_asked(
+def test_invalid_change_is_refused_before_asking_clients(
     images: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     federation = LoopbackFederation(secure_experiment(images).replace(**changes), tmp_path)
@@ -154,7 +171,7 @@ def test_refused_before_anybody_is_asked(
 # With a privacy budget
 
 
-def test_budget_is_kept_and_noise_drawn_once(images: Path, tmp_path: Path) -> None:
+def test_budget_holds_and_noise_is_drawn_once(images: Path, tmp_path: Path) -> None:
     """A round that is run again gets the same noisy numbers: the same release, to the bit."""
     plan = secure_experiment(images, "fedgauss", encoder__name="none", privacy__epsilon=3.0)
     federation = LoopbackFederation(plan, tmp_path)
@@ -182,9 +199,229 @@ def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
         draw_once(store, 1, plan, lambda _: numbers, 3)
 
 
-def test_fewer_than_three_are_waited_for(images: Path, tmp_path: Path) -> None:
+def test_secure_aggregation_waits_for_three_clients(images: Path, tmp_path: Path) -> None:
     """Rounds are not lost one after the other where no sum could be opened."""
     plan = secure_experiment(images, network__patience=1.0)
     federation = LoopbackFederation(plan, tmp_path, count=2)
-    with pytest.raises(RunCutShort, match="min_clients is 3; fewer were there"):
+    with pytest.raises(RunCutShort, match="min_clients is 3; fewer were connected"):
         federation.serve()
+
+
+def with_keys(federation: LoopbackFederation, folder: Path) -> LoopbackFederation:
+    """Give each client a key, as `mpfedcl federation init` makes it."""
+    for share in range(4):
+        key = folder / f"client-{share}.key"
+        make_node_key(key, folder / f"client-{share}.pub")
+        federation.join(share, key=str(key))
+    return federation
+
+
+@pytest.mark.whole
+def test_clients_remember_keys(images: Path, tmp_path: Path) -> None:
+    federation = with_keys(LoopbackFederation(secure_experiment(images), tmp_path), tmp_path)
+    federation.serve()
+    assert all(len(record["clients"]["answered"]) == 4 for record in read_records(federation.path))
+    known = json.loads((federation.state_folder(0) / "known-clients.json").read_text())
+    assert known["client-1"] == (tmp_path / "client-1.pub").read_text().strip()
+    assert set(known) == {"client-1", "client-2", "client-3"}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_server_cannot_insert_its_own_keys(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_honest: bool
+) -> None:
+    """A server that stands between the clients would read their shares; they stop instead.
+
+    Where it is a client that shows such keys, an honest server leaves that client out.
+    """
+    if not is_honest:
+        monkeypatch.setattr("mpfedcl.network.server.secure_aggregation.find_odd", lambda *_: {})
+    stranger = tmp_path / "stranger.key"
+    make_node_key(stranger, tmp_path / "stranger.pub")
+
+    def forge(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+        number = round_of(request)
+        if name != "client-1" or stage_of(request) != "advertise" or number not in (2, 3):
+            return reply
+        session = Session(from_records(request.content).values["run"], number, 0.5)
+        advert = SumClient(name, session).advertise()
+        # First signed by the right key, as something else; then by a key that nobody knows.
+        signer = Identity(tmp_path / "client-1.key" if number == 2 else stranger)
+        content = advert.signed_content(session, "client-0" if number == 2 else name)
+        forged = advert.signed(signer.sign(content), signer.public).to_values()
+        return rewrite(reply, request, lambda _: {"advert": forged})
+
+    plan = secure_experiment(images, rounds=4)
+    federation = with_keys(LoopbackFederation(plan, tmp_path, forge), tmp_path)
+    federation.serve()
+    records = read_records(federation.path)
+    rejected = [record["clients"]["rejected"] for record in records]
+    if is_honest:
+        assert [list(each) for each in rejected] == [[], ["client-1"], ["client-1"], []]
+        assert "its keys are not signed" in rejected[1]["client-1"]
+        assert "signed by another key than before" in rejected[2]["client-1"]
+        return
+    assert [record["unchanged"] for record in records] == [False, True, True, False]
+    assert "the keys of client-1 are not signed by that client" in rejected[1]["client-0"]
+    assert "client-1 has another key than before" in rejected[2]["client-0"]
+    assert "does not have this client's own keys" in rejected[2]["client-1"]
+
+
+def test_changed_key_is_refused(tmp_path: Path) -> None:
+    known = KnownClients(tmp_path / "known.json")
+    assert known.meet({"ana": b"key 1", "bo": b"key 2"}) == ["ana", "bo"]
+    assert known.meet({"ana": b"key 1"}) == []
+    with pytest.raises(ProtocolError, match="ana has another key than before"):
+        known.meet({"ana": b"key 3"})
+    (tmp_path / "known.json").write_text("{")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        known.meet({"ana": b"key 3"})
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----"])
+def test_malformed_key_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(InvalidInput, match="cannot be read as a client's key"):
+        Identity(tmp_path / "key")
+
+
+def test_signatures(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "key", tmp_path / "pub")
+    identity = Identity(tmp_path / "key")
+    signature = identity.sign(b"content")
+    assert is_signed(identity.public, signature, b"content")
+    assert not is_signed(identity.public, signature, b"other content")
+    assert not is_signed(identity.public, b"", b"content")
+    assert not is_signed(b"no key", signature, b"content")
+    assert fingerprint(identity.public).startswith("SHA256:")
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def keep(sent: dict[str, Any]) -> dict[str, Any]:
+    return sent
+
+
+def show_keys(**changes: str) -> Change:
+    return lambda values: {"advert": {**values["advert"], **changes}}
+
+
+BAD_ANSWERS: list[tuple[str, Change, Change, str]] = [
+    ("advertise", lambda _: {"advert": {}}, keep, "channel must be hexadecimal"),
+    ("advertise", lambda _: {}, keep, "advert is None"),
+    # Keys with which the others could not go on: they would end the sum for all.
+    ("advertise", show_keys(masking="00" * 32), keep, "nobody can agree on a key"),
+    (
+        "advertise",
+        show_keys(channel="09".ljust(64, "0"), masking="09".ljust(64, "0")),
+        keep,
+        "must be two keys",
+    ),
+    ("advertise", show_keys(identity="00", signature="00"), keep, "its keys are not signed"),
+    ("share", lambda _: {"sealed": {"client-0": "00"}}, keep, "each of the oth"),
+    ("share", lambda _: {"sealed": []}, keep, "sealed is"),
+    ("round", keep, lambda _: {}, "masked values are missing"),
+    ("round", keep, lambda a: {"masked": a["masked"][:5]}, "its masked numbers are [5]"),
+]
+"""A stage; what becomes of the values and arrays of an answer in it; what is said of it."""
+
+
+def test_bad_secure_answer_affects_only_its_client(images: Path, tmp_path: Path) -> None:
+    """One client answers badly in each round but the last, each time in another way."""
+
+    def tamper(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+        number = round_of(request)
+        if name != "client-1" or not 1 <= number <= len(BAD_ANSWERS):
+            return reply
+        stage, values, arrays, _ = BAD_ANSWERS[number - 1]
+        return rewrite(reply, request, values, arrays) if stage_of(request) == stage else reply
+
+    plan = secure_experiment(images, rounds=len(BAD_ANSWERS) + 1)
+    federation = LoopbackFederation(plan, tmp_path, tamper)
+    federation.serve()
+    *records, last = read_records(federation.path)
+    for record, (*_, words) in zip(records, BAD_ANSWERS, strict=True):
+        assert list(record["clients"]["rejected"]) == ["client-1"], words
+        assert words in record["clients"]["rejected"]["client-1"]
+        assert len(record["clients"]["answered"]) == 3
+        assert not record["unchanged"]
+    assert len(last["clients"]["answered"]) == 4
+
+
+def test_replayed_and_reordered_answers_are_refused(images: Path, tmp_path: Path) -> None:
+    """Masked numbers of the round before open nothing in this one, and say nothing wrong either."""
+    kept: dict[str, FlowerMessage] = {}
+
+    def replay(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+        if name == "client-1" and stage_of(request) == "share":
+            if round_of(request) == 2:
+                old = from_records(kept["share"].content).values
+                return rewrite(reply, request, lambda _: old)
+            kept["share"] = reply
+        return reply
+
+    federation = LoopbackFederation(secure_experiment(images, rounds=3), tmp_path, replay)
+    federation.serve()
+    # The others cannot open its old shares; they have enough without, as it does not vanish.
+    records = read_records(federation.path)
+    assert [record["unchanged"] for record in records] == [False, True, False]
+    assert "client-1's" in records[1]["remarks"]["warnings"][0]
+
+
+RUN = "0" * 32
+
+
+def part(folder: Path, **values: Any) -> SecureAggregation:
+    message = Message({"run": RUN, "round": 1, **values})
+    return SecureAggregation("ana", folder, None, Experiment(secure_aggregation=True), message)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"run": "../../etc"}, "32 hexadecimal digits"),
+        ({"round": "1"}, "round is '1'"),
+        ({"stage": "open"}, "stage is 'open'; it must be one of advertise, share, reveal"),
+        ({"stage": 3}, "stage is 3"),
+    ],
+)
+def test_client_refuses_malformed_requests(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(MessageError, match=words):
+        part(tmp_path, **{"stage": "advertise", **values}).answer()
+
+
+def test_stages_out_of_order(tmp_path: Path) -> None:
+    with pytest.raises(SumRefusal, match="it has not started round 1"):
+        part(tmp_path, stage="share", adverts={}).answer()
+    part(tmp_path, stage="advertise").answer()
+    with pytest.raises(SumRefusal, match="the next stage here is share"):
+        part(tmp_path, sealed={}).mask(lambda _: numpy.zeros(1, dtype=numpy.uint64))
+    with pytest.raises(SumRefusal, match="0 clients take part"):
+        part(tmp_path, stage="share", adverts={}).answer()
+    with pytest.raises(SumRefusal, match="it has not started round 2"):
+        part(tmp_path, stage="reveal", survivors=[], round=2).answer()
+
+
+def test_damaged_secrets_file_is_refused(tmp_path: Path) -> None:
+    part(tmp_path, stage="advertise").answer()
+    file = tmp_path / RUN / "secure-sum.json"
+    assert (file.parent.stat().st_mode & 0o077) == 0
+    file.write_text("{")
+    with pytest.raises(SumRefusal, match=r"secure-sum\.json is damaged"):
+        part(tmp_path, stage="advertise").answer()
+
+
+def test_value_out_of_range_is_named(tmp_path: Path) -> None:
+    members = {name: part(tmp_path / name, stage="advertise") for name in ("bo", "cy")}
+    adverts = {name: each.answer().values["advert"] for name, each in members.items()}
+    adverts["ana"] = part(tmp_path, stage="advertise").answer().values["advert"]
+    sealed = part(tmp_path, stage="share", adverts=adverts).answer().values["sealed"]
+    assert set(sealed) == {"bo", "cy"}
+    with pytest.raises(
+        SumRefusal, match=r"weight holds 1e\+30; with secure aggregation of 3 clients"
+    ):
+        part(tmp_path, sealed={}).mask(lambda count: encode("weight", numpy.array([1e30]), count))

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import LoopbackFederation, float64_experiment, save_pictures
-
 from command_results import Refused, Said
+from federations import LoopbackFederation, float64_experiment, save_pictures
+from small_experiments import Say
+
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.client.client import ClientSettings
 from mpfedcl.network.flower.records import from_records
-from mpfedcl.network.message import Message
 from mpfedcl.network.receipt import Receipt, make_receipt
-from small_experiments import Say
+from mpfedcl.network.transport import Message
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -71,7 +71,7 @@ def test_a_scale_stands_for_the_samples_of_what_it_scales(images: Path) -> None:
     assert {least[name] for name in scales} == {receipt.train}
 
 
-def test_what_is_sent_in_the_last_round_alone_is_listed(images: Path) -> None:
+def test_fields_of_only_the_last_round_are_listed(images: Path) -> None:
     listed: dict[str, dict[str, int]] = {}
     for method in ("mpfed", "mp-fedcl", "fedavg"):
         experiment = float64_experiment(images, method, rounds=3)
@@ -139,7 +139,7 @@ def test_the_command_fails_where_a_number_would_leave_below_the_threshold(
     assert "it has no image to train on" in refused(*words)
 
 
-def test_json_has_the_same(tmp_path: Path, said: Say) -> None:
+def test_receipt_as_json_has_the_same_fields(tmp_path: Path, said: Say) -> None:
     save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml")
     words = (

@@ -128,7 +128,7 @@ def test_all_settings_at_once() -> None:
     assert found.model.hidden == (32, 16)
 
 
-def test_what_is_left_open_stays_open() -> None:
+def test_empty_config_values_keep_defaults() -> None:
     request = parse_run_config(dict.fromkeys(KEYS, ""))
     assert request.experiment == Experiment()
     assert (request.rounds, request.out, request.resume, request.status) == (None,) * 4
@@ -154,7 +154,7 @@ def test_a_whole_document_that_settings_change() -> None:
     assert (request.out, request.status, request.rounds) == (Path("/x"), Path("/y"), None)
 
 
-def test_more_rounds_for_a_run_that_goes_on() -> None:
+def test_rounds_can_be_raised_on_resume() -> None:
     request = parse_run_config({"resume": "/run", "settings": "rounds=12"})
     assert (request.resume, request.rounds) == (Path("/run"), 12)
 
@@ -182,7 +182,10 @@ def test_settings_of_a_class_from_outside() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"rounds": 3}, r"rounds is not a key of a run; .* given as settings='rounds=\.\.\.'"),
+        (
+            {"rounds": 3},
+            r"rounds is not a key of a run configuration; .* given as settings='rounds=\.\.\.'",
+        ),
         ({"settings": "round=3"}, "round is not a setting; an experiment has method, rounds"),
         ({"settings": "rounds"}, "settings has 'rounds'; it must be name=value pairs"),
         ({"settings": "device='cpu"}, "its quotes must be closed"),

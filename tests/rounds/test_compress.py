@@ -9,6 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_experiments import (
+    assert_same_results,
+    assert_same_tensors,
+    build_federation,
+    small,
+    tensors_of,
+)
 from tampered_updates import VICTIM, TamperingEngine
 from torch import Tensor
 
@@ -18,18 +25,11 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.network.message import Message
-from mpfedcl.network.packing import pack_update, unpack_update
+from mpfedcl.network.messages import pack_update, unpack_update
+from mpfedcl.network.transport import Message
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.round_loop import RoundLoop
-from small_experiments import (
-    assert_same_results,
-    assert_same_tensors,
-    build_federation,
-    small,
-    tensors_of,
-)
 
 SHAPE = (16, 20)
 

@@ -15,12 +15,11 @@ from mpfedcl.inference.membership import refuse_empty
 from mpfedcl.inference.one_shot import OneShotFederation, open_federation, take_out, write_change
 from mpfedcl.methods import PredictorName
 from mpfedcl.methods.messages import Update
-from mpfedcl.network.message import MessageError
-from mpfedcl.network.packing import check_name
+from mpfedcl.network.messages import check_name
 from mpfedcl.network.server.engine import digest_sums
 from mpfedcl.network.server.single_client import SingleClient
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import Transport
+from mpfedcl.network.transport import MessageError, Transport
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.runs.directory import RunDirectory
 

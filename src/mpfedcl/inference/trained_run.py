@@ -33,7 +33,7 @@ from mpfedcl.methods import ClosedForm, Method, OneShot, find_method, prototype_
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import Encoder
 from mpfedcl.models.encoders.torch_encoders import make_model
-from mpfedcl.network.client.final_models import FOLDER
+from mpfedcl.network.client.state import FINAL_FOLDER
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.label_prior import log_prior
@@ -158,7 +158,7 @@ def find_run(path: Path, client: str | None) -> tuple[Path, str | None]:
     if not (path / "client.toml").is_file():
         return path, client
     folder = ClientFolder.open(path, None)
-    ended = [each.parent for each in folder.memory.glob(f"*/{FOLDER}/summary.json")]
+    ended = [each.parent for each in folder.memory.glob(f"*/{FINAL_FOLDER}/summary.json")]
     if not ended:
         raise InvalidInput(
             f"RUN is {str(path)!r}, the folder of {folder.name}, which has kept no run; one must "

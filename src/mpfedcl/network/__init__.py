@@ -1,5 +1,4 @@
-"""The same federation over a network: a server, and clients on machines of their own.
+"""A federation over a network: a server, and clients on their own machines.
 
-`flower/` alone knows Flower. Everything else speaks of messages, of a transport that carries them,
-and of clients.
+Only `flower/` uses Flower. The other modules use messages and the interface `Transport`.
 """

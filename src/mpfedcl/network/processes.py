@@ -1,4 +1,4 @@
-"""Programs as processes of this machine: started, waited for, and ended with all they started."""
+"""Processes of a federation's programs: start, wait, and end with all child processes."""
 
 import contextlib
 import os
@@ -17,14 +17,14 @@ _START_SECONDS = 60.0
 _END_SECONDS = 20.0
 _TRACEBACK = "Traceback (most recent call last):"
 _LINES_OF_AN_ERROR = 3
-"""More lines after a traceback, and it is not what a log ends with."""
+"""With more lines after a traceback, the log does not end with that error."""
 
 
 @contextmanager
 def running(
     command: list[str], env: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program with its own children, its output to a file; end all of them at the end."""
+    """Run a program with output to a file; end it and its children on exit."""
     process = start(command, env, log)
     try:
         yield process
@@ -35,9 +35,9 @@ def running(
 def start(
     command: list[str], env: Mapping[str, str], log: Path, *, reads: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own, its output to a file or to be read."""
+    """Start a program in a new process group; with `reads` its stdout is a pipe."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever kills the command that started it must not leave it behind (Linux alone can).
+    # The program ends with the command that started it, even if that is killed (Linux only).
     follow = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) else []
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -50,12 +50,12 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a program and its children to end; those that do not are ended."""
+    """Terminate a program and its children, and kill them after a timeout."""
     end_group(process.pid, process.poll)
 
 
 def end_group(number: int, poll: Callable[[], object] = lambda: None) -> None:
-    """Ask a process group to end; whatever is left of it then is ended."""
+    """Terminate a process group, and kill the rest after a timeout."""
     for signal_number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(number, signal_number)
@@ -70,40 +70,33 @@ def end_group(number: int, poll: Callable[[], object] = lambda: None) -> None:
 
 
 def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
-    """Wait until a program answers at a port; say in one sentence if it never does."""
+    """Wait until a program accepts connections at a port; raise if it does not."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
             return
         time.sleep(0.1)
-    raise InvalidInput(f"the server did not start; {log} says why: {end_of_log(log).rstrip('.')}.")
+    raise InvalidInput(f"the server did not start; {log} ends with: {end_of_log(log).rstrip('.')}.")
 
 
 def end_of_log(log: Path) -> str:
-    """Return the end of a log on one line; of a traceback what it ends with: half tells nothing."""
+    """Return the end of a log on one line: the error of a final traceback, or the last text."""
     with contextlib.suppress(OSError):
         text = log.read_text(errors="replace").rstrip()
         last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else ""
-        # Lines of code are indented; what went wrong is not.
+        # In a traceback, code is indented and the error is not.
         said = [line for line in last.splitlines()[1:] if line and not line.startswith(" ")]
         is_end = 0 < len(said) <= _LINES_OF_AN_ERROR
         return " ".join((" ".join(said) if is_end else text).split())[-300:]
     return "it is empty"
 
 
-def free_port() -> int:
-    """Return a port of this machine that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def is_port_in_use(host: str, port: int) -> bool:
-    """Tell whether somebody listens at a port."""
+    """Return whether a program listens at a port."""
     try:
         socket.create_connection((host, port), 1).close()
     except TimeoutError:
-        # Nobody refuses: somebody who is busy.
+        # A free port refuses at once; a timeout means a busy server.
         return True
     except OSError:
         return False

@@ -1,12 +1,12 @@
-"""A receipt: every field that would leave a client, by its own program, on its own data.
+"""A receipt: every field that would leave a client, from a dry run on its own data.
 
-The client answers a server that is not there: the messages are made as they would be sent, looked
-at, and thrown away with the folder that the client wrote its state to.
+The client answers the messages of a server that does not exist. Its answers are examined and
+discarded, together with the temporary state folder.
 """
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,58 +20,60 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, find_method, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
-from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experiment
-from mpfedcl.network.secure_rehearsal import rehearse_secure_sum
+from mpfedcl.network.messages import Introduction, pack_broadcast, pack_experiment
+from mpfedcl.network.transport import FORMAT, Kind, Message, MessageError
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
+from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.budget_check import check_budget
 from mpfedcl.rounds.noise_shares import fix_noise
 
 Counts = NDArray[numpy.int64]
-"""Samples by class."""
+"""Number of samples by class."""
 _OF_ALL = ("averaged/", "summed/within", "summed/moment", "summed/scatter")
-"""Fields whose every number is made of all samples that are sent."""
+"""Fields whose values each depend on all samples."""
+_OTHER_CLIENTS = ("another client", "a third client")
 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a message up."""
+    """One field of a message to the server."""
 
     message: str
-    """hello, secure, round or close."""
+    """The kind: hello, secure, round or close."""
     name: str
     numbers: int
     num_bytes: int
     least: int | None
-    """The smallest number of samples behind any of its numbers; None: it tells of no samples."""
+    """The smallest number of samples behind any value; None if it does not depend on samples."""
     is_noisy: bool
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """All that would leave, of one client in its first round and when the run is closed."""
+    """Everything that one client would send in its first round and at the end of a run."""
 
     fields: list[Field]
     method: str
     train: int
-    """The client's training samples."""
+    """Number of training samples of the client."""
     epsilon: float | None
     delta: float
     unit: str
     model: str
-    """Who adds the noise: the server, this client (nobody), or all clients to their sum (sum)."""
+    """Source of the noise: the server (central), this client (local), or all clients (sum)."""
 
     @property
     def least(self) -> int | None:
-        """The smallest number of samples behind any bare number that leaves."""
+        """The smallest number of samples behind any value without noise."""
         counts = [e.least for e in self.fields if e.least is not None and not e.is_noisy]
         return min(counts, default=None)
 
     def below(self, threshold: int) -> list[Field]:
-        """Return the bare fields with a number that stands for fewer samples."""
+        """Return the fields without noise that depend on fewer samples than `threshold`."""
         return [
             each
             for each in self.fields
@@ -80,11 +82,11 @@ class Receipt:
 
 
 def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
-    """Let a client answer once to all that a server asks; return what it would have sent.
+    """Let a client answer each kind of request once, and return the fields of its answers.
 
     Args:
-        experiment: As the server has it.
-        settings: The client's own; its folder for what it keeps is not touched.
+        experiment: The server's experiment.
+        settings: The client's settings; its state folder is not touched.
     """
     method_class = find_method(experiment.method)
     with tempfile.TemporaryDirectory(prefix="mpfedcl-receipt-") as folder:
@@ -92,7 +94,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         hello = client.answer("hello", _request(experiment))
         introduction = _read_introduction(hello)
         if not experiment.dataset.classes:
-            # As the server does; here this client is alone.
+            # As the server does with the classes of all clients.
             experiment = experiment.replace(dataset__classes=introduction.classes)
             hello = client.answer("hello", _request(experiment))
         experiment = fix_noise(experiment.resolved(method_class.defaults))
@@ -102,11 +104,13 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         check_budget(assembly.method)
         broadcast = _first_broadcast(assembly.method, assembly.initial, assembly.model)
         answers: dict[Kind, Message] = {"hello": hello}
-        begun = _request(experiment, broadcast)
+        request = _request(experiment, broadcast)
         if experiment.secure_aggregation:
-            answers |= rehearse_secure_sum(client.answer, settings.name, experiment, begun)
+            answers |= _dry_run_secure_aggregation(
+                client.answer, settings.name, experiment, request
+            )
         else:
-            answers["round"] = client.answer("round", begun)
+            answers["round"] = client.answer("round", request)
         closing = replace(broadcast, round=broadcast.round + 1)
         answers["close"] = client.answer(
             "close", _request(experiment, closing, settled=broadcast.round)
@@ -135,13 +139,11 @@ def _read_introduction(hello: Message) -> Introduction:
     try:
         return Introduction.from_message(hello)
     except MessageError as error:
-        raise InvalidInput(
-            f"data must be such that a server lets the client take part: {error}."
-        ) from None
+        raise InvalidInput(f"data must be accepted by a server: {error}.") from None
 
 
 def _promised(epsilon: float, delta: float) -> float:
-    """Return what the accountant says of the noise that a budget asks for."""
+    """Return the epsilon that the accountant computes for the noise of a budget."""
     return min(epsilon, spent_epsilon({gaussian_multiplier(epsilon, delta): 1}, delta))
 
 
@@ -166,7 +168,7 @@ def _first_broadcast(method: Method, initial: dict[str, Tensor], model: Any) -> 
         prototype_rule(method).num_prototypes,
         dtype=like.dtype,
     )
-    # The round in which all travels that ever does.
+    # The first or the last round, whichever shares prototypes.
     is_all = not isinstance(method, SharesPrototypes) or method.shares_in(1)
     number = 1 if is_all else method.experiment.rounds
     sent = Broadcast(number, shared, server.extra, pool)
@@ -177,11 +179,11 @@ def _first_broadcast(method: Method, initial: dict[str, Tensor], model: Any) -> 
 def _fields(
     kind: Kind, message: Message, counts: Counts, test: int, experiment: Experiment
 ) -> Iterator[Field]:
-    """Yield what is in a message; `counts` are the samples by class that may be told of."""
+    """Yield the fields of a message; `counts` are the reported samples by class."""
     for name, value in message.values.items():
         size = len(json.dumps(value))
         numbers = len(value) if isinstance(value, list) else 1
-        yield Field(kind, name, numbers, size, _least_behind(name, value, counts, test), False)
+        yield Field(kind, name, numbers, size, _fewest_in_value(name, value, counts, test), False)
     noisy = experiment.privacy.has_budget and experiment.privacy.model == "local"
     for name, array in message.arrays.items():
         yield Field(
@@ -189,13 +191,13 @@ def _fields(
             name,
             int(array.size),
             int(array.nbytes),
-            _least_in(name, message.arrays, counts),
+            _fewest_in_array(name, message.arrays, counts),
             noisy and name.startswith("summed/"),
         )
 
 
-def _least_behind(name: str, value: Any, counts: Counts, test: int) -> int | None:
-    """Return the fewest samples behind a plain value, None where it tells of none."""
+def _fewest_in_value(name: str, value: Any, counts: Counts, test: int) -> int | None:
+    """Return the fewest samples behind a plain value, or None."""
     if name == "train" and value:
         return min((each for each in value if each), default=None)
     if name == "test" and value:
@@ -203,17 +205,17 @@ def _least_behind(name: str, value: Any, counts: Counts, test: int) -> int | Non
     if name in ("num_samples", "loss") and value not in (None, 1):
         return int(counts.sum())
     if name == "late":
-        # The confusion matrix is counted image by image.
+        # An entry of a confusion matrix may count a single sample.
         return 1 if value.get("confusion") else test
     return None
 
 
-def _least_in(name: str, arrays: Mapping[str, Any], counts: Counts) -> int | None:
-    """Return the fewest samples behind any number of an array, None where it is empty."""
-    # Masked, a number is one of the sum, and tells of no samples by itself.
+def _fewest_in_array(name: str, arrays: Mapping[str, Any], counts: Counts) -> int | None:
+    """Return the fewest samples behind any value of an array, or None."""
+    # A masked value reveals nothing by itself.
     if not arrays[name].size or name == "masked":
         return None
-    # The scale of a compressed tensor tells of whom the tensor does.
+    # The scale of a compressed tensor depends on the same samples as the tensor.
     base = name.removeprefix("coding/")
     if base.startswith("prototypes"):
         return int(arrays["prototypes/counts"].min())
@@ -221,3 +223,29 @@ def _least_in(name: str, arrays: Mapping[str, Any], counts: Counts) -> int | Non
         return int(counts.sum())
     held = counts[counts > 0]
     return int(held.min()) if len(held) else None
+
+
+def _dry_run_secure_aggregation(
+    answer: Callable[[Kind, Message], Message], name: str, experiment: Experiment, request: Message
+) -> dict[Kind, Message]:
+    """Let a client answer all four stages with simulated other clients; return its answers.
+
+    `request` is the training message without shares.
+    """
+    values = {name: request.values[name] for name in ("format", "experiment", "run", "round")}
+    session = Session(values["run"], values["round"], experiment.secure.threshold)
+
+    def ask(stage: str, **more: object) -> Message:
+        return answer("secure", Message({**values, "stage": stage, **more}))
+
+    advertised = ask("advertise")
+    others = {each: SumClient(each, session) for each in _OTHER_CLIENTS if each != name}
+    adverts = {each: client.advertise() for each, client in others.items()}
+    adverts[name] = Advert.from_values(advertised.values["advert"])
+    shared = ask("share", adverts={each: advert.to_values() for each, advert in adverts.items()})
+    roster = Roster(session, adverts)
+    sealed = {each: client.share(roster)[name].hex() for each, client in others.items()}
+    masked = answer("round", Message({**request.values, "sealed": sealed}, request.arrays))
+    revealed = ask("reveal", survivors=sorted(adverts))
+    said = {**advertised.values, **shared.values, **revealed.values}
+    return {"secure": Message(said), "round": masked}

@@ -11,9 +11,9 @@ from mpfedcl.cli.commands.federation import check_folder, check_private, end_by_
 from mpfedcl.cli.progress import stderr_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder, write_atomically
-from mpfedcl.network.flower.connection import check_connection
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
+    check_connection,
     client_executor_command,
     environment,
     refuse_broken_flower,

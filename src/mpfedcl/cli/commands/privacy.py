@@ -180,7 +180,7 @@ def _tell_budget(receipt: Receipt) -> str:
     who = {
         "local": "protected by this client's own noise, also against the server",
         "sum": "protected by all clients' shares of noise in their sum, also against the server",
-        "server": "protected by the server's noise: the server itself sees the bare numbers",
+        "central": "protected by the server's noise: the server itself sees the bare numbers",
     }[receipt.model]
     promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
     return f"Privacy budget: {promise}, {who}."

@@ -1,4 +1,4 @@
-"""A client on its own machine: its data, its state between rounds, and how it answers."""
+"""A client on its own machine: its settings, its data, and its answers to the server."""
 
 import math
 import sys
@@ -20,19 +20,19 @@ from mpfedcl.experiment.data_folder import holds_vectors
 from mpfedcl.methods import Asynchronous, Method, find_method, is_built_in, prototype_rule
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Model
-from mpfedcl.network.client.final_models import FinalState, keep_final_state
 from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
-from mpfedcl.network.client.state import ClientStateStore
+from mpfedcl.network.client.state import ClientStateStore, FinalState, save_final_state
 from mpfedcl.network.client.trainer import ClientTrainer, as_personal
-from mpfedcl.network.message import FORMAT, Kind, Message
-from mpfedcl.network.packing import (
+from mpfedcl.network.messages import (
     Introduction,
     check_name,
     name_dispatch,
+    pack_part_update,
     pack_update,
     unpack_broadcast,
+    unpack_part,
 )
-from mpfedcl.network.part_messages import pack_part_update, unpack_part
+from mpfedcl.network.transport import FORMAT, Kind, Message
 from mpfedcl.privacy.ledger import BudgetSpent
 from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.assembly import assemble
@@ -41,44 +41,44 @@ from mpfedcl.rounds.sum_layout import SumLayout
 
 _MOST_EPSILON = 100.0
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
-"""How encoders begin whose names go on with something else than a file."""
+"""Prefixes of encoder names that are not followed by a file."""
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """What a client's operator decides; nothing of it is sent to the server but the name."""
+    """The operator's settings of a client; only the name is sent to the server."""
 
     name: str
     state: Path
-    """Folder for what is kept between rounds."""
+    """Folder for the state between rounds."""
     data: Path | None = None
-    """The client's own images or vectors; with a share, the data folder."""
+    """The client's own images or vectors; with `share`, the data folder."""
     share: int | None = None
-    """To try a federation out: this part of the experiment's data set instead of own images."""
+    """For a trial: this part of the experiment's data set instead of own data."""
     encoder: str | None = None
-    """An encoder of its own, such as onnx:PATH, instead of the one that the server names."""
+    """The client's own encoder, such as onnx:PATH, instead of the server's choice."""
     encoder_weights: Path | None = None
     min_cluster_size: int = 1
-    """A prototype that stands for fewer images never leaves, whatever the experiment says."""
+    """Prototypes of fewer samples are never sent, whatever the experiment says."""
     max_epsilon: float | None = None
-    """What this client lets out of its samples in its whole life, in all runs together."""
+    """Privacy budget of this client, over all runs."""
     device: str = "cpu"
     methods: tuple[str, ...] = ()
-    """Methods of the form package.module:Class that a server may ask this client to import."""
+    """Methods such as package.module:Class that the server may ask this client to import."""
     key: Path | None = None
-    """The client's key in the federation, by which it signs its part in secure aggregation."""
+    """The client's private key, which signs its part in secure aggregation."""
     only_secure_aggregation: bool = False
-    """Whether it takes part in no run but those with secure aggregation."""
+    """Whether the client refuses runs without secure aggregation."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Read the node configuration that a client was started with."""
+        """Read the node configuration of a client."""
         share = values.get("share", values.get("partition-id"))
-        # Flower's own way to number clients, so that its habits work here too.
+        # Flower's own programs number clients by partition-id.
         name = str(values.get("name", "" if share is None else f"client-{share}"))
         check_name(name)
         if share is None and "data" not in values:
-            raise InvalidInput("data is not set; a client needs a folder with its images.")
+            raise InvalidInput("data is not set; it must be a folder with images or npz files.")
         numbers = {"share": share, "min-cluster-size": values.get("min-cluster-size", 1)}
         for key, number in numbers.items():
             if number is not None and not str(number).isdecimal():
@@ -105,16 +105,16 @@ class ClientSettings:
 
 
 class ClientRefusal(InvalidInput):
-    """What a client tells the server in place of an answer: it names no file of its machine."""
+    """An error that is sent to the server; it contains no file names of this machine."""
 
 
 class NetworkClient:
-    """Answers a server's requests. It sends what `packing.py` packs, and nothing else."""
+    """Answers a server's requests with the messages of `messages.py`, and nothing else."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self.loaded: tuple[Experiment, FederatedData, Model] | None = None
-        """What the last message needed: within a run it is the same every time."""
+        """Cache for the messages of one run."""
 
     def answer(self, kind: Kind, message: Message) -> Message:
         """Return the answer to a request."""
@@ -125,7 +125,7 @@ class NetworkClient:
         except BudgetSpent:
             raise ClientRefusal("its privacy budget is spent (--max-epsilon).") from None
         except InvalidInput as error:
-            # It may name files, and the names of files may name people.
+            # The error may contain file names, and file names may contain names of people.
             print(error, file=sys.stderr, flush=True)
             raise ClientRefusal(
                 "it cannot use its data or its encoder; its own log says why."
@@ -134,15 +134,18 @@ class NetworkClient:
     def _answer(self, kind: Kind, message: Message) -> Message:
         if (found := message.value("format", int)) != FORMAT:
             newer, older = ("server", "client") if found > FORMAT else ("client", "server")
-            raise ClientRefusal(f"the {newer} is of a newer version; the {older} must be updated.")
+            raise ClientRefusal(
+                f"format is {found} and must be {FORMAT}: the {newer} is of a newer version; the "
+                f"{older} must be updated."
+            )
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
         self._check_budget(experiment)
         if kind == "secure":
-            return self._sums(experiment, message).answer()
+            return self._secure_aggregation(experiment, message).answer()
         device = find_device(self._settings.device)
         if kind == "hello":
-            # A run begins: images may have come since the one before.
+            # A new run: the data may have changed.
             self.loaded = None
         if self.loaded is None or self.loaded[0] != experiment:
             self.loaded = (experiment, *self._load(experiment, device))
@@ -171,14 +174,14 @@ class NetworkClient:
             has_own = after > 0 if is_asynchronous else after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
             confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
-            predictors = trainer.evaluate(broadcast, own, confuses)
-            late = {"late": predictors.to_values()}
-            # Whoever trains has kept it; nothing is made of one exchange before its outcome.
-            if kind == "close" and own and not assembly.method.trains:
-                store.replace(after, state | as_personal(own))
+            evaluation = trainer.evaluate(broadcast, own, confuses)
+            late = {"late": evaluation.to_values()}
             if kind == "close":
-                final = trainer.final_state(broadcast, state, predictors)
-                self._keep(store, final, assembly.method, experiment, data)
+                if own and not assembly.method.trains:
+                    # A one-shot method has a personal model only after the exchange.
+                    store.replace(after, state | as_personal(own))
+                final = trainer.final_state(broadcast, state, evaluation)
+                self._save_final(store, final, assembly.method, experiment, data)
         if kind == "close":
             return Message(late)
         update, kept = trainer.train(broadcast, state)
@@ -193,12 +196,12 @@ class NetworkClient:
             encode = partial(SumLayout(assembly).encode, update)
             if experiment.privacy.has_budget:
                 encode = partial(draw_once, store, broadcast.round, experiment, encode)
-            answer = self._sums(experiment, message).mask(encode)
+            answer = self._secure_aggregation(experiment, message).mask(encode)
         else:
             answer = pack_update(pack_part_update(update, broadcast))
         return Message({**answer.values, **late, **name_dispatch(broadcast)}, answer.arrays)
 
-    def _keep(
+    def _save_final(
         self,
         store: ClientStateStore,
         final: FinalState,
@@ -206,15 +209,15 @@ class NetworkClient:
         experiment: Experiment,
         data: FederatedData,
     ) -> None:
-        """Keep what the run has brought, for this client's own use."""
+        """Save the models of the run for this client's own use."""
         try:
             store.make_folder()
-            keep_final_state(store.folder, final, method, experiment, data)
+            save_final_state(store.folder, final, method, experiment, data)
         except OSError as error:
-            # What it has read is worth more to the others than its own copy.
-            print(f"its models are not kept: {error}", file=sys.stderr, flush=True)
+            # The server still needs this client's evaluation.
+            print(f"the models are not saved: {error}", file=sys.stderr, flush=True)
 
-    def _sums(self, experiment: Experiment, message: Message) -> SecureAggregation:
+    def _secure_aggregation(self, experiment: Experiment, message: Message) -> SecureAggregation:
         if not experiment.secure_aggregation:
             raise ClientRefusal("secure_aggregation is False; it must be True for such a message.")
         try:
@@ -227,10 +230,10 @@ class NetworkClient:
     def _release(
         self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
     ) -> Update:
-        """Return what may leave under a privacy budget: no count and no loss as they are.
+        """Return an update that respects the privacy budget: noisy sums, no count and no loss.
 
-        Noise is drawn once for a round, and stored before it leaves: asked again, the client
-        sends the same numbers again.
+        Noise is drawn once per round and stored before sending, so that a repeated request gets
+        the same values.
         """
         if experiment.privacy.model == "local" and update.summed:
             drawn = dict(update.summed)
@@ -244,7 +247,7 @@ class NetworkClient:
         return replace(update, num_samples=1, loss=None)
 
     def _check_budget(self, experiment: Experiment) -> None:
-        """Refuse an experiment that keeps no budget, or a larger one than this client allows."""
+        """Refuse an experiment without a privacy budget, or with a larger one than allowed."""
         most, privacy = self._settings.max_epsilon, experiment.privacy
         if most is None:
             return
@@ -252,11 +255,11 @@ class NetworkClient:
             asked = "none" if privacy.epsilon is None else f"{privacy.epsilon:g}"
             raise ClientRefusal(
                 f"privacy.epsilon is {asked} and privacy.model {privacy.model!r}; this client "
-                f"takes part with at most {most:g}, and with noise of its own (trust nobody)."
+                f"requires at most {most:g} and model 'local' (--max-epsilon)."
             )
 
     def _read_experiment(self, document: str) -> Experiment:
-        """Return the server's experiment, without any path or code that it names."""
+        """Return the server's experiment with this client's paths and without foreign code."""
         settings = self._settings
         try:
             experiment = Experiment.parse_toml(document, Path("the server's experiment"))
@@ -264,10 +267,10 @@ class NetworkClient:
             raise ClientRefusal(str(error)) from None
         if not is_built_in(experiment.method) and experiment.method not in settings.methods:
             raise ClientRefusal(
-                f"method is {experiment.method!r}; this client only imports those it was started "
-                "with (--methods)."
+                f"method is {experiment.method!r}; it must be built in or among this client's "
+                "--methods."
             )
-        # Its class is known only now, and with it what its own settings may be.
+        # Importing the method registers its settings, which can be checked only now.
         find_method(experiment.method)
         try:
             experiment = experiment.replace()
@@ -280,11 +283,11 @@ class NetworkClient:
             )
         name = settings.encoder or experiment.encoder.name
         if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
-            # The server cannot know, and says what is right for images.
+            # The server's default is for images.
             name = "none"
         if settings.encoder is None and name and ":" in name and not name.startswith(_NO_FILES):
             raise ClientRefusal(
-                f"encoder.name is {name!r}; the client must say where that file is (--encoder)."
+                f"encoder.name is {name!r}; the client must give the path of that file (--encoder)."
             )
         return experiment.replace(
             dataset__root=settings.data,
@@ -304,15 +307,15 @@ class NetworkClient:
             data, model = load_data_and_model(experiment, device)
             if not 0 <= settings.share < len(data.names):
                 raise ClientRefusal(
-                    f"share is {settings.share}; the experiment splits its images among "
-                    f"{len(data.names)} clients, so it must be from 0 to {len(data.names) - 1}."
+                    f"share is {settings.share}; it must be from 0 to {len(data.names) - 1}: the "
+                    f"experiment has {len(data.names)} clients."
                 )
             return data.with_one_client(data.names[settings.share], settings.name), model
         assert settings.data is not None
         self._check_classes(experiment.dataset.classes)
         sample_index = open_own_samples(settings.data, experiment.dataset.classes)
         own = experiment.replace(
-            # All that is here is used: caps are a benchmark's.
+            # Size limits are for benchmarks; a client uses all of its own data.
             **dict.fromkeys(("dataset__per_class", "dataset__test_per_class"), None),
             dataset__train_size=None,
         )
@@ -320,7 +323,7 @@ class NetworkClient:
         return load_data_and_model(own, device, load)
 
     def _check_classes(self, known: tuple[str, ...]) -> None:
-        """Name the class that the others do not have; the reader would name the folder too."""
+        """Refuse unknown classes without naming the data folder."""
         assert self._settings.data is not None
         sample_index = open_own_samples(self._settings.data, None)
         odd = sorted(set(sample_index.class_names) - set(known))
@@ -341,7 +344,7 @@ class NetworkClient:
         ).to_message()
 
     def _told_counts(self, data: FederatedData) -> tuple[int, ...]:
-        """Return how many images there are of each class; too few of one are told as none."""
+        """Return the sample count of each class; counts below min_cluster_size are sent as 0."""
         least = self._settings.min_cluster_size
         return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
 

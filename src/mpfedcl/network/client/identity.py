@@ -1,7 +1,7 @@
-"""A client's key in the federation: it signs what it shows the others, who know it again.
+"""A client's private key for secure aggregation, and the known public keys of other clients.
 
-Whose key is whose is learnt when a client first takes part in a sum with another (as ssh does), and
-kept in a file that the client's operator may compare with the others' by telephone.
+A client trusts another client's key on first use, as ssh does, and stores it in a file. Operators
+may compare fingerprints by telephone.
 """
 
 import base64
@@ -17,7 +17,7 @@ from mpfedcl.privacy.secure_aggregation.signatures import signature_algorithm
 
 
 class Identity:
-    """Signs by a client's private key, a file as `mpfedcl federation init` makes it."""
+    """Signs with a client's private key, a file made by `mpfedcl federation init`."""
 
     def __init__(self, path: Path) -> None:
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -36,7 +36,7 @@ class Identity:
 
     @property
     def public(self) -> bytes:
-        """The public key, in the form of OpenSSH."""
+        """The public key in OpenSSH format."""
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         return self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -47,25 +47,25 @@ class Identity:
 
 
 def fingerprint(public: bytes) -> str:
-    """Return what people compare of a key, as `ssh-keygen -l` shows it."""
+    """Return the fingerprint of a key as shown by `ssh-keygen -l`."""
     parts = public.split()
     blob = base64.b64decode(parts[1]) if len(parts) > 1 else public
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 class KnownClients:
-    """The keys of other clients, as they were when this client first met them."""
+    """The keys of other clients, as seen first by this client."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def meet(self, keys: Mapping[str, bytes]) -> list[str]:
-        """Refuse a client whose key is not the one it had; return the names of those now met."""
+        """Refuse clients whose key has changed; store new clients and return their names."""
         known = self._read()
         for name, key in keys.items():
             if known.get(name, key.decode()) != key.decode():
                 raise ProtocolError(
-                    f"{name} shows another key than before; if that is intended, its line must be "
+                    f"{name} has another key than before; if that is intended, its line must be "
                     "removed from known-clients.json on the client"
                 )
         new = [name for name in keys if name not in known]
@@ -83,6 +83,6 @@ class KnownClients:
         except (OSError, ValueError):
             found = None
         if not isinstance(found, dict):
-            # Damaged, it must not be taken for an empty one: then anybody could be met anew.
+            # A damaged file must not count as empty: then any key would be accepted.
             raise InvalidInput(f"{self._path} cannot be read; it must be repaired or removed.")
         return found

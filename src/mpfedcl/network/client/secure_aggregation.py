@@ -1,7 +1,7 @@
-"""A client's part in the secure aggregation of a run over a network.
+"""A client's part in secure aggregation.
 
-What it must remember between messages is in a file that only its user can read, so that it may be
-killed at any moment: what it has said once it does not say again differently.
+Its secrets between messages are in a file that only its user can read. A client that is killed and
+restarted therefore never sends a different answer to the same request.
 """
 
 import json
@@ -19,28 +19,29 @@ from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
 from mpfedcl.network.client.state import ClientStateStore
-from mpfedcl.network.message import Message, MessageError
+from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
 from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange, Ring
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session, read_bytes
 
 _ROUNDS_REMEMBERED = 16
-"""Rounds of which it is known for whom their sum was opened."""
+"""Rounds whose opened sums are remembered."""
 
 
 class SumRefusal(InvalidInput):
-    """What a client tells the server in place of an answer."""
+    """An error of the protocol that is sent to the server."""
 
 
 class SecureAggregation:
-    """One client's part in the sums of one run.
+    """One client's part in the secure aggregation of one round.
 
     Args:
-        name: The client's.
-        folder: Of all that the client keeps.
-        key: The client's key in the federation; None where clients have none (--insecure).
-        experiment, message: The run, and what was asked.
+        name: The client's name.
+        folder: The client's state folder.
+        key: The client's private key; None without keys (--insecure).
+        experiment: The server's experiment.
+        message: The server's request.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class SecureAggregation:
         self._session = Session(run, self._round, experiment.secure.threshold)
 
     def answer(self) -> Message:
-        """Return the answer to a stage that needs no data."""
+        """Return the answer to a stage without training."""
         stages = {"advertise": self._advertise, "share": self._share, "reveal": self._reveal}
         stage = self._message.value("stage", str)
         if stage not in stages:
@@ -65,14 +66,14 @@ class SecureAggregation:
         return self._guarded(stages[stage])
 
     def mask(self, encode: Callable[[int], Ring]) -> Message:
-        """Return the masked numbers; `encode` makes them, given how many clients take part."""
+        """Return the masked values; `encode` computes the values for a number of clients."""
         return self._guarded(lambda: self._mask(encode))
 
     def _guarded(self, make: Callable[[], Message]) -> Message:
         try:
             return make()
         except (ProtocolError, NothingOpened) as error:
-            raise SumRefusal(f"it does not go on with the secure sum: {error}.") from None
+            raise SumRefusal(f"it stops the secure aggregation: {error}.") from None
         except OutOfRange as error:
             raise SumRefusal(str(error)) from None
 
@@ -82,7 +83,7 @@ class SecureAggregation:
         if self._identity is not None:
             signature = self._identity.sign(advert.signed_content(self._session, self._name))
             advert = advert.signed(signature, self._identity.public)
-        # Whatever was under way is given up: its server does not wait for it any more.
+        # This replaces the secrets of an unfinished round.
         self._save(client)
         return Message({"advert": advert.to_values()})
 
@@ -98,14 +99,14 @@ class SecureAggregation:
         return Message({"sealed": {name: each.hex() for name, each in sealed.items()}})
 
     def _check_keys(self, adverts: dict[str, Advert]) -> None:
-        """Refuse keys that are not those of the clients that this one knows by these names."""
+        """Refuse unsigned keys, and keys other than the known ones."""
         for name, advert in adverts.items():
             if not advert.is_signed(self._session, name):
                 raise ProtocolError(f"the keys of {name} are not signed by that client")
         others = {name: each.identity for name, each in adverts.items() if name != self._name}
         for name in self._known.meet(others):
             print(
-                f"First secure sum with {name}, whose key is {fingerprint(others[name])}.",
+                f"First secure aggregation with {name}; its key is {fingerprint(others[name])}.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -115,7 +116,7 @@ class SecureAggregation:
         given = self._message.value("sealed", dict)
         sealed = {name: read_bytes(each, "a sealed share") for name, each in given.items()}
         masked = client.mask(encode(client.num_clients), sealed)
-        # Before it leaves: the same masks must not hide other numbers.
+        # Saved before sending: the same masks must not be used for other values.
         self._save(client)
         return Message({}, {"masked": masked})
 
@@ -123,7 +124,7 @@ class SecureAggregation:
         client = self._load()
         survivors = [str(each) for each in self._message.value("survivors", list)]
         opened = self._read()["opened"]
-        # The same updates under two sums would tell who is in one of them alone.
+        # Two sums of the same updates would reveal the difference between their clients.
         if opened.get(str(self._round), sorted(survivors)) != sorted(survivors):
             raise ProtocolError(f"the sum of round {self._round} was opened for other clients")
         revealed = client.reveal(survivors)
@@ -138,7 +139,7 @@ class SecureAggregation:
     def _load(self) -> SumClient:
         values = self._read()
         if values.get("round") != self._round:
-            raise ProtocolError(f"it has not begun a sum of round {self._round}")
+            raise ProtocolError(f"it has not started round {self._round}")
         return SumClient.from_values(self._name, self._session, values["client"])
 
     def _save(self, client: SumClient, opened: dict[str, Any] | None = None) -> None:
@@ -156,7 +157,7 @@ class SecureAggregation:
         except FileNotFoundError:
             return {"opened": {}}
         except (OSError, ValueError):
-            raise ProtocolError("its file of secure aggregation is damaged") from None
+            raise ProtocolError("secure-sum.json is damaged") from None
         return values
 
 
@@ -167,7 +168,7 @@ def draw_once(
     encode: Callable[[int], Ring],
     num_clients: int,
 ) -> Ring:
-    """Return a client's noisy numbers in a round: drawn once, and the same whenever asked again."""
+    """Return a client's noisy values of a round, which are drawn once and stored."""
     drawn = {
         "numbers": torch.from_numpy(encode(num_clients).view(numpy.int64)),
         "clients": torch.tensor(num_clients),

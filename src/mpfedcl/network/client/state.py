@@ -1,31 +1,43 @@
-"""What a client keeps on its own disk between rounds, so that it may be killed at any moment."""
+"""A client's state on disk: between rounds, and the models of a finished run.
+
+The client may be killed at any moment.
+"""
 
 import re
+import secrets
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import write_atomically
+from mpfedcl.core.files import sync_folder, write_atomically
 from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
+from mpfedcl.data.client_data import FederatedData
+from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import PrivacySettings
-from mpfedcl.network.message import MessageError
+from mpfedcl.methods import Method
+from mpfedcl.network.messages import ReportedEvaluation
+from mpfedcl.network.transport import MessageError
 from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.run_files import Summary
+from mpfedcl.runs.summary import versions
 
 _NO_LIMIT = 1e9
-"""Epsilon of a client whose operator has set none: it is counted all the same."""
+"""Limit of a client without --max-epsilon; its spending is recorded anyway."""
 _RUNS_KEPT = 8
-"""The state of older runs is deleted: the disk is not endless."""
+"""The state of older runs is deleted."""
 
 
 class ClientStateStore:
-    """A folder of one run, with a file for each round that the server may still ask for.
+    """The folder of one run, with a file for each round that the server may continue from.
 
-    The client does not know whether the server accepted an update; with the next request it is
-    told which of its rounds was the last accepted, and continues from there. A file's name says
-    which round it began from: round-000007-after-000004.safetensors. Asynchronous methods have the
-    number of the sending in the round's place.
+    A client learns with the next request which of its updates was last accepted, and continues
+    from the state after that round. A file name contains the round and the round that it started
+    from: round-000007-after-000004.safetensors. Asynchronous methods use dispatch numbers.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -33,24 +45,24 @@ class ClientStateStore:
             raise MessageError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
         self._root = folder
         self.folder = folder / run
-        """Of this run."""
+        """The folder of this run."""
 
     def load(self, round_number: int, device: torch.device) -> Tensors:
-        """Return the state after a round; empty for round 0, or where it is gone."""
+        """Return the state after a round; empty for round 0, or if the file is lost."""
         path = self._find(round_number)
         if path is None:
             return {}
         try:
             return {name: value.to(device) for name, value in load_tensors(path).items()}
         except InvalidInput:
-            # Damaged: as if the disk were new. The client begins afresh, and the run continues.
+            # A client with a damaged file starts again, and the run continues.
             return {}
 
     def save(self, round_number: int, kept: Tensors, *, after: int) -> None:
-        """Save the state after a round that began from round `after`.
+        """Save the state after a round that started from round `after`.
 
-        Beside it stay that round, which counts until the server says otherwise, and the one that
-        it began from in turn: a server that has lost its newest checkpoint goes back one.
+        The states of round `after` and of the round that it started from are kept, because the
+        server may reject this round or return to its previous checkpoint.
         """
         self.make_folder()
         path = self.folder / f"round-{round_number:06d}-after-{after:06d}.safetensors"
@@ -69,10 +81,9 @@ class ClientStateStore:
         privacy: PrivacySettings,
         most: float | None,
     ) -> Tensors:
-        """Return what was sent in a round before, else keep and charge what is drawn now.
+        """Return the values already sent in a round, or store the new ones and charge the budget.
 
-        All runs together may cost `most`; what they have cost stands beside their folders, and
-        outlives them.
+        `most` limits epsilon over all runs; the ledger outlives the folders of single runs.
         """
         path = self._release_path(round_number)
         if not path.is_file():
@@ -84,10 +95,10 @@ class ClientStateStore:
         return self.keep_drawn(round_number, drawn)
 
     def keep_drawn(self, round_number: int, drawn: Tensors) -> Tensors:
-        """Return what was sent in a round before, else keep what is drawn now."""
+        """Return the values already sent in a round, or store the new ones."""
         path = self._release_path(round_number)
         if path.is_file():
-            # Damaged, it is refused: noise that is drawn twice protects half as much.
+            # A damaged file is an error: drawing noise again would weaken the protection.
             return load_tensors(path)
         self.make_folder()
         write_atomically(path, pack_tensors(drawn))
@@ -97,12 +108,12 @@ class ClientStateStore:
         return self.folder / f"released-{round_number:06d}.safetensors"
 
     def replace(self, round_number: int, kept: Tensors) -> None:
-        """Save the state after a round anew, as what the round has brought becomes known."""
+        """Replace the state after a round."""
         path = self._find(round_number)
         self.save(round_number, kept, after=_began_from(path) if path else 0)
 
     def make_folder(self) -> None:
-        """Make the folder of this run, which nobody else may enter."""
+        """Create the folder of this run, closed to other users."""
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
             self._delete_old_runs()
@@ -120,3 +131,84 @@ class ClientStateStore:
 
 def _began_from(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
+
+
+FINAL_FOLDER = "final"
+"""Subfolder with the models of a finished run."""
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """A client's models after the last round."""
+
+    round: int
+    averaged: Tensors | None
+    """The global model; None if clients keep a part of it."""
+    pool: PrototypePool | None
+    """The prototype pool; None if the server sends none."""
+    personal: Tensors
+    """The personalized model; empty if there is none."""
+    evaluation: ReportedEvaluation
+
+
+def save_final_state(
+    folder: Path, state: FinalState, method: Method, experiment: Experiment, data: FederatedData
+) -> None:
+    """Write a run directory that `mpfedcl predict` and `export` can open; replace it atomically.
+
+    Nothing in it leaves the machine.
+    """
+    for each in folder.glob(f".{FINAL_FOLDER}-*"):
+        # Left by a killed process.
+        shutil.rmtree(each, ignore_errors=True)
+    new = folder / f".{FINAL_FOLDER}-{secrets.token_hex(4)}"
+    try:
+        new.mkdir(parents=True, mode=0o700)
+        _write(RunDirectory(new), state, method, experiment, data)
+        old = folder / f".{FINAL_FOLDER}-old"
+        if (folder / FINAL_FOLDER).exists():
+            (folder / FINAL_FOLDER).rename(old)
+        new.rename(folder / FINAL_FOLDER)
+        sync_folder(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def _write(
+    directory: RunDirectory,
+    state: FinalState,
+    method: Method,
+    experiment: Experiment,
+    data: FederatedData,
+) -> None:
+    name, (counts,) = data.names[0], data.label_counts().tolist()
+    directory.write_experiment(experiment)
+    shapes = ("input_shape", "encoder", "image_shape")
+    directory.write_partition(
+        {
+            "classes": list(data.class_names),
+            "clients": {name: {"train": counts, "test": len(data.test_labels)}},
+            "network": True,
+            **{each: data.partition[each] for each in shapes if each in data.partition},
+        }
+    )
+    personal = [(name, state.personal)] if state.personal else []
+    directory.write_models(state.averaged, state.pool, personal)
+    table = state.evaluation.table
+    own = method.predictor_on("local_test")
+    summary = Summary(
+        method=experiment.method,
+        dataset=experiment.dataset.name,
+        seed=experiment.seed,
+        rounds=state.round,
+        predictor=own,
+        predictor_global=method.predictor_on("global_test"),
+        accuracy=table["local_test"][own],
+        accuracy_per_client={name: table["local_test"][own]},
+        predictors=table,
+        versions=versions(),
+    )
+    # Last, because it marks a run as finished.
+    directory.write_json("summary.json", summary.to_json())

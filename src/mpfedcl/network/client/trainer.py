@@ -1,4 +1,4 @@
-"""One client's work in one round: it evaluates the round before, and trains."""
+"""Evaluation and training of one client in one round."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from mpfedcl.methods import (
     prototype_rule,
 )
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.network.client.final_models import FinalState
-from mpfedcl.network.evaluation import ClientEvaluation
+from mpfedcl.network.client.state import FinalState
+from mpfedcl.network.messages import ReportedEvaluation
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.budget_check import released_predictors
@@ -32,7 +32,7 @@ from mpfedcl.rounds.evaluation import (
 
 
 class ClientTrainer:
-    """A client with its data and its model."""
+    """Evaluates and trains one client."""
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self._method, self._model, self._data = assembly.method, assembly.model, data
@@ -42,9 +42,9 @@ class ClientTrainer:
         self._engine = InProcessEngine(assembly, data)
 
     def personal_model(self, broadcast: Broadcast, state: Tensors) -> Tensors:
-        """Return the client's own model after the round before; empty where it has none.
+        """Return the personalized model after the previous round; empty if there is none.
 
-        One that trains has kept it; another makes it of what the round has brought.
+        It is part of the state, or for one-shot methods computed from the broadcast.
         """
         if self._method.trains:
             return _group(state, "personal")
@@ -54,7 +54,7 @@ class ClientTrainer:
         return self._method.personalize(received, client.inputs, client.labels) or {}
 
     def received_models(self, broadcast: Broadcast) -> tuple[Tensors | None, PrototypePool | None]:
-        """Return the global model and what predictions are compared with, as far as sent."""
+        """Return the global model and the prototype pool; None if the server does not send them."""
         shares_all = all(self._method.shared(name) for name in self._initial)
         method, before = self._method, broadcast.round - 1
         pool = None
@@ -64,8 +64,8 @@ class ClientTrainer:
 
     def evaluate(
         self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
-    ) -> ClientEvaluation:
-        """Evaluate the round before: the client's own model after it, and the averaged one."""
+    ) -> ReportedEvaluation:
+        """Evaluate the personalized and the global model after the previous round."""
         averaged, pool = self.received_models(broadcast)
         evaluator = Evaluator(
             self._data.test_inputs,
@@ -76,45 +76,46 @@ class ClientTrainer:
         )
         shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
         if not self._method.trains:
-            # Features are the same for everybody: only scores are personal.
+            # Features are the same for all clients; only scores are personal.
             evaluator = replace(evaluator, reference=None)
         elif evaluator.reference is not None:
             own_reference = self._rule.reference_of(self._name, evaluator.reference)
             evaluator = replace(evaluator, reference=own_reference)
         own = self._predict(evaluator, personal) if personal else None
-        read, judged = self._read_own(shared, own), self._method.predictor_on("local_test")
+        read, judged = self._predict_local(shared, own), self._method.predictor_on("local_test")
         said, told = read.get(judged), released_predictors(self._method)
         truth, counts = self._data.test_labels, None
         if with_confusion and said is not None and len(truth):
             counts = count_confusions(said, truth, self._data.num_classes)
-        # Nobody here knows the others' test images.
-        union: dict[str, float | None] = dict.fromkeys(PREDICTORS)
-        mine: dict[str, float | None] = dict.fromkeys(PREDICTORS)
-        mine |= {r: percent_correct(each == truth) for r, each in read.items() if r in told}
+        # The global test set is unknown here.
+        global_test: dict[str, float | None] = dict.fromkeys(PREDICTORS)
+        local_test: dict[str, float | None] = dict.fromkeys(PREDICTORS)
+        local_test |= {r: percent_correct(each == truth) for r, each in read.items() if r in told}
         is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
-        return ClientEvaluation({"local_test": mine, "global_test": union}, is_personal, counts)
+        table = {"local_test": local_test, "global_test": global_test}
+        return ReportedEvaluation(table, is_personal, counts)
 
-    def _read_own(
+    def _predict_local(
         self, averaged: Predictions | None, personal: Predictions | None
     ) -> dict[PredictorName, Tensor]:
-        """Return the classes said of the client's local test set, which is all that it has."""
+        """Return the predicted classes of the local test set by predictor."""
         tests = self._engine.predictors.tests
         said: dict[PredictorName, Tensor | None] = {}
         if averaged is not None and len(tests.labels):
-            everybody = GlobalReader(tests, averaged, tests.sizes.new_zeros(1))
-            said |= {r: everybody.say(r, 0) for r in PREDICTORS if r.startswith("global")}
+            reader = GlobalReader(tests, averaged, tests.sizes.new_zeros(1))
+            said |= {r: reader.say(r, 0) for r in PREDICTORS if r.startswith("global")}
         if personal is not None:
             own = PersonalReader(tests, 0, personal, True)
             said |= {r: own.say("local_test", r) for r in PREDICTORS if r.startswith("personal")}
         return {predictor: each for predictor, each in said.items() if each is not None}
 
     def final_state(
-        self, broadcast: Broadcast, state: Tensors, predictors: ClientEvaluation
+        self, broadcast: Broadcast, state: Tensors, evaluation: ReportedEvaluation
     ) -> FinalState:
-        """Return what the client has after the last round, the one before the broadcast's."""
+        """Return the client's models after the last round."""
         averaged, pool = self.received_models(broadcast)
         personal = self.personal_model(broadcast, state)
-        return FinalState(broadcast.round - 1, averaged, pool, personal, predictors)
+        return FinalState(broadcast.round - 1, averaged, pool, personal, evaluation)
 
     def _predict(
         self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False
@@ -126,7 +127,7 @@ class ClientTrainer:
         return predictions
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
-        """Return a state once the client knows how long the answer that left it was under way."""
+        """Return the state updated by the delay of the client's last accepted answer."""
         own = _group(state, "own")
         if not own or not isinstance(self._method, Asynchronous):
             return state
@@ -134,7 +135,7 @@ class ClientTrainer:
         return {**state, **{f"own/{name}": value for name, value in noted.items()}}
 
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
-        """Train; return the update, and the state to keep in case the server accepts it."""
+        """Train; return the update, and the new state in case the server accepts it."""
         kept_before = {n: value for n, value in state.items() if not n.startswith("personal/")}
         kept = {_add_client(name, self._name): value for name, value in kept_before.items()}
         self._engine.restore(kept, {})
@@ -148,7 +149,7 @@ class ClientTrainer:
 
 
 def as_personal(params: Tensors) -> Tensors:
-    """Return the client's own model under the names by which its state has it."""
+    """Return a personalized model under the names of a client's state."""
     return {f"personal/{name}": value for name, value in params.items()}
 
 
@@ -158,7 +159,7 @@ def _group(tensors: Tensors, name: str) -> Tensors:
 
 
 def _add_client(key: str, client: str) -> str:
-    """Return an engine's key for one of a client's state: kept/CLIENT/x for kept/x."""
+    """Return the engine's key for a key of the client's state: kept/CLIENT/x for kept/x."""
     kind, _, name = key.partition("/")
     return f"{kind}/{client}/{name}"
 

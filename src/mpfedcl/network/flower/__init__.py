@@ -1,1 +1,1 @@
-"""Flower, which carries the messages: the only part of mpfedcl that knows it."""
+"""Flower, which carries the messages; no other part of mpfedcl uses it."""

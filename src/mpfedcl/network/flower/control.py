@@ -1,9 +1,13 @@
-"""Calls to the server's control path: let keys in, start a run, stop one; each shows the secret."""
+"""Calls to the server's control API: register keys, start and stop runs.
+
+Each request carries the server's secret.
+"""
 
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -26,16 +30,20 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClient
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import read_connection
-from mpfedcl.network.flower.secret_client import open_client
 from mpfedcl.network.setup.folders import ServerFolder, write_app
+
+if TYPE_CHECKING:
+    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 
 def register_clients(folder: ServerFolder) -> list[str]:
-    """Let the keys of all clients in; return the names of those that were not in before."""
+    """Register the keys of all clients; return the names of new ones."""
     with _connect(folder) as client:
         nodes = client.ListNodes(ListNodesRequest()).nodes_info
         known = {node.name for node in nodes}
@@ -47,14 +55,14 @@ def register_clients(folder: ServerFolder) -> list[str]:
             try:
                 client.RegisterNode(request)
             except httpx.HTTPStatusError as error:
-                # Flower does not list all that it knows at any moment.
+                # Flower's list may be incomplete.
                 if _find_error(error)[0] != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                     raise
     return new
 
 
 def lend_secret(folder: ServerFolder) -> None:
-    """Let Flower's own command show the secret too: it has a store for what it shows."""
+    """Store the secret where Flower's own `flwr` command finds it."""
     address, _ = read_connection(folder)
     store = FileCredentialStore(folder.flower_home / "credentials.yaml")
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
@@ -63,7 +71,7 @@ def lend_secret(folder: ServerFolder) -> None:
 
 
 def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:
-    """Hand a run to the server; return Flower's number for it."""
+    """Submit a run to the server; return its Flower run id."""
     with _connect(folder) as client:
         request = StartRunRequest(
             fab=fab_to_proto(_pack_app(folder)),
@@ -73,17 +81,17 @@ def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:
 
 
 def _pack_app(folder: ServerFolder) -> Fab:
-    """Return the app without which Flower starts no run: it names ours, and nobody unpacks it."""
+    """Return the app that Flower requires with a run; it is never unpacked."""
     write_app(folder.app)
     with warnings.catch_warnings():
-        # Flower's own packer uses what another library will drop.
+        # Flower's packer uses a deprecated function.
         warnings.simplefilter("ignore", DeprecationWarning)
         packed = build_fab_from_disk(folder.app)
     return Fab(hashlib.sha256(packed).hexdigest(), packed, {})
 
 
 def stop_run(folder: ServerFolder, number: int) -> None:
-    """End a run at once."""
+    """Stop a run at once."""
     with _connect(folder) as client:
         client.StopRun(StopRunRequest(run_id=number))
 
@@ -104,7 +112,7 @@ def _connect(folder: ServerFolder) -> Iterator[ControlHttpClient]:
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise InvalidInput(
                 f"the server at {address} does not accept the secret in {folder.secret}; it must "
-                "be the one that it was started with."
+                "be the one that the server was started with."
             ) from None
         raise InvalidInput(
             f"the server of {folder.root} refuses {error.request.url.path}: {_find_error(error)[1]}"
@@ -112,8 +120,39 @@ def _connect(folder: ServerFolder) -> Iterator[ControlHttpClient]:
 
 
 def _find_error(error: httpx.HTTPStatusError) -> tuple[int, str]:
-    """Return Flower's number of an error, and its words."""
+    """Return the code and the text of Flower's error."""
     found = FlowerError.from_json(error.response.text)
     if found is None:
         return 0, str(error)
     return int(found.code), f"{found.message} {found.public_details or ''}".strip()
+
+
+_Client = TypeVar("_Client", bound=ProtobufClient)
+
+
+def open_client(kind: type[_Client], folder: ServerFolder) -> _Client:
+    """Return a Flower client for the server of a folder, with the secret on every request."""
+    address, authority = read_connection(folder)
+    return kind.from_server_address(
+        address,
+        insecure=authority is None,
+        root_certificates=authority,
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="mpfedcl"),
+            ShowSecret(folder.read_secret()),
+        ],
+    )
+
+
+class ShowSecret:
+    """Adds the secret to every request of a Flower client (an interceptor)."""
+
+    def __init__(self, secret: str) -> None:
+        self._shown = f"Bearer {secret}"
+
+    def intercept(
+        self, context: "ProtobufRequestContext", call_next: "ProtobufCall"
+    ) -> "httpx.Response":
+        """Add the header and send the request."""
+        context.request.headers["Authorization"] = self._shown
+        return call_next(context)

@@ -1,4 +1,4 @@
-"""A node of Flower's fleet: how a client reaches its server, by Flower's own client and keys."""
+"""A node of Flower's fleet: a client's connection to its server, with Flower's HTTP client."""
 
 import contextlib
 import sys
@@ -56,56 +56,54 @@ from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from mpfedcl.network.flower.answers import open_answer
-from mpfedcl.network.flower.records import LONGEST_TEXT
-from mpfedcl.network.message import MOST_BYTES, Message, MessageError
-from mpfedcl.network.transport import AnswerLimit
+from mpfedcl.network.flower.records import LONGEST_TEXT, open_answer
+from mpfedcl.network.transport import MOST_BYTES, AnswerLimit, Message, MessageError
 
 _Answer = TypeVar("_Answer")
 
 LIMIT = AnswerLimit(num_arrays=10_000, array_bytes=MOST_BYTES, text_bytes=LONGEST_TEXT)
-"""What a request may be at most."""
+"""Size limit of a request."""
 
 _LONGEST_WAIT = 20
-"""Seconds between two tries of a call that the network has lost."""
+"""Maximum seconds between two attempts of a call."""
 _PULL_SECONDS = 60.0
-"""For the pieces of a message, which the server has before it tells of it."""
+"""Time limit for the objects of a message."""
 _UNSIGNED, _REFUSED, _BUSY = 401, 412, (502, 503, 504)
-"""Codes of answers: to a key that is not the node's, to one that is not let in, from proxies."""
+"""HTTP codes: wrong signature, unknown or used key, errors of proxies."""
 
 
-class NotLetInError(Exception):
-    """The server does not let this client in."""
+class RefusedError(Exception):
+    """The server refuses this client."""
 
     def __init__(self, *, is_unsigned: bool) -> None:
         super().__init__()
         self.is_unsigned = is_unsigned
-        """The signature is not taken; otherwise the key is unknown, or in use."""
+        """Whether the signature is wrong; otherwise the key is unknown or in use."""
 
 
-class NotTakenError(Exception):
-    """A message that the server does not want, or has no more."""
+class RejectedError(Exception):
+    """The server does not accept a message, or no longer has it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A message of the server that nobody else gets, so that it must be answered."""
+    """A message from the server. The server sends it once, so it must be answered."""
 
     header: FlowerMessage
-    """All but its content."""
+    """The message without its content."""
     tree: ObjectTree
-    """The objects that are its content."""
+    """The objects of its content."""
 
 
 class FleetNode:
-    """One client's connection; calls that the network has lost are made again."""
+    """One client's connection; calls are repeated after network errors."""
 
     def __init__(self, address: str, key: Path | None, authority: Path | None) -> None:
         self.address = address
         self.number = 0
-        """By which the server knows this node."""
+        """The node number assigned by the server."""
         self.look_seconds = 0.0
-        """How long the server took to say whether there is a request."""
+        """Response time of the last poll."""
         self._has_key = key is not None
         private, public = generate_key_pairs() if key is None else _load(key)
         self._public = public_key_to_bytes(public)
@@ -128,16 +126,16 @@ class FleetNode:
         self._heartbeat: HeartbeatSender | None = None
 
     def enter(self, lost: int | None) -> int:
-        """Be let in; `lost` is the number of a process before this one that was killed."""
+        """Register with the server; `lost` is the node number of a killed process to take over."""
         try:
             if lost is None or not self._show_alive(lost):
                 lost = self._activate()
         except httpx.HTTPStatusError as error:
             code = error.response.status_code
             if code not in (_UNSIGNED, _REFUSED):
-                # Whatever stands before the server, while that is away.
+                # A proxy answers while the server is down.
                 raise httpx.ConnectError(f"the answer is {code}") from None
-            raise NotLetInError(is_unsigned=code == _UNSIGNED) from None
+            raise RefusedError(is_unsigned=code == _UNSIGNED) from None
         self.number = lost
         self._stop_heartbeat()
         self._heartbeat = HeartbeatSender(self._beat)
@@ -145,7 +143,7 @@ class FleetNode:
         return lost
 
     def leave(self) -> None:
-        """Tell the server that this client has gone."""
+        """Tell the server that this client disconnects."""
         if self.number:
             self._stop_heartbeat()
             with contextlib.suppress(httpx.HTTPError):
@@ -158,9 +156,9 @@ class FleetNode:
         self._client.close()
 
     def is_known_as(self, number: int) -> bool:
-        """Tell whether the server knows this client's key by a number."""
+        """Return whether the server knows this client's key by a node number."""
         try:
-            # Any request that is only signed: there is no such run.
+            # Any signed request will do; there is no such run.
             self._client.GetRun(GetRunRequest(node=Node(node_id=number), run_id=0))
         except httpx.HTTPStatusError as error:
             return error.response.status_code != _UNSIGNED
@@ -183,7 +181,7 @@ class FleetNode:
         return Request(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
 
     def open(self, request: Request) -> Message:
-        """Fetch and read a request, and never more of it than a message may have."""
+        """Fetch and read a request within the size limit."""
         node, run = Node(node_id=self.number), request.header.metadata.run_id
         root = request.tree.object_id
         identities = list({each.object_id for each in iterate_object_tree(request.tree)})
@@ -207,7 +205,7 @@ class FleetNode:
                 self._client.ConfirmMessageReceived,
                 ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=root),
             )
-        except (ObjectPullError, NotTakenError) as error:
+        except (ObjectPullError, RejectedError) as error:
             print(f"A request was lost: {error}", file=sys.stderr, flush=True)
             raise MessageError("it did not get the whole request") from None
         return open_answer(root, lambda identity, _: objects[identity], LIMIT)
@@ -236,15 +234,15 @@ class FleetNode:
                     object_ids_to_push=set(taken.objects_to_push),
                 )
             except ObjectPushError as error:
-                raise NotTakenError(str(error)) from None
+                raise RejectedError(str(error)) from None
 
     def _call(self, method: Callable[..., _Answer], request: object) -> _Answer:
         try:
             return self._insist(method, request)  # type: ignore[no-any-return]
         except httpx.HTTPStatusError as error:
             if error.response.status_code == _UNSIGNED:
-                raise NotLetInError(is_unsigned=False) from None
-            raise NotTakenError(
+                raise RefusedError(is_unsigned=False) from None
+            raise RejectedError(
                 f"{error.response.status_code}, {error.response.text[:300]}"
             ) from None
 
@@ -267,7 +265,7 @@ class FleetNode:
             return False
 
     def _beat(self) -> bool:
-        """Show the server that this client is there."""
+        """Send a heartbeat."""
         with contextlib.suppress(httpx.TransportError):
             return self._show_alive(self.number)
         return False
@@ -278,12 +276,12 @@ class FleetNode:
 
 
 def write_request(request: FlowerMessage) -> bytes:
-    """Return a request without its content, as much as an answer must name."""
+    """Return a request without its content, as needed for an answer."""
     return bytes(message_to_proto(remove_content_from_message(request)).SerializeToString())
 
 
 def read_request(content: bytes) -> FlowerMessage:
-    """Read what `write_request` wrote; anything else is a ValueError."""
+    """Read the result of `write_request`; raise ValueError on anything else."""
     message = ProtobufMessage()
     try:
         message.ParseFromString(content)

@@ -1,10 +1,12 @@
-"""The programs of a federation: their commands, their environment, and where the server is."""
+"""The programs of a federation: commands, environment, and the connection to the server."""
 
 import contextlib
 import importlib
 import importlib.util
 import ipaddress
 import os
+import socket
+import ssl
 import sys
 import tomllib
 from pathlib import Path
@@ -18,18 +20,14 @@ from mpfedcl.network.processes import end_of_log, is_port_in_use
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 
 _CONNECTION = "mpfedcl"
-"""What the server is called in Flower's own configuration."""
-
-
+"""Name of the server in Flower's own configuration."""
 LAST_WORDS = "cannot continue: "
-"""How a client's process begins the sentence that says why it ends for good."""
+"""Prefix of the final error message of a client's process."""
+_CONNECT_SECONDS = 5.0
 
 
 def require_flower(module: str | None = None) -> None:
-    """Say in one sentence what is missing, if Flower is, or cannot be loaded by one of our modules.
-
-    `module` is one that uses Flower, for whoever will need it anyway.
-    """
+    """Raise `InvalidInput` if Flower is missing, or if a module that uses it fails to load."""
     if importlib.util.find_spec("flwr") is None:
         raise InvalidInput(
             "Flower is not installed; a federation needs pip install 'mpfedcl[flower]'."
@@ -37,13 +35,13 @@ def require_flower(module: str | None = None) -> None:
     try:
         if module is not None:
             importlib.import_module(module)
-    # Half an installation, or another version, may fail in any way while it is imported.
+    # A broken installation may fail in any way during the import.
     except Exception as error:
         raise _broken(f"{type(error).__name__}: {error}") from None
 
 
 def refuse_broken_flower(log: Path) -> None:
-    """Say in one sentence that Flower cannot be loaded, if that is how a program's log ends."""
+    """Raise `InvalidInput` if a program's log ends with an import error."""
     if (last := end_of_log(log)).startswith(("ImportError", "ModuleNotFoundError")):
         raise _broken(last)
 
@@ -56,7 +54,7 @@ def _broken(why: str) -> InvalidInput:
 
 
 def environment(flower_home: Path) -> dict[str, str]:
-    """Return the environment of a federation's programs: nothing calls home."""
+    """Return the environment of a federation's programs, without telemetry."""
     return {
         **os.environ,
         "FLWR_HOME": str(flower_home.resolve()),
@@ -71,12 +69,12 @@ def superlink_command(folder: ServerFolder, bind: str, *, is_insecure: bool) -> 
     command = [
         *(sys.executable, "-m", "mpfedcl.network.flower.superlink", str(folder.secret)),
         *("--host", bind, "--port", str(folder.port)),
-        # Flower itself starts no app: runs come with an app, and it would be anybody's code.
+        # Flower must not start the app that is submitted with a run: it may contain any code.
         *("--isolation", "process"),
         "--disable-runtime-dependency-installation",
     ]
     if is_insecure:
-        # Other nodes than those with keys: nothing of what they are may be kept for later.
+        # Without keys, so that no database of nodes is kept.
         return [*command, "--insecure"]
     return [
         *command,
@@ -89,29 +87,29 @@ def superlink_command(folder: ServerFolder, bind: str, *, is_insecure: bool) -> 
 
 
 def server_executor_command(folder: ServerFolder) -> list[str]:
-    """Return the command that starts the process which runs the next run."""
+    """Return the command that starts the process for the next run."""
     return [sys.executable, "-m", "mpfedcl.flower_app", str(folder.root)]
 
 
 def client_executor_command(client: ClientFolder) -> list[str]:
-    """Return the command that starts the process in which a client works."""
-    return [sys.executable, "-m", "mpfedcl.network.flower.client_executor", str(client.root)]
+    """Return the command that starts a client's process."""
+    return [sys.executable, "-m", "mpfedcl.network.flower.client", str(client.root)]
 
 
 def local_address(bind: str) -> str:
-    """Return the address under which this machine itself reaches a server."""
+    """Return the address of a server as seen from this machine."""
     return "127.0.0.1" if bind in ("0.0.0.0", "localhost", "::") else bind
 
 
 def is_loopback(bind: str) -> bool:
-    """Tell whether only this machine itself can reach an address."""
+    """Return whether only this machine can reach an address."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(bind).is_loopback
     return bind == "localhost"
 
 
 def write_connection(folder: ServerFolder, bind: str, *, is_insecure: bool) -> None:
-    """Note where the server is, and as Flower's own command would have it."""
+    """Write the server's address in the format of Flower's own configuration."""
     place: dict[str, Any] = {"address": f"{local_address(bind)}:{folder.port}"}
     if is_insecure:
         place["insecure"] = True
@@ -123,19 +121,68 @@ def write_connection(folder: ServerFolder, bind: str, *, is_insecure: bool) -> N
 
 
 def read_connection(folder: ServerFolder) -> tuple[str, bytes | None]:
-    """Return the server's address and the certificate to check it by; None: it has no TLS."""
+    """Return the server's address and the CA certificate; None without TLS."""
     path = folder.flower_home / "config.toml"
     with contextlib.suppress(OSError, ValueError, KeyError):
         place = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][_CONNECTION]
         authority = None if place.get("insecure") else folder.authority.read_bytes()
         return str(place["address"]), authority
     raise InvalidInput(
-        f"{path} does not say where the server is; it must have been started "
+        f"{path} has no address of the server; the server must have been started "
         f"(mpfedcl federation server {folder.root})."
     )
 
 
 def is_server_running(folder: ServerFolder) -> bool:
-    """Tell whether the server answers where it was started."""
+    """Return whether the server answers at its address."""
     host, _, port = read_connection(folder)[0].rpartition(":")
     return is_port_in_use(host, int(port))
+
+
+def check_connection(server: str, authority: Path | None) -> str | None:
+    """Return why a server cannot be reached, or None; raise if it is the wrong server.
+
+    Flower's programs would retry forever. Without `authority` the connection must be plain text.
+    """
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise InvalidInput(f"server is {server!r}; it must be host:port.")
+    context = _trust_any() if authority is None else _trust_authority(authority)
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as opened,
+            context.wrap_socket(opened, server_hostname=host.strip("[]")),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise InvalidInput(
+            f"server is {server!r}; its certificate must be signed by {authority}: "
+            f"{error.verify_message}."
+        ) from None
+    except ssl.SSLError:
+        if authority is None:
+            return None
+        raise InvalidInput(
+            f"server is {server!r}; the program at this address does not use TLS."
+        ) from None
+    except OSError as error:
+        # A plain-text server may hang up or stay silent after a TLS hello.
+        is_plain = authority is None and isinstance(error, (ConnectionResetError, TimeoutError))
+        return None if is_plain else error.strerror or str(error)
+    if authority is None:
+        raise InvalidInput(f"server is {server!r}; it uses TLS: --insecure must be left out.")
+    return None
+
+
+def _trust_authority(authority: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(f"{authority} cannot be read as a certificate: {error}.") from None
+
+
+def _trust_any() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

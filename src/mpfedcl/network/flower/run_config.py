@@ -1,4 +1,4 @@
-"""An experiment as Flower's run configuration: a few texts by name; an empty one is left open."""
+"""Flower's run configuration of an experiment: strings by name; empty means default."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,19 +10,18 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
 KEYS = ("experiment", "settings", "out", "resume", "status", "update", "client", "leave")
-"""experiment: a whole TOML document; settings: what to change of it, or of the defaults, as
-`rounds=20 train.lr=0.1`; out, resume: the run directory on the server; status: a file that says
-what is being done; update: a finished run of one exchange, which the client named `client` joins,
-or leaves where `leave` is true."""
+"""experiment: a TOML document. settings: changes to it or to the defaults, such as `rounds=20
+train.lr=0.1`. out, resume: the run directory on the server. status: the status file. update: a
+finished one-shot run that the client named `client` joins, or leaves if `leave` is true."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a run configuration requests."""
+    """The parsed run configuration."""
 
     experiment: Experiment
     rounds: int | None
-    """Only where it was given, for a run that is resumed."""
+    """Set only if given, for a run that is resumed."""
     out: Path | None
     resume: Path | None
     status: Path | None
@@ -32,15 +31,15 @@ class RunRequest:
 
 
 def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
-    """Read a run configuration; unknown names and bad values get one sentence."""
-    # Only now: whoever lists the keys must not wait for torch.
+    """Parse a run configuration; reject unknown names and bad values."""
+    # Imported here, because it loads torch and KEYS is needed without it.
     from mpfedcl.methods import find_method
 
     for key in config:
         if key not in KEYS:
             raise InvalidInput(
-                f"{key} is not a key of a run; the keys are {', '.join(KEYS)}, and settings are "
-                f"given as settings='{key}=...'."
+                f"{key} is not a key of a run configuration; the keys are {', '.join(KEYS)}, and "
+                f"settings are given as settings='{key}=...'."
             )
     given = {key: str(config.get(key, "")) for key in KEYS}
     base = Experiment()
@@ -48,7 +47,7 @@ def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
         base = Experiment.parse_toml(given["experiment"], Path("experiment"))
     changes = _split_pairs(given["settings"])
     method = changes.get("method", base.method)
-    # A class from outside is known once it is imported, and with it its settings.
+    # Importing a method from another package registers its settings.
     find_method(method)
     base = base.replace(method=method)
     experiment = base.replace(**{n: _parse(n, text, base) for n, text in changes.items()})
@@ -57,14 +56,16 @@ def parse_run_config(config: Mapping[str, Any]) -> RunRequest:
     if given["leave"] not in ("", "true", "false"):
         raise InvalidInput(f"leave is {given['leave']!r}; it must be true or false.")
     if bool(given["client"]) != bool(given["update"]):
-        raise InvalidInput("update and client must be given together: a run, and who changes it.")
+        raise InvalidInput(
+            "update and client must be given together: a run, and the client that joins or leaves."
+        )
     rounds = experiment.rounds if "rounds" in changes else None
     leave = given["leave"] == "true"
     return RunRequest(experiment, rounds, **paths, client=given["client"], leave=leave)
 
 
 def _split_pairs(text: str) -> dict[str, str]:
-    """Return settings as texts, by name as `Experiment.replace` has it; quotes hold blanks."""
+    """Return settings as strings under the names of `Experiment.replace`; quotes allow blanks."""
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError as error:
@@ -79,12 +80,12 @@ def _split_pairs(text: str) -> dict[str, str]:
 
 
 def _parse(name: str, text: str, base: Experiment) -> str | tuple[str, ...]:
-    """Return a value as an experiment takes it; numbers and truths are read from their texts."""
+    """Return a value for `Experiment.replace`, which parses numbers and booleans itself."""
     section, _, field = name.rpartition("__")
     try:
         declared = type(getattr(base, section) if section else base).model_fields[field].annotation
     except (AttributeError, KeyError):
-        return text  # of a table of options, or a name that is refused
+        return text  # an entry of a table, or an unknown name
     if any(get_origin(kind) is tuple for kind in (declared, *get_args(declared))):
         return tuple(filter(None, text.removeprefix("[").removesuffix("]").split(",")))
     return text

@@ -1,16 +1,22 @@
-"""Flower's server (SuperLink), guarded: `python -m mpfedcl.network.flower.superlink SECRET FLAGS`.
+"""Flower's server (SuperLink) with access control.
 
-It is Flower's own app with one middleware more, around all others: whoever does not show the
-secret in the file SECRET reaches the clients' part alone. Flower's flags follow.
+    python -m mpfedcl.network.flower.superlink SECRET FLAGS
 
-It is also made for many clients at a time. By itself it works on forty requests at once; they keep
-each other from writing to the database, and those that have waited for five seconds are answered
-500, after which a client's answer is lost.
+This is Flower's own app with one more middleware: requests without the secret in the file SECRET
+reach only /v1/fleet/, in which Flower authenticates clients by their keys. Flower itself protects
+nothing else. FLAGS are Flower's.
+
+The number of worker threads is reduced. Flower's forty block each other's writes to the database,
+and after five seconds requests fail with 500, which loses clients' answers.
 """
 
+import hmac
 import sys
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
 from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from anyio import to_thread
@@ -22,38 +28,36 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superl
 from flwr.superlink.main import create_app
 from sqlalchemy.exc import OperationalError
 
-from mpfedcl.network.flower.access import RequireSecret
 from mpfedcl.network.setup.folders import read_secret
 
 _THREADS = 4
-"""Requests that are worked on at a time; the others wait for their turn."""
+"""Requests that are handled at the same time; others wait."""
 
 
 class _Lifespan(SuperLinkLifespan):
-    """Flower's own, with few threads."""
+    """Flower's own lifespan with fewer threads."""
 
     def startup(self) -> None:
-        """Start what Flower starts."""
-        # Of the event loop in which this is called.
+        """Limit the threads and start Flower."""
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
         super().startup()
 
 
 def add_guards(app: FastAPI, secret: str) -> None:
-    """Add what is ours to Flower's app."""
+    """Add our middleware and error handler to Flower's app."""
     app.add_exception_handler(OperationalError, _say_busy)
     app.add_middleware(RequireSecret, secret=secret)
 
 
 async def _say_busy(_: Request, error: Exception) -> JSONResponse:
-    """Answer that a request must be made again, as clients and runs then do by themselves."""
+    """Answer 503, after which clients and runs repeat the request."""
     getLogger("flwr").warning("Busy: %.200s", error)
     return JSONResponse({"detail": "The database is busy."}, status_code=503)
 
 
 def main() -> None:
     """Serve until ended."""
-    # Read from a file: others can read the words that a process was started with.
+    # From a file, because other users can read command lines.
     secret = read_secret(Path(sys.argv.pop(1)))
     config = _parse_superlink_lifespan_config()
     app = create_app(config, _Lifespan)
@@ -62,15 +66,76 @@ def main() -> None:
         app,
         host=config.host,
         port=config.port,
-        # Clients ask for messages every few seconds, for months.
+        # Clients poll every few seconds.
         access_log=False,
         log_config=get_uvicorn_log_config(console_handler.level),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ws="none",
-        # What its state is kept in may have one process.
+        # The database allows one process.
         workers=1,
     )
+
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+
+FLEET = "/v1/fleet/"
+"""The clients' API, in which each request is signed with a client's key."""
+MOST_BODY = 8 * 2**20
+"""Maximum bytes of a client's request, which is read before its signature is checked. Requests of
+Flower stay below 6 MB."""
+_LOG_SECONDS = 1.0
+"""Minimum seconds between two log lines about refusals, so that they cannot fill the disk."""
+
+
+class RequireSecret:
+    """Restricts requests without the secret to the clients' API (ASGI middleware)."""
+
+    def __init__(self, app: _App, secret: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {secret}".encode()
+        self._logged = 0.0
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Pass a request on, or refuse it before its body is read."""
+        code = 0 if scope["type"] == "lifespan" else self._judge(scope)
+        if not code:
+            await self._app(scope, receive, send)
+            return
+        self._log(scope, code)
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        if code == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await send({"type": "http.response.start", "status": code, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _judge(self, scope: _Scope) -> int:
+        """Return the HTTP code of a refusal; 0 if the request is allowed."""
+        headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        shown = [value for name, value in headers if name == b"authorization"]
+        # Constant time, so that the secret cannot be guessed piece by piece.
+        if len(shown) == 1 and hmac.compare_digest(shown[0], self._wanted):
+            return 0
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+            return 401
+        names = dict(headers)
+        if b"transfer-encoding" in names:
+            return 411
+        length = names.get(b"content-length", b"0")
+        return 0 if length.isdigit() and int(length[:20]) <= MOST_BODY else 413
+
+    def _log(self, scope: _Scope, code: int) -> None:
+        now = time.monotonic()
+        if now - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            host = (scope.get("client") or ("unknown",))[0]
+            getLogger("flwr").warning("Refused (%d): %s, %.80r", code, host, scope["path"])
 
 
 if __name__ == "__main__":

@@ -1,26 +1,44 @@
-"""The engine whose clients are on machines of their own: one message per client and round."""
+"""The engine whose clients run on their own machines: one message per client and round."""
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file
 
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
-from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
-from mpfedcl.network.evaluation import ClientEvaluation, gather_evaluations, unpack_evaluation
-from mpfedcl.network.message import FORMAT, Kind, Message, MessageError
-from mpfedcl.network.packing import pack_broadcast, pack_experiment, unpack_update
-from mpfedcl.network.part_messages import count_left_out, pack_part, unpack_part_update
-from mpfedcl.network.server.answer_limits import limit_answer
-from mpfedcl.network.server.client_registry import POLL_SECONDS, ClientRegistry
-from mpfedcl.network.server.secure_round import SecureRound
-from mpfedcl.network.server.silence import SilentClients
+from mpfedcl.methods import SharesPrototypes
+from mpfedcl.methods.messages import Broadcast, Failure, StackMember, Total, Update
+from mpfedcl.network.messages import (
+    ReportedEvaluation,
+    count_left_out,
+    gather_evaluations,
+    pack_broadcast,
+    pack_experiment,
+    pack_part,
+    unpack_evaluation,
+    unpack_part_update,
+    unpack_update,
+)
+from mpfedcl.network.server.registry import POLL_SECONDS, ClientRegistry, SilentClients
+from mpfedcl.network.server.secure_aggregation import SecureRound
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.server.waiting_updates import keep_in_file
-from mpfedcl.network.transport import AnswerLimit, Reply, Transport
+from mpfedcl.network.transport import (
+    FORMAT,
+    MOST_BYTES,
+    AnswerLimit,
+    Kind,
+    Message,
+    MessageError,
+    Reply,
+    Transport,
+)
 from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
 from mpfedcl.privacy.secure_aggregation.roster import Session
 from mpfedcl.rounds.assembly import Assembly
@@ -29,16 +47,28 @@ from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.sum_layout import SumLayout
 
+SPILL_BYTES = 2**20
+"""Smallest update that is spilled to disk."""
+_SETTLED, _SUMS = "settled/", "sums/"
+_SPARE = 3
+"""Factor on the expected size: masked values take eight bytes instead of a parameter's four."""
+_ALLOWANCE = 2**24
+"""Bytes for headers and small arrays."""
+_EXTRA_ARRAYS = 64
+_TEXT, _LONGEST_TEXT = 2**22, 2**26
+_COUNT_BYTES = 16
+"""Per entry of a confusion matrix."""
+_LABEL_AND_COUNT = 16
+"""Bytes of a prototype without its vector."""
+
 _Content = TypeVar("_Content")
-_SETTLED = "settled/"
-_SUMS = "sums/"
 
 
 class NetworkEngine(Engine):
-    """Trains clients by messages; each keeps its data and its state on its own machine."""
+    """Trains clients by messages; each client keeps its data and its state on its own machine."""
 
     _is_new_round = True
-    """Whether who is connected is asked for the first time in a round."""
+    """Whether the next `absent_clients` is the first of a round."""
 
     def __init__(
         self,
@@ -49,52 +79,49 @@ class NetworkEngine(Engine):
         status: Status,
         folder: Path | None = None,
     ) -> None:
-        self.previous_predictors: RoundEvaluation | None = None
-        """What the accepted clients read of the round before."""
+        self.previous_evaluation: RoundEvaluation | None = None
+        """The accepted clients' evaluation of the previous round."""
         self.read_versions: tuple[int, int] | None = None
-        """Asynchronous methods: the first and the last version that they have read."""
+        """Asynchronous methods: the first and the last version in that evaluation."""
+        self.sizes: dict[str, int] = dict(registry.sizes)
+        """Training samples by client name; updated in place as clients join."""
+        self.label_counts: dict[str, list[int]] = registry.label_counts
+        """The same by class."""
+        self.sums_digests: dict[str, str] = {}
+        """SHA-256 of each accepted client's sums; a client that leaves must send them again."""
         self._assembly = assembly
         self._experiment = experiment = assembly.experiment
         self._num_classes = assembly.method.num_classes
-        self._transport = transport
-        self._registry = registry
-        self._run = run
-        self._device = assembly.device
-        self._clock = assembly.clock
-        self._status, self._folder = status, folder
+        self._transport, self._registry = transport, registry
+        self._run, self._status, self._folder = run, status, folder
+        self._device, self._clock = assembly.device, assembly.clock
         self._document = pack_experiment(experiment)
         self._connected: dict[str, int] = {}
-        """Nodes by client, as of the beginning of the round."""
+        """Nodes by client, as of the start of the round."""
         self._resting: dict[str, str] = {}
-        """Why connected clients are left out of it."""
-        self.sizes: dict[str, int] = dict(registry.sizes)
-        """Training samples by client name; one mapping, which grows as clients come."""
-        self.label_counts: dict[str, list[int]] = registry.label_counts
-        """The same by class."""
+        """Reasons why connected clients are skipped in this round."""
         self._accepted: dict[str, int] = {}
         """The last round in which each client's update was accepted."""
         self._sent_sums: dict[str, str] = {}
-        self.sums_digests: dict[str, str] = {}
-        """The SHA-256 of the sums of each accepted client: who leaves must send them again."""
         self._silent = SilentClients()
         registry.introduced.clear()
         self._identities: dict[str, bytes] = {}
-        """The keys by which clients have signed what they show for secure aggregation."""
+        """Public keys of the clients in secure aggregation."""
         self._round = 0
         self._broadcast: Broadcast | None = None
         self._bytes_to_read = 0
-        """Of the rest of the model, which clients that train a part are sent to read the last
-        round; the round's own bytes are without it."""
+        """Bytes sent only for evaluating the previous round: the rest of the model for clients
+        that train a part of it."""
         self._missing: dict[str, str] = {}
         self._warnings: list[str] = []
         self._replied: set[str] = set()
-        self._late: dict[str, ClientEvaluation] = {}
-        """What clients read of the round before, by client; it counts if they are accepted."""
+        self._late: dict[str, ReportedEvaluation] = {}
+        """Evaluations of the previous round; they count if the client's update is accepted."""
 
     def absent_clients(self) -> Collection[str]:
-        """Find who is connected; a client that has introduced itself since now takes part."""
-        here = self._registry.find_connected(is_new_round=self._is_new_round)
-        before, self._connected = self._connected, here
+        """Find the connected clients; clients introduced since the last round join."""
+        before = self._connected
+        self._connected = self._registry.find_connected(is_new_round=self._is_new_round)
         came_back = self._connected.keys() - before.keys() if before else set()
         self._silent.note_answers(came_back | self._registry.introduced)
         self._registry.introduced.clear()
@@ -106,7 +133,7 @@ class NetworkEngine(Engine):
         return self.sizes.keys() - (self._connected.keys() - self._resting.keys())
 
     def _find_resting(self) -> dict[str, str]:
-        """Return the connected clients that are left out now; nobody is if too few would remain."""
+        """Return the connected clients to skip; none if too few would remain."""
         silent = self._silent.resting(self._round + 1)
         resting = {name: why for name, why in silent.items() if name in self._connected}
         is_enough = len(self._connected) - len(resting) >= self._experiment.min_clients
@@ -115,56 +142,49 @@ class NetworkEngine(Engine):
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update | Failure | Total]:
-        """Send the broadcast and yield updates, until enough clients have answered or time is up.
+        """Send the broadcast and yield updates until enough have arrived or the deadline passes.
 
-        The same message asks clients to evaluate the round before, if it is to be evaluated.
+        The same message asks clients to evaluate the previous round, if it is to be evaluated.
         """
         self._round, self._replied, self._late = broadcast.round, set(), {}
         self._warnings, self._broadcast = [], broadcast
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
         self._bytes_to_read = count_left_out(broadcast, names) if reads else 0
         self._note_absent()
-        if self._experiment.secure_aggregation:
-            yield from self._add_up_securely(broadcast, names, reads=reads)
-            return
         messages = self._compose("round", broadcast, names, reads=reads)
+        if self._experiment.secure_aggregation:
+            yield from self._aggregate_securely(broadcast, messages)
+            return
         for update in self._exchange("round", messages, self._read_update):
             self._replied.add(update.client)
             yield update
 
-    def _add_up_securely(
-        self, broadcast: Broadcast, names: Sequence[str], *, reads: bool
+    def _aggregate_securely(
+        self, broadcast: Broadcast, messages: Mapping[str, Message]
     ) -> Iterator[Failure | Total]:
-        """Let the named clients add up their updates; where too few are left nothing is opened."""
+        """Yield the total of the clients' updates, unless too few clients remain to open it."""
         session = Session(self._run, broadcast.round, self._experiment.secure.threshold)
         common = {"format": FORMAT, "experiment": self._document}
         layout = SumLayout(self._assembly)
         secure = SecureRound(self._exchange, session, layout, common, self._identities)
-        messages = self._compose("round", broadcast, names, reads=reads)
-
-        def note(name: str, message: Message) -> None:
-            if "late" in message.values:
-                self._late |= self._read_late(name, message)
-
         try:
-            total = secure.run(names, messages.__getitem__, note)
+            total = secure.run(messages, self._note_late)
         except NothingOpened as error:
             told = describe_lost_round(broadcast.round, error)
             if broadcast.round == self._experiment.rounds:
                 raise RunCutShort(told) from None
-            self._warnings = [told]
-            total = None
+            self._warnings, total = [told], None
         self._replied.update(each.client for each in secure.failures)
         yield from secure.failures
         if total is not None:
             yield total
 
-    def read_last_round(
+    def evaluate_last_round(
         self, broadcast: Broadcast
     ) -> tuple[RoundEvaluation | None, dict[str, Any]]:
-        """Let all connected clients read the last round; return also who said nothing sound."""
+        """Ask all connected clients to evaluate the last round; return also remarks."""
         self.absent_clients()
-        late: dict[str, ClientEvaluation] = {}
+        late: dict[str, ReportedEvaluation] = {}
         rejected: dict[str, str] = {}
         names = sorted(self._connected.keys() - self._resting.keys())
         self._note_absent()
@@ -178,7 +198,7 @@ class NetworkEngine(Engine):
         return gather_evaluations(late), {**self.remarks(), **told}
 
     def remarks(self) -> dict[str, Any]:
-        """Return why clients are missing, and who may not take part."""
+        """Return the reasons why clients are missing or refused, and warnings."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
         told: dict[str, Any] = {
             n: dict(sorted(each.items())) for n, each in reasons.items() if each
@@ -188,17 +208,17 @@ class NetworkEngine(Engine):
         return {**told, **({"warnings": self._warnings} if self._warnings else {})}
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
-        """Note whose update was accepted; each client is told with its next message."""
+        """Note the accepted updates; each client is told with its next message."""
         counted = {name: self._late[name] for name in accepted if name in self._late}
-        self.previous_predictors = gather_evaluations(counted)
+        self.previous_evaluation = gather_evaluations(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
         sums = {name: self._sent_sums[name] for name in accepted if name in self._sent_sums}
         self.sums_digests |= sums
-        # Perhaps its images are others than when it introduced itself.
+        # The data of a rejected client may have changed since its introduction.
         self._registry.ask_for_introduction(self._replied - set(accepted))
 
     def state(self) -> Tensors:
-        """Return the last round in which each client's update was accepted, and who is silent."""
+        """Return the last accepted round of each client, digests of sums, and silences."""
         accepted = {f"{_SETTLED}{name}": torch.tensor(r) for name, r in self._accepted.items()}
         sums = {
             f"{_SUMS}{name}": torch.tensor(list(bytes.fromhex(each)), dtype=torch.uint8)
@@ -207,16 +227,10 @@ class NetworkEngine(Engine):
         return {**accepted, **sums, **self._silent.state()}
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
-        self._accepted = {
-            name.removeprefix(_SETTLED): int(number)
-            for name, number in state.items()
-            if name.startswith(_SETTLED)
-        }
+        """Continue from the result of `state`."""
+        self._accepted = {name: int(each) for name, each in select(state, _SETTLED).items()}
         self.sums_digests = {
-            name.removeprefix(_SUMS): bytes(each.tolist()).hex()
-            for name, each in state.items()
-            if name.startswith(_SUMS)
+            name: bytes(each.tolist()).hex() for name, each in select(state, _SUMS).items()
         }
         self._silent.restore(state)
         self._round = int(record["round"])
@@ -234,9 +248,9 @@ class NetworkEngine(Engine):
         limit: AnswerLimit | None = None,
         share: float = 1.0,
     ) -> Iterator[_Content | Failure]:
-        """Send each named client its message and yield the content of replies as they come.
+        """Send each named client its message and yield the content of replies as they arrive.
 
-        `limit` bounds each answer, `share` the time: that part of a round's.
+        `limit` bounds each answer, `share` is the fraction of `network.round_timeout` to wait.
         """
         settings = self._experiment.network
         seconds = share * settings.round_timeout
@@ -249,7 +263,7 @@ class NetworkEngine(Engine):
         limits = {each: limit or self._limit_answer(name) for each, name in waiting.items()}
         unsent = clients.keys() - sent.keys()
         self._missing |= {clients[node]: "the message could not be sent" for node in unsent}
-        # The closing evaluation waits for every client that is connected.
+        # The closing evaluation waits for every connected client.
         enough = max(1, round((settings.enough if kind == "round" else 1.0) * len(messages)))
         answered = 0
         while waiting and answered < enough and (left := end - time.monotonic()) > 0:
@@ -282,7 +296,7 @@ class NetworkEngine(Engine):
     def _compose(
         self, kind: Kind, broadcast: Broadcast, names: Sequence[str], *, reads: bool
     ) -> dict[str, Message]:
-        """Return the message to each named client."""
+        """Return the message for each named client."""
         packed = pack_broadcast(broadcast)
         values = {
             **packed.values,
@@ -302,24 +316,27 @@ class NetworkEngine(Engine):
 
     def _read_update(self, name: str, message: Message) -> Update:
         update = unpack_update(name, message)
-        # Under a privacy budget not even their hash is kept, and nobody leaves.
+        # Under a privacy budget not even a digest is kept, and clients cannot leave.
         if update.summed and not self._experiment.privacy.has_budget:
             self._sent_sums[name] = digest_sums(self._unpack_sums(update))
-        if "late" in message.values:
-            self._late |= self._read_late(name, message)
+        self._note_late(name, message)
         assert self._broadcast is not None
         whole = unpack_part_update(update.to(self._device), self._broadcast)
-        return keep_in_file(whole, self._folder)
+        return spill_to_disk(whole, self._folder)
 
     def _unpack_sums(self, update: Update) -> Mapping[str, torch.Tensor]:
-        """Return sums as they are added up; what cannot be unpacked is rejected later."""
+        """Return decoded sums; update validation rejects undecodable ones later."""
         assert self._broadcast is not None
         try:
             return ProcessorChain(self._experiment).unpack(update, self._broadcast).summed
-        except Exception:  # what a stranger sends may fail in any way
+        except Exception:  # a malicious client's update may fail in any way
             return {}
 
-    def _read_late(self, name: str, message: Message) -> dict[str, ClientEvaluation]:
+    def _note_late(self, name: str, message: Message) -> None:
+        if "late" in message.values:
+            self._late |= self._read_late(name, message)
+
+    def _read_late(self, name: str, message: Message) -> dict[str, ReportedEvaluation]:
         return {name: unpack_evaluation(message.value("late", dict), self._num_classes)}
 
     def _write_status(
@@ -332,21 +349,69 @@ class NetworkEngine(Engine):
         )
 
 
+def select(state: Tensors, prefix: str) -> Tensors:
+    """Return the entries of a state under a prefix, without the prefix."""
+    return {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
+
+
 def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of a client's sums, to the bit."""
+    """Return the SHA-256 of a client's sums."""
     return digest(pack_tensors({name: sums[name] for name in sorted(sums)}))
 
 
 def read_reply(
     name: str, reply: Reply, read: Callable[[str, Message], _Content]
 ) -> _Content | Failure:
-    """Return what a client has sent, or why it cannot be read."""
+    """Return the content of a reply, or a failure with the reason."""
     if reply.message is None:
         return Failure(name, reply.reason)
     try:
         return read(name, reply.message)
     except MessageError as error:
         return Failure(name, f"its answer cannot be read: {error}")
-    # Whatever one client sends costs that client alone.
+    # A bad message affects only the client that sent it.
     except Exception as error:
         return Failure(name, f"its answer cannot be read ({type(error).__name__})")
+
+
+def limit_answer(assembly: Assembly, num_samples: int) -> AnswerLimit:
+    """Return the size limit of an update from a client with this many samples."""
+    method = assembly.method
+    template = assembly.template
+    expected = _num_bytes(template) + _num_bytes(assembly.sums)
+    if isinstance(method, SharesPrototypes):
+        itemsize = max(each.element_size() for each in assembly.initial.values())
+        row = assembly.model.embedding_size * itemsize + _LABEL_AND_COUNT
+        most = method.max_prototypes
+        rows = num_samples if most is None else min(num_samples, most * method.num_classes)
+        expected += rows * row
+    names = len(template) + len(assembly.sums)
+    return AnswerLimit(
+        num_arrays=2 * names + _EXTRA_ARRAYS,
+        array_bytes=min(MOST_BYTES, _SPARE * expected + _ALLOWANCE),
+        text_bytes=min(_LONGEST_TEXT, _TEXT + _COUNT_BYTES * method.num_classes**2),
+    )
+
+
+def _num_bytes(tensors: Tensors) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors.values())
+
+
+def spill_to_disk(update: Update, folder: Path | None) -> Update:
+    """Return an update whose large tensors are memory-mapped from an unnamed file in `folder`.
+
+    Updates are folded in name order, so any number of them may wait. The file is deleted with the
+    tensors.
+    """
+    tensors = update.averaged
+    assert not isinstance(tensors, StackMember)
+    if folder is None or tensors is None or any(each.is_cuda for each in tensors.values()):
+        return update
+    if sum(each.nbytes for each in tensors.values()) < SPILL_BYTES:
+        return update
+    # If the disk is full, the update stays in memory.
+    with contextlib.suppress(OSError), NamedTemporaryFile(dir=folder, prefix=".update-") as file:
+        file.write(pack_tensors(tensors))
+        file.flush()
+        return replace(update, averaged=load_file(file.name))
+    return update

@@ -1,6 +1,7 @@
-"""The server of a federation over a network: the same round loop, with clients elsewhere."""
+"""The server of a federation: waits for clients and runs the round loop with them."""
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,25 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, find_method
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.torch_encoders import make_model
-from mpfedcl.network.packing import Form
-from mpfedcl.network.server.arrival_engine import ArrivalEngine
-from mpfedcl.network.server.class_agreement import agree_on_classes
-from mpfedcl.network.server.client_registry import ClientRegistry
+from mpfedcl.network.messages import DataFormat
+from mpfedcl.network.server.asynchronous import AsynchronousEngine, Mailbox
 from mpfedcl.network.server.engine import NetworkEngine
-from mpfedcl.network.server.mailbox import Mailbox
-from mpfedcl.network.server.run_loop import NetworkRunLoop
+from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS
-from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.assembly import Assembly, assemble
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.noise_shares import fix_noise
 from mpfedcl.rounds.secure_checks import check_secure_aggregation, describe_secure_aggregation
 from mpfedcl.rounds.timing_checks import check_timing, refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Callbacks, Observer, RunResult
+from mpfedcl.runs.run_loop import RunLoop
 
 _MOST_IDLE_ROUNDS = 3
-"""Rounds in a row in which no update was accepted, before the run ends."""
+"""Rounds in a row without an accepted update before the run ends."""
 
 
 def serve(
@@ -46,11 +46,11 @@ def serve(
     observer: Observer | None = None,
     callbacks: Callbacks = NO_COMPANIONS,
 ) -> RunResult:
-    """Wait for clients, run an experiment with them into a new run directory, and return it."""
+    """Wait for clients, and run an experiment with them into a new run directory."""
     run_status = Status(status)
     warn = (observer or Observer()).on_warning
     experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
-    # What is missing is said before anybody is waited for.
+    # Report missing packages before waiting for clients.
     attach = callbacks.attach(experiment)
     transport = _open_mailbox(transport, experiment)
     registry = ClientRegistry(experiment, transport, run_status)
@@ -69,7 +69,7 @@ def resume_serving(
     observer: Observer | None = None,
     callbacks: Callbacks = NO_COMPANIONS,
 ) -> RunResult:
-    """Resume a run from its newest sound checkpoint."""
+    """Resume a run from its newest valid checkpoint."""
     run_status = Status(status)
     with RunDirectory.resume(path) as directory:
         experiment = directory.read_experiment()
@@ -82,33 +82,29 @@ def resume_serving(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
         attach = callbacks.attach(experiment)
-        form = Form.from_json(known) if known else None
+        data_format = DataFormat.from_json(known) if known else None
         transport = _open_mailbox(transport, experiment)
-        registry = ClientRegistry(check_experiment(experiment), transport, run_status, form)
+        registry = ClientRegistry(check_experiment(experiment), transport, run_status, data_format)
         experiment = _wait_for_clients(registry, experiment)
         attached = attach(path, observer or Observer())
         return _run(transport, experiment, registry, directory, run_status, attached)
 
 
 def check_experiment(experiment: Experiment) -> Experiment:
-    """Return the experiment with nothing left open that the server decides.
-
-    What cannot be run over a network is refused.
-    """
+    """Return the experiment with the server's defaults; reject settings that need a simulation."""
     encoder = experiment.encoder.name
     method = find_method(experiment.method)
     is_asynchronous = issubclass(method, Asynchronous)
     if is_asynchronous and experiment.systems.kind is None:
-        # Its clock is the one on the wall.
+        # Asynchronous methods run on wall-clock time.
         experiment = experiment.replace(systems__kind="none")
     experiment = experiment.resolved(method.defaults)
     refuse_over_network(method, experiment)
     check_timing(method, experiment)
     check_secure_aggregation(experiment)
     if experiment.secure_aggregation:
-        # Fewer are waited for, as long as patience lasts: no sum of theirs could be opened.
-        enough = max(experiment.min_clients, LEAST_CLIENTS)
-        experiment = experiment.replace(min_clients=enough)
+        # A sum of fewer clients cannot be opened.
+        experiment = experiment.replace(min_clients=max(experiment.min_clients, LEAST_CLIENTS))
     if experiment.dataset.name == "table":
         raise InvalidInput(
             "dataset.name is 'table'; over a network it must be left out: columns are standardized "
@@ -117,29 +113,29 @@ def check_experiment(experiment: Experiment) -> Experiment:
         )
     if experiment.asked_workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
-    # Clients read their own images alone, which is cheap: all predictors, by default in every round.
+    # Clients evaluate only their own data, which is cheap: all predictors in every round.
     every = 1 if experiment.evaluate_every == "auto" else experiment.evaluate_every
     experiment = experiment.replace(workers=1, evaluate_every=every, evaluate_predictors="all")
     if experiment.validation.bounds == "auto":
-        # Written down, so that a simulation of the same experiment comes to the same. Where single
-        # clients are not seen, or come one by one, they cannot be compared.
+        # Recorded in experiment.toml, so that a simulation gives the same result. Bounds compare
+        # single updates, which secure aggregation hides and asynchronous methods receive singly.
         is_hidden = experiment.secure_aggregation or experiment.privacy.has_budget
         bounds = "off" if is_hidden or is_asynchronous else "on"
         experiment = experiment.replace(validation__bounds=bounds)
-    # Clients with vectors need no encoder, so a default one is chosen once they have come.
+    # Clients with vectors need no encoder, so the default is chosen after their introduction.
     return experiment.replace(encoder__name=encoder)
 
 
 def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Experiment:
-    """Wait for clients; return the experiment with the classes that they have."""
+    """Wait for clients; return the experiment with their classes."""
     registry.wait_for_clients()
     experiment, odd = agree_on_classes(experiment, registry.members)
     registry.exclude(odd)
-    assert registry.form is not None
-    if registry.form.samples == "vectors":
+    assert registry.data_format is not None
+    if registry.data_format.samples == "vectors":
         experiment = experiment.replace(encoder__name="none")
     if all(member.own_data for member in registry.members.values()):
-        # Each has a test of its own too, whatever the data set's protocol says.
+        # Such clients have local test sets.
         experiment = experiment.replace(partition__test="matched")
     experiment = experiment.resolved(find_method(experiment.method).defaults)
     registry.use_experiment(experiment)
@@ -159,24 +155,21 @@ def _run(
         observer.on_warning(notice)
     device = find_device(experiment.device)
     classes = experiment.dataset.classes
-    assert registry.form is not None
+    assert registry.data_format is not None
     known = directory.read_json("federation.json") or {
         "run": secrets.token_hex(16),
-        "input_size": registry.form.input_size,
-        "encoder": registry.form.encoder,
-        **({"samples": "vectors"} if registry.form.samples == "vectors" else {}),
-        **({"image_shape": registry.form.image_shape} if registry.form.image_shape else {}),
+        **registry.data_format._asdict(),
     }
     directory.write_json("federation.json", known)
     assembly = assemble(
         experiment,
-        make_network_model(experiment, registry.form, device),
+        make_network_model(experiment, registry.data_format, device),
         num_classes=len(classes),
-        input_size=registry.form.input_size,
+        input_size=registry.data_format.input_size,
         device=device,
-        public=_load_public(experiment, registry.form, device),
+        public=_load_public(experiment, registry.data_format, device),
     )
-    kind = ArrivalEngine if isinstance(assembly.method, Asynchronous) else NetworkEngine
+    kind = AsynchronousEngine if isinstance(assembly.method, Asynchronous) else NetworkEngine
     engine = kind(assembly, transport, registry, known["run"], status, directory.path)
     run_loop = NetworkRunLoop(assembly, engine, classes)
     monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
@@ -187,53 +180,57 @@ def _run(
 
 
 def _open_mailbox(transport: Transport, experiment: Experiment) -> Transport:
-    """Return a transport by which answers and introductions may be waited for at a time."""
+    """Return a transport that serves an asynchronous engine and the registry at the same time."""
     in_rounds = not issubclass(find_method(experiment.method), Asynchronous)
     return transport if in_rounds else Mailbox(transport)
 
 
 def _load_public(
-    experiment: Experiment, form: Form, device: torch.device
+    experiment: Experiment, data_format: DataFormat, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the images that the server has: some of the data set's, where it is on this machine.
+    """Return the server's public samples from the experiment's data set, if the method uses them.
 
-    Clients that hold shares of that set leave out the same ones.
+    Clients with shares of that data set leave the same samples out.
     """
     if not experiment.public.size:
         return None
     data, _ = load_data_and_model(experiment, device)
-    if data.input_size != form.input_size or data.class_names != experiment.dataset.classes:
+    if data.input_size != data_format.input_size or data.class_names != experiment.dataset.classes:
         raise InvalidInput(
-            f"dataset.name is {experiment.dataset.name!r}, whose images the server judges models "
-            "on; they must be of the size and the classes of the clients' own."
+            f"dataset.name is {experiment.dataset.name!r}, whose samples the server evaluates "
+            "models on; they must have the size and the classes of the clients' samples."
         )
     return data.public
 
 
-def make_network_model(experiment: Experiment, form: Form, device: torch.device) -> Model:
-    """Return the model that fits what all clients have in common."""
+def make_network_model(
+    experiment: Experiment, data_format: DataFormat, device: torch.device
+) -> Model:
+    """Return the model for the clients' data format."""
     num_classes, settings = len(experiment.dataset.classes), experiment.model
     if experiment.encoder.train:
         encoder = find_experiment_encoder(experiment, device)
-        if form.encoder != encoder.fingerprint:
+        if data_format.encoder != encoder.fingerprint:
             raise InvalidInput(
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
             )
-        return make_model(encoder, form.input_size, num_classes, settings, trains_encoder=True)
-    is_encoded = form.samples == "vectors" or experiment.encoder.name not in (None, "none")
+        return make_model(
+            encoder, data_format.input_size, num_classes, settings, trains_encoder=True
+        )
+    is_encoded = data_format.samples == "vectors" or experiment.encoder.name not in (None, "none")
     return make_model(
         None,
-        form.input_size,
+        data_format.input_size,
         num_classes,
         settings,
         takes_features=is_encoded,
-        image_shape=form.image_shape or None,
+        image_shape=data_format.image_shape or None,
     )
 
 
 class _RunMonitor:
-    """Keeps partition.json up to date, and ends a run in which no update is accepted any more."""
+    """Keeps partition.json current, and ends a run without accepted updates."""
 
     def __init__(
         self,
@@ -271,7 +268,7 @@ class _RunMonitor:
             raise RunCutShort(f"no client was accepted in {self._idle} rounds.")
 
     def _write_partition(self) -> None:
-        """Write who holds what, as clients say it; those who have left stay on record."""
+        """Write the reported label counts; clients that have left stay in the file."""
         before = self._directory.read_json("partition.json") or {"clients": {}}
         introduced = {
             name: {"train": counts, "test": self._registry.members[name].test}
@@ -279,18 +276,87 @@ class _RunMonitor:
         }
         clients = {**before["clients"], **introduced}
         encoders = {each.encoder for each in self._registry.members.values() if each.encoder}
-        form = self._registry.form
-        has_vectors = form is not None and form.samples == "vectors"
+        data_format = self._registry.data_format
+        assert data_format is not None
         content = {
             "classes": list(self._classes),
             "clients": {name: clients[name] for name in sorted(clients)},
             "input_means": {},
-            # What the experiment says of data is for clients that have none of their own.
+            # The experiment's data settings do not describe clients with their own data.
             "network": True,
-            # Whoever uses the model must put images through the same encoder.
             **({"encoder": encoders.pop()} if encoders else {}),
-            **({"input_shape": [form.input_size]} if form and has_vectors else {}),
-            **({"image_shape": list(form.image_shape)} if form and form.image_shape else {}),
+            **(
+                {"input_shape": [data_format.input_size]}
+                if data_format.samples == "vectors"
+                else {}
+            ),
+            **({"image_shape": list(shape)} if (shape := data_format.image_shape) else {}),
         }
         if content != before:
             self._directory.write_partition(content)
+
+
+class NetworkRunLoop(RunLoop):
+    """Completes each round's record when clients have evaluated the round.
+
+    Clients evaluate a round with the message of the next one, and the last round with a closing
+    message. So rounds.jsonl is one round behind the checkpoint, which holds the pending record.
+    """
+
+    def __init__(
+        self, assembly: Assembly, engine: NetworkEngine, class_names: tuple[str, ...]
+    ) -> None:
+        super().__init__(assembly, engine, class_names)
+        self._network = engine
+        self._pending: dict[str, Any] | None = None
+        """The record of a round that clients have not evaluated yet."""
+
+    def _write_record(
+        self, directory: RunDirectory, record: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Write the record of the previous round; this record waits if its round is evaluated."""
+        if self._pending is not None:
+            yield self._complete(directory, self._pending, self._network.previous_evaluation)
+        if self._is_incomplete(record):
+            self._pending = record
+        else:
+            yield from super()._write_record(directory, record)
+
+    def _complete_records(self, directory: RunDirectory) -> Iterator[dict[str, Any]]:
+        """Let clients evaluate the last round, and complete its record."""
+        if self._pending is None or self._round_loop.state.round < self._experiment.rounds:
+            return
+        record = self._pending
+        evaluation, remarks = self._network.evaluate_last_round(self._round_loop.broadcast())
+        if evaluation is None:
+            raise RunCutShort(f"no client has evaluated the last round, {record['round']}.")
+        if remarks:
+            record["remarks"]["closing"] = remarks
+        self._write_confusion(directory, evaluation.confusion)
+        yield self._complete(directory, record, evaluation)
+
+    def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
+        """Return to the newest valid checkpoint and its pending record."""
+        records = super()._restore(directory, observer)
+        if records and self._is_incomplete(records[-1]):
+            self._pending = records.pop()
+            directory.rewind_records(records[-1] if records else None)
+        return records
+
+    def _is_incomplete(self, record: dict[str, Any]) -> bool:
+        return self._experiment.evaluates(record["round"]) and record["accuracy"] is None
+
+    def _complete(
+        self, directory: RunDirectory, record: dict[str, Any], evaluation: RoundEvaluation | None
+    ) -> dict[str, Any]:
+        """Add the clients' evaluation to the record of a round, and write it."""
+        if evaluation is not None:
+            if versions := self._network.read_versions:
+                record["remarks"]["read_versions"] = list(versions)
+            record["accuracy"] = evaluation.table()
+            record["accuracy_per_client"] = evaluation.per_client(
+                self._method.predictor_on("local_test")
+            )
+        directory.append_record(record)
+        self._pending = None
+        return record

@@ -1,4 +1,4 @@
-"""One exchange with one client of a finished run: its sums, and its outcome in return."""
+"""An exchange with a single client of a finished one-shot run: it joins or leaves."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,9 +9,9 @@ import torch
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Failure, Update
-from mpfedcl.network.packing import Form
-from mpfedcl.network.server.client_registry import ClientRegistry
+from mpfedcl.network.messages import DataFormat
 from mpfedcl.network.server.engine import NetworkEngine, digest_sums
+from mpfedcl.network.server.registry import ClientRegistry
 from mpfedcl.network.server.serve import make_network_model
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
@@ -25,14 +25,14 @@ Json = dict[str, Any]
 
 
 class SingleClient:
-    """A client that is asked by itself, whoever else is connected or not.
+    """One client of a finished run; other connected clients are ignored.
 
     Args:
-        transport: How it is reached.
-        experiment: That of the run, with the classes that its federation has by now.
-        known: The run's federation.json.
-        name: The client.
-        status: Told what is being done.
+        transport: Carries the messages.
+        experiment: The run's experiment, with the current classes of the federation.
+        known: The content of the run's federation.json.
+        name: The client's name.
+        status: Receives progress.
     """
 
     def __init__(
@@ -45,44 +45,44 @@ class SingleClient:
     ) -> None:
         self.name = name
         self._known = dict(known)
-        form = Form.from_json(known)
-        registry = ClientRegistry(experiment, transport, status, form, only=name)
+        data_format = DataFormat.from_json(known)
+        registry = ClientRegistry(experiment, transport, status, data_format, only=name)
         registry.wait_for_only()
         device = torch.device("cpu")
         self._assembly = assemble(
             experiment,
-            make_network_model(experiment, form, device),
+            make_network_model(experiment, data_format, device),
             num_classes=len(experiment.dataset.classes),
-            input_size=form.input_size,
+            input_size=data_format.input_size,
             device=device,
         )
         self._engine = NetworkEngine(self._assembly, transport, registry, known["run"], status)
         settled: dict[str, int] = known.get("settled", {})
-        # Of one exchange, which was round 1; what the client keeps of that must not be lost.
+        # The one-shot exchange was round 1, and the client must keep its state of that round.
         self._round = 1 + max([1, *settled.values()])
         last = torch.tensor(settled.get(name, 1))
         self._engine.restore({f"settled/{name}": last}, {"round": self._round - 1})
 
     def ask(self, current: Broadcast) -> tuple[Update, str | None]:
-        """Return the client's sums, and why the guard rejects them, or None.
+        """Return the client's sums, and why update validation rejects them, or None.
 
-        `current` is what the federation has now: the client reads it on its local test set samples.
+        The client evaluates `current`, the federation's present outcome, on its local test set.
         """
         broadcast = replace(current, round=self._round)
         self._engine.absent_clients()
         answers = list(self._engine.train(broadcast, [self.name], keep=[]))
         if not answers:
             missing = self._engine.remarks().get("missing", {})
-            raise RunCutShort(f"{self.name} was asked: {missing.get(self.name, 'no answer')}.")
+            raise RunCutShort(f"{self.name} did not answer: {missing.get(self.name, 'no answer')}.")
         method = self._assembly.method
         server = method.init_server(self._assembly.initial)
-        guard = UpdateValidator(self._assembly, self._engine.sizes, self._engine.label_counts)
-        collector = UpdateCollector(method, guard, server, broadcast, [self.name])
+        validator = UpdateValidator(self._assembly, self._engine.sizes, self._engine.label_counts)
+        collector = UpdateCollector(method, validator, server, broadcast, [self.name])
         (answer,) = answers
         collector.add(answer)
         if isinstance(answer, Failure):
-            raise RunCutShort(f"{self.name} could not do it: {answer.reason}")
-        # Totals are of secure aggregation, in which no client is asked by itself.
+            raise RunCutShort(f"{self.name} failed: {answer.reason}")
+        # Secure aggregation, the only source of totals, cannot change single clients.
         assert isinstance(answer, Update)
         rejected = collector.rejected.get(self.name)
         if rejected is not None:
@@ -90,14 +90,14 @@ class SingleClient:
         return ProcessorChain(method.experiment).unpack(answer, broadcast), None
 
     def close(self, outcome: Broadcast) -> tuple[RoundEvaluation | None, RoundEvaluation | None]:
-        """Send the client what has become of it; return what it read before and reads after."""
+        """Send the client the new outcome; return its evaluation before and after."""
         following = replace(outcome, round=self._round + 1)
         self._engine.keep_accepted([self.name], lambda: following)
-        after, _ = self._engine.read_last_round(following)
-        return self._engine.previous_predictors, after
+        after, _ = self._engine.evaluate_last_round(following)
+        return self._engine.previous_evaluation, after
 
     def described(self, update: Update) -> Json:
-        """Return federation.json once the client's sums are in: which, and in which round."""
+        """Return the content of federation.json with the digest of the client's new sums."""
         settled = {**self._known.get("settled", {}), self.name: self._round}
         sums = {**self._known.get("sums", {}), self.name: digest_sums(update.summed)}
         return {**self._known, "settled": settled, "sums": sums}

@@ -1,9 +1,9 @@
-"""The folder of a federation: who belongs to it, certificates, keys, and a page for each machine.
+"""The folder of a federation: clients, certificates, keys, and instructions for each machine.
 
 DIR/federation.toml                    address and clients
-DIR/README.md                          what to do on which machine
+DIR/README.md                          instructions
 DIR/server/                            certificate, key and secret, the clients' public keys
-DIR/clients/<name>/                    what that client's machine needs, and nothing else
+DIR/clients/<name>/                    the files for that client's machine
 """
 
 import contextlib
@@ -34,23 +34,23 @@ class ServerFolder:
 
     root: Path
     host: str
-    """As clients reach the server: a name or an address."""
+    """The server's name or address as seen by clients."""
     port: int
     clients: tuple[str, ...]
 
     def __post_init__(self) -> None:
         self.server = self.root / "server"
-        """What the server's machine needs."""
+        """The files for the server's machine."""
         self.authority = self.server / "ca.pem"
-        """The certificate that clients check the server's by."""
+        """The CA certificate."""
         self.secret = self.server / "control.secret"
-        """Whoever can read it may start runs, and nobody else."""
+        """File with the secret that allows starting runs."""
         self.app = self.server / "app"
-        """The app that Flower wants with a run: it names what is installed."""
+        """The app that Flower requires with a run; it contains no code."""
         self.flower_home = self.server / "flower"
-        """Flower's own folder, instead of one in the user's home."""
+        """FLWR_HOME of this federation."""
         self.status = self.server / "status.json"
-        """Where a running federation says what it is doing."""
+        """The status file."""
 
     @classmethod
     def open(cls, root: Path) -> Self:
@@ -68,20 +68,20 @@ class ServerFolder:
         return self.server / "clients" / f"{client}.pub"
 
     def make_secret(self) -> None:
-        """Make the secret of the control path, unless there is one."""
+        """Create the secret of the control API, unless it exists."""
         from mpfedcl.network.setup.keys import write_private
 
         with contextlib.suppress(FileExistsError):
             write_private(self.secret, f"{secrets.token_urlsafe(32)}\n".encode())
 
     def read_secret(self) -> str:
-        """Return the secret of the control path."""
+        """Return the secret of the control API."""
         return read_secret(self.secret)
 
 
 @dataclass
 class ClientFolder:
-    """A client's side: on its own machine this folder is all there is."""
+    """The client's side; the only folder on the client's machine."""
 
     root: Path
     name: str
@@ -90,18 +90,18 @@ class ClientFolder:
 
     def __post_init__(self) -> None:
         self.authority = self.root / "ca.pem"
-        """The certificate that the server's is checked by."""
+        """The CA certificate."""
         self.key = self.root / "node.key"
         self.memory = self.root / "memory"
-        """What the client keeps between rounds."""
+        """The client's state between rounds."""
         self.flower_home = self.root / "flower"
         self.settings = self.root / "node.toml"
-        """What its operator decided when it was last started."""
+        """The operator's settings at the last start."""
         self.log = self.root / "supernode.log"
 
     @classmethod
     def open(cls, path: Path, name: str | None) -> Self:
-        """Find a client's folder: this one, or the one of that name in a federation's folder."""
+        """Find a client's folder: `path` itself, or the subfolder of a federation's folder."""
         root = path
         if not (path / "client.toml").is_file() and name is not None:
             root = path / "clients" / name
@@ -121,43 +121,42 @@ class ClientFolder:
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file; one that could be guessed is refused."""
+    """Return the secret in a file; reject a short one."""
     try:
         secret = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         raise InvalidInput(
-            f"{path} does not exist; the server must be started once, which makes it."
+            f"{path} does not exist; the first start of the server creates it."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(
-            f"{path} cannot be read ({error}); whoever starts runs must be the user who runs the "
-            "server."
+            f"{path} cannot be read ({error}); only the user who runs the server can start runs."
         ) from None
     if len(secret) < _SHORTEST_SECRET:
         raise InvalidInput(
-            f"{path} holds {len(secret)} characters; a secret must have {_SHORTEST_SECRET} or "
-            "more: delete it, and the server makes another."
+            f"{path} has {len(secret)} characters; it must have at least {_SHORTEST_SECRET}: "
+            "delete the file, and the server creates a new secret."
         )
     return secret
 
 
 def make_federation(root: Path, names: Sequence[str], host: str | None, port: int) -> ServerFolder:
-    """Make a federation's folder, or add clients to one; keys that are there are never touched."""
-    # Only here: whoever starts a client needs none of it.
+    """Create a federation's folder, or add clients to one; existing keys are never replaced."""
+    # Imported here, because clients do not need `cryptography`.
     from mpfedcl.network.setup.keys import make_authority, make_server_certificate
 
     existing = ServerFolder.open(root) if (root / "federation.toml").is_file() else None
     if root.exists() and not root.is_dir():
         raise InvalidInput(f"{root} is a file; it must be a new folder, or a federation's.")
-    # What is only half made is made whole.
+    # An interrupted call leaves these, and the same call completes the folder.
     parts = {"server", "clients", "README.md"}
     if existing is None and root.exists() and {each.name for each in root.iterdir()} - parts:
         raise InvalidInput(f"{root} is not empty; it must be a new folder, or a federation's.")
     _check_host(host)
     if existing is not None and host not in (None, existing.host):
         raise InvalidInput(
-            f"host is {host!r}; this federation's server is {existing.host!r}, and its certificate "
-            "says so: make a new federation, or leave it out."
+            f"host is {host!r}; it must be {existing.host!r}, as in the server's certificate: make "
+            "a new federation, or leave it out."
         )
     known = existing.clients if existing else ()
     for name in names:
@@ -167,7 +166,7 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
     folder = ServerFolder(root, folder.host, folder.port, clients)
     for part in (folder.server / "clients", folder.app, folder.flower_home, root / "clients"):
         part.mkdir(parents=True, exist_ok=True)
-    # Databases and logs are made in it later: closed from the beginning.
+    # Databases and logs will be created in it.
     folder.server.chmod(0o700)
     folder.make_secret()
     if not folder.authority.is_file():
@@ -182,7 +181,7 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
             hosts,
         )
     for name in clients:
-        # Once handed out and taken away from here, its key is nobody else's to make.
+        # A client folder that was moved to its machine must not get a new key.
         if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
             _make_client(folder, name)
     write_app(folder.app)
@@ -197,17 +196,17 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
         description="mpfedcl federation, server",
         command=f"{_COMMAND} server /srv/federation",
     )
-    # It lets clients through to their part, and nobody further.
+    # nginx passes only the clients' API.
     place = folder.server.resolve()
     _write_page(folder.server / "nginx.conf", "nginx.conf", folder=place, **address)
-    # Last: a folder without it is not a federation, and the same command makes it whole.
+    # Last, because it marks the folder as complete.
     values = {"format": FORMAT, "host": folder.host, "port": folder.port, "clients": list(clients)}
     write_atomically(root / "federation.toml", tomli_w.dumps(values).encode())
     return folder
 
 
 def write_app(folder: Path) -> None:
-    """Write the Flower app: it names what is installed on every machine, and carries no code."""
+    """Write the Flower app, which only refers to the installed package."""
     flower = {
         "publisher": "mpfedcl",
         "components": {
@@ -251,14 +250,14 @@ def _make_client(folder: ServerFolder, name: str) -> None:
 
 
 def _write_page(path: Path, template: str, **values: object) -> None:
-    """Write what people, nginx or systemd read: a template, filled in."""
+    """Write a page from a template."""
     file = resources.files("mpfedcl.network.setup") / "templates" / template
     content = Template(file.read_text(encoding="utf-8")).substitute(values)
     write_atomically(path, content.encode())
 
 
 def _check_client_name(name: str) -> None:
-    """A client's name is a folder, a line in a table and a word in a command."""
+    """Reject names that are unsafe as folder or argument."""
     plain = name.replace("-", "a").replace("_", "a").replace(".", "a")
     if not (plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= 64):
         raise InvalidInput(
@@ -268,7 +267,7 @@ def _check_client_name(name: str) -> None:
 
 
 def _check_host(host: str | None) -> None:
-    """A server's name stands in its certificate, and before a colon and a port."""
+    """Reject anything but a host name or an IPv4 address."""
     plain = (host or "a").replace("-", "a").replace(".", "a")
     if not (plain.isalnum() and plain.isascii() and len(plain) <= 253) or host == "":
         raise InvalidInput(

@@ -1,8 +1,4 @@
-"""Certificates and keys for a federation: one authority, the server's certificate, a key a client.
-
-Made by the `cryptography` library, which Flower brings along; nothing here is encrypted or signed
-by hand.
-"""
+"""Certificates and keys of a federation: a CA, the server's certificate, a key per client."""
 
 import datetime
 import ipaddress
@@ -29,11 +25,11 @@ _YEARS_OF_AUTHORITY, _YEARS_OF_SERVER = 10, 2
 
 
 def make_authority(certificate: Path, key: Path) -> None:
-    """Make the authority that vouches for the server; keep its key where nobody else reads it."""
+    """Create the certificate authority (CA)."""
     private = _find_key(key, PrivateFormat.PKCS8)
     name = _name("mpfedcl federation")
     builder = _builder(name, name, private, _YEARS_OF_AUTHORITY)
-    # Vouches for servers itself, and for no other authority.
+    # path_length 0: it may sign servers, but no other CA.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     signed = builder.sign(private, hashes.SHA384())
@@ -43,7 +39,7 @@ def make_authority(certificate: Path, key: Path) -> None:
 def make_server_certificate(
     certificate: Path, key: Path, authority: Path, authority_key: Path, hosts: list[str]
 ) -> None:
-    """Make the server's certificate, valid under each of the host names and addresses."""
+    """Create the server's certificate for host names and addresses."""
     issuer = x509.load_pem_x509_certificate(authority.read_bytes())
     signer = load_pem_private_key(authority_key.read_bytes(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
@@ -65,35 +61,35 @@ def make_server_certificate(
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """Make the key by which a client shows who it is."""
+    """Create the key that authenticates a client."""
     key = _find_key(private, PrivateFormat.OpenSSH)
     text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_atomically(public, text + b"\n")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file, whole or not at all, that nobody but its owner could read at any moment."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.unlink(missing_ok=True)
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    """Create a file atomically; only its owner can read it at any moment."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     try:
-        # Unlike a renaming, a link never takes the place of a file that is there.
-        os.link(beside, path)
+        # Unlike a rename, a link never replaces an existing file.
+        os.link(temporary, path)
     finally:
-        beside.unlink()
+        temporary.unlink()
 
 
 def is_private(path: Path) -> bool:
-    """Tell whether a file is closed to everybody but its owner."""
+    """Return whether only its owner can access a file."""
     return path.stat().st_mode & 0o077 == 0
 
 
 def find_open(folder: Path) -> tuple[Path | None, bool]:
-    """Return what others can change in a folder, and whether they can look into it."""
+    """Return a path in a folder that others can change, and whether they can read the folder."""
     mode = folder.stat().st_mode
     if not mode & 0o077:
         return None, False
@@ -103,7 +99,7 @@ def find_open(folder: Path) -> tuple[Path | None, bool]:
 
 
 def _find_key(path: Path, form: PrivateFormat) -> ec.EllipticCurvePrivateKey:
-    """Return the private key of a file, made now if there is none: a key is never replaced."""
+    """Return the private key in a file, created if the file does not exist."""
     if not path.is_file():
         made = ec.generate_private_key(_CURVE)
         write_private(path, made.private_bytes(Encoding.PEM, form, NoEncryption()))
@@ -119,7 +115,7 @@ def _builder(
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-    # Clocks at the edge are not always right.
+    # Clocks of clients may be wrong.
     builder = builder.not_valid_before(now - datetime.timedelta(days=1))
     builder = builder.not_valid_after(now + datetime.timedelta(days=365 * years))
     return builder.add_extension(
@@ -142,7 +138,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _name(text: str) -> x509.Name:
-    # A common name has at most 64 characters; host names may be longer and stand elsewhere too.
+    # A common name has at most 64 characters; the alternative names hold the full host name.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 

@@ -1,11 +1,10 @@
 """A round of secure aggregation over a network: four messages to each client, and one total."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from mpfedcl.methods.messages import Failure, Total
-from mpfedcl.network.message import Kind, Message, MessageError
-from mpfedcl.network.transport import AnswerLimit
+from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
 from mpfedcl.privacy.secure_aggregation.client import Revealed
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Session, find_odd, read_bytes
@@ -13,74 +12,52 @@ from mpfedcl.privacy.secure_aggregation.server import SumServer
 from mpfedcl.rounds.sum_layout import SumLayout
 
 LIGHT_SHARE, HEAVY_SHARE = 1 / 6, 1 / 2
-"""Of a round's time: for each of the three stages without training, and for the training."""
+"""Fractions of a round's time: each of the three stages without training, and the training."""
 _SPARE_BYTES = 2**16
 _TEXT = 2**22
 _PER_CLIENT = 2048
-"""Bytes of text that a stage may say of each client: a name and a sealed share."""
+"""Bytes of text per client in an answer: a name and a sealed share."""
 
-_Content = TypeVar("_Content")
-
-
-class Ask(Protocol):
-    """Sends clients messages and yields what is read of their answers, in a share of a round."""
-
-    def __call__(
-        self,
-        kind: Kind,
-        messages: Mapping[str, Message],
-        read: Callable[[str, Message], _Content],
-        *,
-        limit: AnswerLimit,
-        share: float,
-    ) -> "Iterator[_Content | Failure]":
-        """Ask each of the named clients."""
+Exchange = Callable[..., Iterator[Any]]
+"""`NetworkEngine._exchange`."""
+Read = Callable[[str, Message], Any]
 
 
 class SecureRound:
-    """One round; a client that fails at a stage costs itself alone while enough are left.
+    """One round; a client that fails at a stage is left out while enough clients remain.
 
     Args:
-        ask: How clients are asked.
-        session: The sum.
-        layout: What clients add.
-        common: Values that each message has.
-        identities: The keys by which clients have signed before in this run; those of now are
-            added.
+        exchange: Sends messages to clients and yields the content of their answers.
+        session: The run, the round and the threshold.
+        layout: The values that clients add up.
+        common: Values of every message.
+        identities: Public keys of the clients seen before in this run; new ones are added.
     """
 
     def __init__(
         self,
-        ask: Ask,
+        exchange: Exchange,
         session: Session,
         layout: SumLayout,
         common: Mapping[str, Any],
         identities: dict[str, bytes],
     ) -> None:
         self.failures: list[Failure] = []
-        """Why single clients are not in the total."""
-        self._ask, self._session, self._layout = ask, session, layout
+        """Reasons why single clients are not in the total."""
+        self._exchange, self._session, self._layout = exchange, session, layout
         self._identities = identities
         self._common = {**common, "run": session.run, "round": session.round}
 
-    def run(
-        self,
-        names: Sequence[str],
-        heavy: Callable[[str], Message],
-        note: Callable[[str, Message], None],
-    ) -> Total:
-        """Return the total of those who are left; where they are too few it is not opened.
+    def run(self, messages: Mapping[str, Message], note: Callable[[str, Message], None]) -> Total:
+        """Return the total of the remaining clients; raise `NothingOpened` if they are too few.
 
         Args:
-            names: The clients that are asked.
-            heavy: The message of the round itself to a client; shares are added to it.
-            note: Told of each answer to it.
+            messages: The training message for each client; shares are added to it.
+            note: Called with each answer to it.
         """
-        adverts = {
-            name: advert
-            for found in self._stage("advertise", names, {}, _read_advert)
-            for name, advert in found.items()
-        }
+        adverts: dict[str, Advert] = {}
+        for found in self._stage("advertise", list(messages), {}, _read_advert):
+            adverts |= found
         for name, reason in find_odd(self._session, adverts, self._identities).items():
             del adverts[name]
             self.failures.append(Failure(name, reason))
@@ -93,9 +70,9 @@ class SecureRound:
             {"adverts": told},
             lambda name, message: server.take_shares(name, _read_table(message, "sealed")),
         )
-        self._add_up(server, heavy, note)
+        self._train(server, messages, note)
         survivors = server.survivors
-        # Who fails now is in the sum all the same.
+        # A client that fails from here on is still in the total.
         before = len(self.failures)
         self._stage(
             "reveal",
@@ -109,36 +86,32 @@ class SecureRound:
         taken_part = len(server.roster.names)
         return self._layout.total(server.open(), survivors, taken_part, server.bytes_up)
 
-    def _add_up(
+    def _train(
         self,
         server: SumServer,
-        heavy: Callable[[str], Message],
+        messages: Mapping[str, Message],
         note: Callable[[str, Message], None],
     ) -> None:
-        """Let clients train, and add up what they send."""
+        """Let clients train, and add up their masked values."""
 
         def take(name: str, message: Message) -> None:
             if "masked" not in message.arrays:
-                raise MessageError("its masked numbers are missing")
+                raise MessageError("its masked values are missing")
             server.take_masked(name, message.arrays["masked"])
             note(name, message)
 
-        messages = {}
+        with_shares = {}
         for name in server.sharers:
-            begun = heavy(name)
             sealed = {other: each.hex() for other, each in server.shares_for(name).items()}
-            messages[name] = Message({**begun.values, "sealed": sealed}, begun.arrays)
+            message = messages[name]
+            with_shares[name] = Message({**message.values, "sealed": sealed}, message.arrays)
         size = 8 * self._layout.size + _SPARE_BYTES
         limit = AnswerLimit(num_arrays=1, array_bytes=size, text_bytes=_TEXT)
-        self._gather("round", messages, take, limit, HEAVY_SHARE)
+        self._gather("round", with_shares, take, limit, HEAVY_SHARE)
 
     def _stage(
-        self,
-        stage: str,
-        names: Sequence[str],
-        values: Mapping[str, Any],
-        read: Callable[[str, Message], _Content],
-    ) -> list[_Content]:
+        self, stage: str, names: Sequence[str], values: Mapping[str, Any], read: Read
+    ) -> list[Any]:
         message = Message({**self._common, "stage": stage, **values})
         text = _SPARE_BYTES + _PER_CLIENT * len(names)
         limit = AnswerLimit(num_arrays=0, array_bytes=_SPARE_BYTES, text_bytes=text)
@@ -148,20 +121,20 @@ class SecureRound:
         self,
         kind: Kind,
         messages: Mapping[str, Message],
-        read: Callable[[str, Message], _Content],
+        read: Read,
         limit: AnswerLimit,
         share: float,
-    ) -> list[_Content]:
-        """Ask clients, note failures, and return the rest."""
+    ) -> list[Any]:
+        """Ask clients, note failures, and return the content of the other answers."""
 
-        def refuse(name: str, message: Message) -> _Content:
+        def read_checked(name: str, message: Message) -> Any:
             try:
                 return read(name, message)
             except ProtocolError as error:
                 raise MessageError(str(error)) from None
 
         found = []
-        for each in self._ask(kind, messages, refuse, limit=limit, share=share):
+        for each in self._exchange(kind, messages, read_checked, limit=limit, share=share):
             if isinstance(each, Failure):
                 self.failures.append(each)
             else:

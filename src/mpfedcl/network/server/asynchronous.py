@@ -1,7 +1,7 @@
-"""The engine of asynchronous methods over a network: each client is asked by itself.
+"""The engine of asynchronous methods over a network, which dispatches single clients.
 
-A message carries the version of the model and the number of the sending, and its answer repeats
-both. At most one is under way to a client.
+A message carries the version of the model and a dispatch number, and its answer repeats both. A
+client has at most one message in flight.
 """
 
 import time
@@ -13,22 +13,20 @@ import torch
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Failure, Update
-from mpfedcl.network.evaluation import ClientEvaluation, gather_evaluations
-from mpfedcl.network.message import Kind, Message, MessageError
-from mpfedcl.network.packing import unpack_update
-from mpfedcl.network.server.client_registry import POLL_SECONDS
-from mpfedcl.network.server.engine import NetworkEngine, read_reply
-from mpfedcl.network.transport import AnswerLimit, Reply
+from mpfedcl.network.messages import ReportedEvaluation, gather_evaluations, unpack_update
+from mpfedcl.network.server.engine import NetworkEngine, read_reply, select
+from mpfedcl.network.server.registry import POLL_SECONDS
+from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply, Transport
 from mpfedcl.rounds.evaluation import RoundEvaluation
 
 _RECEIVE_SECONDS = 30.0
-"""That fetching an answer may take before others are looked at."""
+"""Time limit for fetching an answer."""
 _DELAY = "delay/"
 
 
 @dataclass(frozen=True)
 class _Open:
-    """A message that was sent to a client and waits for its answer."""
+    """A message in flight."""
 
     client: str
     node: int
@@ -37,8 +35,8 @@ class _Open:
     limit: AnswerLimit
 
 
-class ArrivalEngine(NetworkEngine):
-    """Sends clients out one by one, each with the model of its moment; they come when they come."""
+class AsynchronousEngine(NetworkEngine):
+    """Dispatches each client with the current model and takes answers as they arrive."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -46,31 +44,31 @@ class ArrivalEngine(NetworkEngine):
         """By message id."""
         self._unsent: set[str] = set()
         self._answers: dict[str, tuple[Broadcast, Update | Failure]] = {}
-        """What has come and is not settled, with what it answers."""
+        """Arrived answers that are not settled, with the broadcasts that they answer."""
         self._delays: dict[str, float] = {}
-        """Seconds that each client's last accepted answer was under way."""
-        self._read: dict[str, tuple[int, ClientEvaluation]] = {}
-        """What accepted clients have read in the time of this record, and of which version."""
+        """Seconds between dispatch and arrival of each client's last accepted answer."""
+        self._read: dict[str, tuple[int, ReportedEvaluation]] = {}
+        """Versions and evaluations from clients accepted during this record."""
         self._num_answered = 0
 
     def begin_record(self, *, keep_models: bool) -> None:
-        """Forget what was read for the record before, and who was missing in it."""
+        """Forget the evaluations and missing clients of the record before."""
         self._read, self._late, self._warnings, self._num_answered = {}, {}, [], 0
         self._missing, self._is_new_round = {}, True
 
     def absent_clients(self) -> Collection[str]:
-        """Find who is connected, as often as there is a place for somebody."""
+        """Find the connected clients; called whenever a client can be dispatched."""
         absent = super().absent_clients()
         self._is_new_round = False
         return absent
 
     def dispatch(self, broadcasts: Mapping[str, Broadcast]) -> None:
-        """Send each client its message; the answer is worth something for a round's time."""
+        """Send each client its message; answers count until `network.round_timeout`."""
         seconds = self._experiment.network.round_timeout
         messages: dict[int, Message] = {}
         asked: dict[int, tuple[str, Broadcast]] = {}
         for name, broadcast in broadcasts.items():
-            # What is read with it is told with the record under way, or with the one before.
+            # Its evaluation belongs to the current record or to the one before.
             self._round = broadcast.round - 1
             records = [number for number in (self._round, broadcast.round) if number]
             reads = bool(broadcast.version) and any(map(self._experiment.evaluates, records))
@@ -85,7 +83,7 @@ class ArrivalEngine(NetworkEngine):
         self._unsent |= {asked[node][0] for node in asked.keys() - sent.keys()}
 
     def arrivals(self, seconds: float) -> dict[str, bool]:
-        """Return who is back, and if empty-handed, after at most so many seconds."""
+        """Return the clients that are back within `seconds`, and whether their answer was lost."""
         end = time.monotonic() + seconds
         while True:
             with self._clock.phase("train"):
@@ -98,15 +96,15 @@ class ArrivalEngine(NetworkEngine):
                 time.sleep(min(POLL_SECONDS, left))
 
     def answer(self, client: str) -> Update | Failure:
-        """Return what a client has sent that is back."""
+        """Return the answer of a client that is back."""
         return self._answers[client][1]
 
     def settle(self, client: str, *, seconds: float | None) -> None:
-        """Note whose answer counts; the client is told with its next message."""
+        """Note whether an answer was accepted; the client is told with its next message."""
         sent, _ = self._answers.pop(client)
         late = self._late.pop(client, None)
         if seconds is None:
-            # Perhaps its images are others than when it introduced itself.
+            # Its data may have changed since its introduction.
             self._registry.ask_for_introduction([client])
             return
         self._num_answered += 1
@@ -117,29 +115,29 @@ class ArrivalEngine(NetworkEngine):
             self._read[client] = sent.version, late
 
     def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
-        """Close a record: what was read in its time is told with the one before."""
+        """Close a record: its evaluations belong to the record before."""
         self._round = following().round - 1
-        self.previous_predictors = gather_evaluations(
+        self.previous_evaluation = gather_evaluations(
             {n: each for n, (_, each) in self._read.items()}
         )
         versions = [version for version, _ in self._read.values()]
         self.read_versions = (min(versions), max(versions)) if versions else None
 
-    def read_last_round(
+    def evaluate_last_round(
         self, broadcast: Broadcast
     ) -> tuple[RoundEvaluation | None, dict[str, Any]]:
-        """Let all connected clients read the last model; nobody waits for others any more."""
+        """Drop all messages in flight and ask connected clients to evaluate the last model."""
         self._open, self.read_versions = {}, None
-        return super().read_last_round(broadcast)
+        return super().evaluate_last_round(broadcast)
 
     def remarks(self) -> dict[str, Any]:
-        """Return why clients are missing, and who may not take part."""
+        """Return the reasons why clients are missing or refused, and warnings."""
         away = self.sizes.keys() - self._connected.keys()
         self._missing |= {**dict.fromkeys(away, "not connected"), **self._resting}
         return super().remarks()
 
     def state(self) -> Tensors:
-        """Return the last dispatch of each client that counted, its seconds, and who is silent."""
+        """Return the last accepted dispatch of each client with its delay, and silences."""
         delays = {
             f"{_DELAY}{name}": torch.tensor(seconds, dtype=torch.float64)
             for name, seconds in self._delays.items()
@@ -147,13 +145,9 @@ class ArrivalEngine(NetworkEngine):
         return {**super().state(), **delays}
 
     def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         super().restore(state, record)
-        self._delays = {
-            name.removeprefix(_DELAY): float(seconds)
-            for name, seconds in state.items()
-            if name.startswith(_DELAY)
-        }
+        self._delays = {name: float(each) for name, each in select(state, _DELAY).items()}
 
     def _compose(
         self, kind: Kind, broadcast: Broadcast, names: Sequence[str], *, reads: bool
@@ -165,7 +159,7 @@ class ArrivalEngine(NetworkEngine):
         }
 
     def _look(self) -> dict[str, bool]:
-        """Take what has come, and give up what will not come any more."""
+        """Take arrived answers, and give up messages whose deadline has passed."""
         found = dict.fromkeys(self._unsent, True)
         self._missing |= dict.fromkeys(self._unsent, "the message could not be sent")
         self._unsent = set()
@@ -182,7 +176,7 @@ class ArrivalEngine(NetworkEngine):
             del self._open[request_id]
             found[asked.client] = True
             if moved:
-                self._missing[asked.client] = "it came back, and is sent the newest model"
+                self._missing[asked.client] = "it reconnected, and is sent the newest model"
                 continue
             seconds = self._experiment.network.round_timeout
             self._missing[asked.client] = f"no answer within {seconds:g} s"
@@ -190,7 +184,7 @@ class ArrivalEngine(NetworkEngine):
         return found
 
     def _take(self, asked: _Open, reply: Reply) -> bool:
-        """Keep what a client has sent; return whether it was lost."""
+        """Keep a client's answer; return whether it was lost."""
         name = asked.client
         self._silent.note_answers([name])
         if reply.failure == "gone":
@@ -208,6 +202,47 @@ class ArrivalEngine(NetworkEngine):
             if (found := message.value(field, int)) != wanted:
                 raise MessageError(f"{field} is {found}; this client was asked for {wanted}")
         update = unpack_update(asked.client, message)
-        if "late" in message.values:
-            self._late |= self._read_late(asked.client, message)
+        self._note_late(asked.client, message)
         return update.to(self._device)
+
+
+class Mailbox:
+    """A transport that keeps replies until they are asked for or expire.
+
+    With asynchronous methods the engine waits for answers while the registry waits for
+    introductions, and a transport drops the replies that a call does not ask for.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._ends: dict[str, float] = {}
+        """When each reply expires, by message id."""
+        self._limits: dict[str, AnswerLimit] = {}
+        """Of all messages without a reply so far."""
+        self._kept: dict[str, Reply] = {}
+
+    def connected_nodes(self) -> Mapping[int, str]:
+        """Return the connected nodes with their names."""
+        return self._transport.connected_nodes()
+
+    def send(
+        self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
+    ) -> dict[int, str]:
+        """Send each node its message; return message ids by node."""
+        sent = self._transport.send(kind, messages, timeout, seconds=seconds)
+        self._ends |= dict.fromkeys(sent.values(), time.monotonic() + timeout)
+        return sent
+
+    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
+        """Return replies to these messages; replies to others are kept."""
+        now = time.monotonic()
+        self._ends = {each: end for each, end in self._ends.items() if end > now or each in limits}
+        self._kept = {each: reply for each, reply in self._kept.items() if each in self._ends}
+        asked = {each: limit for each, limit in limits.items() if each not in self._kept}
+        others = {each: limit for each, limit in self._limits.items() if each in self._ends}
+        self._limits = others | asked
+        if asked:
+            for reply in self._transport.receive(self._limits, seconds):
+                self._limits.pop(reply.request_id, None)
+                self._kept[reply.request_id] = reply
+        return [self._kept.pop(each) for each in limits if each in self._kept]

@@ -10,18 +10,16 @@ import pytest
 from federations import LoopbackFederation, folder_experiment, save_pictures
 from hypothesis import given
 from hypothesis import strategies as st
+from small_experiments import VirtualTime, read_records, save_images
 
 from mpfedcl import Predictor
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.message import Kind, Message
-from mpfedcl.network.packing import Introduction
-from mpfedcl.network.server.class_agreement import agree_on_classes
-from mpfedcl.network.server.client_registry import ClientRegistry
+from mpfedcl.network.messages import Introduction
+from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import AnswerLimit, Reply
-from small_experiments import VirtualTime, read_records, save_images
+from mpfedcl.network.transport import AnswerLimit, Kind, Message, Reply
 
 DIGITS = tuple("0123456789")
 TWELVE = tuple(f"{number:02d}" for number in range(12))
@@ -70,7 +68,7 @@ def test_classes_are_joined_in_order() -> None:
         ),
     ],
 )
-def test_labels_that_would_be_mixed_up_cost_the_odd_client_alone(
+def test_client_with_incompatible_labels_is_excluded(
     lists: tuple[tuple[str, ...], ...], reason: str
 ) -> None:
     """Label 2 of an npz file is the third class: it must not become another's first."""
@@ -87,7 +85,7 @@ def test_labels_that_would_be_mixed_up_cost_the_odd_client_alone(
         unique=True,
     )
 )
-def test_no_classes_of_one_client_end_what_two_others_agree_on(odd_classes: list[str]) -> None:
+def test_one_client_cannot_break_class_agreement_of_two_others(odd_classes: list[str]) -> None:
     """Whoever is kept finds its labels where it put them."""
     members = named(("0", "1", "2"), tuple(odd_classes), ("0", "1"))
     experiment, odd = agree_on_classes(Experiment(), members)
@@ -115,12 +113,12 @@ def test_classes_that_were_named_stay() -> None:
     assert agree_on_classes(given_classes, members) == (given_classes, {})
 
 
-def test_classes_without_end_cost_the_client_that_brings_them() -> None:
+def test_client_with_too_many_classes_is_excluded() -> None:
     many = tuple(f"class {number:05d}" for number in range(10_000))
     members = {**named(("cat", "dog"), ("cat", "fox")), "a": member("a", *many[:999])}
     experiment, odd = agree_on_classes(Experiment(), members)
     assert experiment.dataset.classes == ("cat", "dog", "fox")
-    told = "at most 1,000, unless dataset.classes names them"
+    told = "at most 1,000 unless dataset.classes names them"
     assert odd == {"a": f"with its 999 classes there are 1,002; {told}"}
     experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many)})
     assert experiment.dataset.classes == ("cat", "dog", "fox")
@@ -128,7 +126,7 @@ def test_classes_without_end_cost_the_client_that_brings_them() -> None:
     experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many[:997])})
     assert (len(experiment.dataset.classes), odd) == (1000, {})
     with pytest.raises(
-        InvalidInput, match=r"^no client can take part\. a: with its 10,000 classes"
+        InvalidInput, match=r"^all clients are refused\. a: with its 10,000 classes"
     ):
         agree_on_classes(Experiment(), {"a": member("a", *many)})
 
@@ -158,7 +156,7 @@ class UnknownNodes:
         ]
 
 
-def test_strangers_without_end_are_forgotten() -> None:
+def test_old_refusals_are_forgotten() -> None:
     transport = UnknownNodes()
     experiment = Experiment(clients=1).replace(network__patience=0.1)
     registry = ClientRegistry(experiment, transport, Status(None))
@@ -184,11 +182,11 @@ class KilledOnce(UnknownNodes):
         return super().receive(limits, seconds)
 
 
-def test_a_client_killed_when_it_was_asked_does_not_cost_the_whole_patience(
+def test_client_killed_during_introduction_does_not_use_up_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     virtual, transport = VirtualTime(), KilledOnce()
-    monkeypatch.setattr("mpfedcl.network.server.client_registry.time", virtual)
+    monkeypatch.setattr("mpfedcl.network.server.registry.time", virtual)
     experiment = Experiment(clients=1).replace(network__patience=60.0)
     registry = ClientRegistry(experiment, transport, Status(None))
     registry.wait_for_clients()
@@ -199,7 +197,7 @@ def test_a_client_killed_when_it_was_asked_does_not_cost_the_whole_patience(
 
 
 @pytest.mark.usefixtures("quick_network")
-def test_npz_files_of_ones_own(tmp_path: Path) -> None:
+def test_clients_with_own_npz_files(tmp_path: Path) -> None:
     save_images(tmp_path / "few/x.npz", num_train=9, num_test=6, num_classes=3)
     save_images(tmp_path / "many/x.npz", num_train=15, num_test=5, num_classes=5)
     federation = LoopbackFederation(folder_experiment(clients=2), tmp_path, count=0)

@@ -7,11 +7,11 @@ import pytest
 from federations import LoopbackFederation, float64_experiment, folder_experiment, stop_after
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
+from small_experiments import assert_same_results, read_records
 
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.flower_app import server_app
 from mpfedcl.network.server.status import read_status, stop_file
-from small_experiments import assert_same_results, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
@@ -22,7 +22,7 @@ def call(federation: LoopbackFederation, **config: Any) -> None:
     server_app(federation.grid, Context(1, 0, {}, RecordDict(), values, 0))
 
 
-def test_a_run_and_more_of_it(
+def test_finished_run_continues_with_more_rounds(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     federation = LoopbackFederation(float64_experiment(images, "fedproto", rounds=1), tmp_path)
@@ -58,7 +58,7 @@ def test_a_run_that_is_stopped(images: Path, tmp_path: Path) -> None:
         ({"resume": "/missing"}, "resume is '/missing'; it must be a folder that holds a run"),
     ],
 )
-def test_what_is_wrong_stands_in_the_status(
+def test_status_contains_the_error(
     images: Path, tmp_path: Path, config: dict[str, Any], reason: str
 ) -> None:
     status = tmp_path / "status.json"
@@ -68,7 +68,7 @@ def test_what_is_wrong_stands_in_the_status(
     assert reason in read_status(status)["error"]
 
 
-def test_so_does_what_cut_it_short(images: Path, tmp_path: Path) -> None:
+def test_status_contains_the_reason_of_a_cut_short_run(images: Path, tmp_path: Path) -> None:
     def fail(_client: str, request: FlowerMessage, _reply: FlowerMessage) -> FlowerMessage:
         return FlowerMessage(Error(400, "it has no images"), reply_to=request)
 

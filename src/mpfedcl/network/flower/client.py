@@ -1,10 +1,12 @@
-"""A client's executor: one process that stays, takes requests from the server and answers them.
+"""The client side of a run in Flower: the ClientApp, and the executor of a federation's client.
 
-It speaks to the server as Flower's SuperNode does, with Flower's own parts, and works in the same
-process. What a SuperNode does beside that it does not do: it fetches no app, starts no process and
-listens at no port. So neither the server nor another user of this machine can run code here.
+The executor is one resident process. It speaks to the server as Flower's SuperNode does, with
+Flower's own parts, and trains in the same process. Unlike a SuperNode it fetches no app, starts no
+process and listens on no port, so that neither the server nor another user can run code here.
 
-    python -m mpfedcl.network.flower.client_executor FOLDER
+    python -m mpfedcl.network.flower.client FOLDER
+
+In a Flower federation without this executor, `flwr run` starts the ClientApp for each message.
 """
 
 import contextlib
@@ -14,48 +16,95 @@ import signal
 import sys
 import time
 import tomllib
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from flwr.app import Error
+from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
+from flwr.clientapp import ClientApp
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.network.flower.apps import FAILED, RequestHandler, answer
 from mpfedcl.network.flower.fleet import (
     FleetNode,
-    NotLetInError,
-    NotTakenError,
+    RefusedError,
+    RejectedError,
     Request,
     read_request,
     write_request,
 )
 from mpfedcl.network.flower.programs import LAST_WORDS
-from mpfedcl.network.message import MessageError
+from mpfedcl.network.flower.records import MESSAGE_TYPES, from_records, to_records
 from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.transport import Kind, Message, MessageError
+
+if TYPE_CHECKING:
+    pass
 
 _SHORTEST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.5, 3.0, 1.1
-"""Seconds between two looks for a request: soon after an answer another may come."""
-_SLOWNESS = 10.0
-"""After a look that took the server long, this many times as long is waited: many clients that ask
-a busy server on and on would keep it from all else."""
+"""Seconds between two polls; the interval grows while there is no request."""
+_LOAD_FACTOR = 10.0
+"""The poll interval is at least this many times the server's response time, so that many clients
+do not overload it."""
 _REFUSED_SECONDS = 90.0
-"""A server takes up to 60 seconds to notice that a client was killed, and refuses another with the
-same key for as long; one that is refused for longer may not take part."""
+"""Time to insist after a refusal. The server needs up to 60 s to notice that a client was killed,
+and until then refuses another process with the same key."""
 _ASK_SECONDS = 2.0
 _BUSY_SECONDS = 20.0
-"""Between two tries to reach a server that does not answer, at most."""
+"""Maximum seconds between two attempts to reach the server."""
+
+RequestHandler = Callable[[Kind, Message], Message]
+
+FAILED = 400
+"""Our error code for a client that reports a failure in one sentence."""
+_KINDS: dict[str, Kind] = {flower_type: kind for kind, flower_type in MESSAGE_TYPES.items()}
+
+client_app = ClientApp()
 
 Say = Callable[[str], None]
-"""Says a sentence to whoever started the client."""
+"""Prints a sentence for the operator of the client."""
+
+
+def answer(
+    request: FlowerMessage, read: Callable[[], Message], handle: RequestHandler
+) -> FlowerMessage:
+    """Return a client's answer to a request, or an error with the reason."""
+    try:
+        kind = _KINDS.get(request.metadata.message_type)
+        if kind is None:
+            raise MessageError(f"it cannot answer {request.metadata.message_type[:40]!r}")
+        return FlowerMessage(to_records(handle(kind, read())), reply_to=request)
+    except (InvalidInput, MessageError) as error:
+        reason = str(error)
+    except Exception as error:
+        # The server gets only the type of the error; the traceback stays in this log.
+        traceback.print_exc()
+        reason = f"it failed with {type(error).__name__}"
+    return FlowerMessage(Error(FAILED, reason), reply_to=request)
+
+
+@client_app.query()
+@client_app.query("secure")
+@client_app.train()
+@client_app.evaluate()
+def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
+    """Answer a message in a process that Flower started for it."""
+
+    def handle(kind: Kind, message: Message) -> Message:
+        # Imported here, because torch takes a second to load and listing apps does not need it.
+        from mpfedcl.network.client.client import ClientSettings, NetworkClient
+
+        return NetworkClient(ClientSettings.parse(context.node_config)).answer(kind, message)
+
+    return answer(request, lambda: from_records(request.content), handle)
 
 
 def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
-    """Answer the server's requests until this process is ended."""
+    """Answer the server's requests until this process ends."""
     values = tomllib.loads(folder.settings.read_text(encoding="utf-8"))
     is_insecure = bool(values.get("insecure", False))
     place = _Place(folder)
@@ -75,7 +124,7 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
                 place.finish()
                 wait = _SHORTEST_POLL
             else:
-                time.sleep(max(wait, min(_SLOWNESS * node.look_seconds, _BUSY_SECONDS)))
+                time.sleep(max(wait, min(_LOAD_FACTOR * node.look_seconds, _BUSY_SECONDS)))
                 wait = min(wait * _POLL_GROWTH, _LONGEST_POLL)
     finally:
         node.close()
@@ -83,44 +132,44 @@ def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
 
 
 class _Place:
-    """What this process writes down so that the next one, if it is killed, can go on."""
+    """Node number and current request on disk, for the next process after a kill."""
 
     def __init__(self, folder: ClientFolder) -> None:
         self._node = folder.flower_home / "node.json"
         self._request = folder.flower_home / "request"
-        # A copy of the folder elsewhere must not push this one out.
+        # A copy of the folder elsewhere must not replace this client.
         self._here = {"folder": str(folder.root.resolve()), "boot": _identify_boot()}
         folder.flower_home.mkdir(exist_ok=True)
 
     def enter(self, node: int) -> None:
-        """Note under which number the server has let this client in."""
+        """Store the node number that the server has assigned."""
         self._write({"node": node, "is_in": True, **self._here})
 
     def leave(self) -> None:
-        """Note that it has left in good order."""
+        """Note that the client has left."""
         if known := self._read():
             self._write({**known, "is_in": False})
 
     def known_node(self) -> int | None:
-        """Return the number under which it was let in before; None where it never was."""
+        """Return the last node number, or None."""
         return self._read().get("node")
 
     def lost_node(self) -> int | None:
-        """Return the number of a process of this folder that was killed while it took part."""
+        """Return the node number of a process of this folder that was killed."""
         known = self._read()
         is_ours = known.get("is_in") and self._here.items() <= known.items()
         return known["node"] if is_ours else None
 
     def begin(self, request: FlowerMessage) -> None:
-        """Note the request that has come."""
+        """Store the request that is being answered."""
         write_atomically(self._request, write_request(request), durable=False)
 
     def finish(self) -> None:
-        """Note that it was answered."""
+        """Note that the request was answered."""
         self._request.unlink(missing_ok=True)
 
     def unfinished(self) -> FlowerMessage | None:
-        """Return the request at which the process before was killed."""
+        """Return the request during which the previous process was killed."""
         with contextlib.suppress(OSError, ValueError):
             return read_request(self._request.read_bytes())
         return None
@@ -137,14 +186,14 @@ class _Place:
 
 
 def _identify_boot() -> str:
-    """Return what tells this machine, since it was last started, from others (Linux alone can)."""
+    """Return the boot id of this machine (Linux only)."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def _enter(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> None:
-    """Be let in by the server; say why not, and try again for a while."""
+    """Register with the server; report a refusal and retry for a while."""
     refused_since: float | None = None
     wait = 1.0
     while True:
@@ -154,28 +203,28 @@ def _enter(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> No
             print(f"No server at {node.address}: {error}", file=sys.stderr, flush=True)
             time.sleep(wait)
             wait = min(2 * wait, _BUSY_SECONDS)
-        except NotLetInError as error:
+        except RefusedError as error:
             now = time.monotonic()
             why = _explain(node, place, error)
             if refused_since is None:
                 refused_since = now
                 say(
-                    f"The server does not let {folder.name} in yet: {why}. "
+                    f"The server refuses {folder.name}: {why}. "
                     f"Trying again for {_REFUSED_SECONDS:g} s."
                 )
             elif now - refused_since > _REFUSED_SECONDS:
                 raise InvalidInput(
-                    f"the server at {node.address} does not let {folder.name} in: {why}."
+                    f"the server at {node.address} refuses {folder.name}: {why}."
                 ) from None
             time.sleep(_ASK_SECONDS)
         else:
             print(f"SuperNode ID: {node.number}", flush=True)
-            say(f"{folder.name} takes part at {node.address}; log: {folder.log}. Ctrl-C ends it.")
+            say(f"{folder.name} is connected to {node.address}; log: {folder.log}. Ctrl-C ends it.")
             return
 
 
-def _explain(node: FleetNode, place: _Place, error: NotLetInError) -> str:
-    """Return the true reason, as far as the server lets it be known."""
+def _explain(node: FleetNode, place: _Place, error: RefusedError) -> str:
+    """Return the likely reason for a refusal."""
     if error.is_unsigned:
         return (
             "it does not accept the signature of the client's key; the clocks of both machines "
@@ -184,8 +233,8 @@ def _explain(node: FleetNode, place: _Place, error: NotLetInError) -> str:
     known = place.known_node()
     if known is None:
         return (
-            "it does not know the client's key yet (a key that mpfedcl federation init has just "
-            "made is known within seconds), or another process already uses it"
+            "it does not know the client's key yet (a new key is registered within seconds), or "
+            "another process already uses it"
         )
     if node.is_known_as(known):
         return (
@@ -201,18 +250,18 @@ def _explain(node: FleetNode, place: _Place, error: NotLetInError) -> str:
 def _receive(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> Request | None:
     try:
         return node.receive()
-    except NotLetInError:
-        # The server was set up anew.
+    except RefusedError:
+        # The server has lost its state.
         _enter(node, folder, place, say)
-    except NotTakenError as error:
-        print(f"The server cannot be asked: {error}", file=sys.stderr, flush=True)
+    except RejectedError as error:
+        print(f"The server did not accept the poll: {error}", file=sys.stderr, flush=True)
     return None
 
 
 def _give_up_unfinished(node: FleetNode, place: _Place) -> None:
-    """Tell the server not to wait for what a killed process was working on."""
+    """Answer the request of a killed process with an error, so that the server does not wait."""
     if (request := place.unfinished()) is not None:
-        # First, and once: it may be what the process was killed by.
+        # First, because answering again might kill this process, too.
         place.finish()
         error = Error(FAILED, "its process was killed during this work")
         _send(node, FlowerMessage(error, reply_to=request))
@@ -221,16 +270,16 @@ def _give_up_unfinished(node: FleetNode, place: _Place) -> None:
 def _send(node: FleetNode, reply: FlowerMessage) -> None:
     try:
         node.reply(reply)
-    except (NotTakenError, NotLetInError) as error:
-        # The run is over, or the server does not wait for this answer any more.
+    except (RejectedError, RefusedError) as error:
+        # The run has ended, or the deadline has passed.
         print(f"An answer was not accepted: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Take part as the client of a folder; what is said to its operator goes to stdout."""
+    """Run the client of a folder; messages for the operator go to stdout."""
     folder = ClientFolder.open(Path(sys.argv[1]), None)
     operator = os.dup(1)
-    # Whatever else is printed belongs into the log.
+    # Everything else that is printed goes to the log.
     os.dup2(2, 1)
 
     def say(words: str) -> None:
@@ -254,7 +303,7 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     sys.stdout.flush()
-    # Threads of an interrupted transfer are not waited for.
+    # Do not wait for threads of an interrupted transfer.
     os._exit(code)
 
 

@@ -1,6 +1,7 @@
-"""A run over a network is an ordinary run: what it has learnt can be used."""
+"""Runs over a network: their directories, their use, and their status file."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -8,12 +9,15 @@ import numpy
 import pytest
 from federations import LoopbackFederation, float64_experiment, is_training, round_of
 from flwr.app import Message as FlowerMessage
+from small_experiments import VirtualTime, read_records
 
 from mpfedcl import Predictor, run
 from mpfedcl.cli.commands.run import show_result
 from mpfedcl.cli.main import parse
+from mpfedcl.core.errors import RunCutShort
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.network.server.serve import check_experiment
+from mpfedcl.network.server.status import Status, read_status, stop_file
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
@@ -23,11 +27,12 @@ from mpfedcl.report.watch.run_list import RunListEntry
 from mpfedcl.report.watch.run_page import RunPage
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import RunResult
-from small_experiments import VirtualTime
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
-def test_it_predicts_what_the_simulation_does(images: Path, tmp_path: Path, method: str) -> None:
+def test_network_run_predicts_like_the_simulation(
+    images: Path, tmp_path: Path, method: str
+) -> None:
     experiment = float64_experiment(images, method, clients=3)
     federation = LoopbackFederation(experiment, tmp_path)
     federation.serve()
@@ -60,7 +65,7 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return federation.path
 
 
-def test_nothing_is_said_of_data_that_clients_do_not_have(finished: Path) -> None:
+def test_card_and_report_say_that_clients_have_own_data(finished: Path) -> None:
     card = (finished / "CARD.md").read_text(encoding="utf-8")
     assert "Each client's own images" in card
     document = build_document(find_result_folders([finished]))
@@ -96,7 +101,7 @@ def test_the_commands_to_run_it_again_mean_the_same_experiment(finished: Path) -
     assert "federation start lab" in card.split("## How to make it again")[1]
 
 
-def test_it_is_told_why_clients_were_missing(finished: Path) -> None:
+def test_report_shows_why_clients_were_missing(finished: Path) -> None:
     rows = describe_run(RunRecords.read(finished))["absences"]["rows"]
     told = [(row["client"], row["what"], row["why"], row["first"]) for row in rows]
     silent = "no answer within 30 s"
@@ -112,7 +117,7 @@ def test_it_is_told_why_clients_were_missing(finished: Path) -> None:
     ]
 
 
-def test_the_headline_says_whose_it_is_and_what_the_servers_model_reaches(
+def test_report_names_primary_metric_and_global_model(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = RunDirectory(finished)
@@ -127,3 +132,65 @@ def test_the_headline_says_whose_it_is_and_what_the_servers_model_reaches(
         assert "mean over 2 of 3 clients (not read: client-2)" in text
         assert f"The server's model reaches {reached:.1f} % on the same tests" in text
         assert "mpfedcl predict DIR/clients/NAME IMAGES" in text
+
+
+def test_status_contains_step_and_process(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    Status(path).write("training", round=3, waiting=["a"])
+    said = read_status(path)
+    assert said == {"what": "training", "pid": os.getpid(), "round": 3, "waiting": ["a"]}
+
+
+def test_the_same_is_not_written_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    status = Status(path)
+    status.write("training", round=1)
+    written = path.stat().st_ino
+    for number in range(50):
+        status.write("training", round=1, answered=number)
+    assert path.stat().st_ino == written
+    # Something else is worth a word at once.
+    status.write("done")
+    assert read_status(path)["what"] == "done"
+
+
+def test_unwritable_status_file_does_not_end_the_run(tmp_path: Path) -> None:
+    Status(None).write("training")
+    Status(tmp_path / "missing" / "status.json").write("training")
+    assert not Status(None).stop_requested()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
+def test_unreadable_status_file_is_empty(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "status.json"
+    assert read_status(path) == {}
+    path.write_bytes(content)
+    assert read_status(path) == {}
+
+
+@pytest.mark.usefixtures("quick_network")
+def test_stop_file_stops_after_the_current_round(images: Path, tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path)
+
+    def ask(_client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+        if is_training(request):
+            stop_file(status).touch()
+        return reply
+
+    federation.grid._tamper = ask
+    assert federation.serve(status=status).summary is None
+    assert read_records(federation.path) == []
+    said = read_status(status)
+    assert (said["what"], said["round"], said["rounds"]) == ("training", 1, 3)
+
+
+@pytest.mark.usefixtures("quick_network")
+def test_stop_file_stops_a_waiting_run_at_once(images: Path, tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    stop_file(status).touch()
+    federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path, count=1)
+    with pytest.raises(RunCutShort, match="stopped while waiting for clients"):
+        federation.serve(status=status)
+    assert read_status(status)["here"] == ["client-0"]
+    assert read_status(status)["wanted"] == 3

@@ -1,12 +1,24 @@
-"""The folder of a federation: made once, added to, made whole, and never robbed of its keys."""
+"""The folder of a federation: keys, certificates and instructions."""
 
+import contextlib
 import shutil
+import socket
+import ssl
+import threading
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
+from mpfedcl.network.setup.keys import (
+    is_private,
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+    write_private,
+)
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -30,7 +42,7 @@ def lab(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "lab"))
 
 
-def test_what_is_in_it(lab: Path) -> None:
+def test_content_of_the_federation_folder(lab: Path) -> None:
     folder = ServerFolder.open(lab)
     assert (folder.host, folder.port, folder.clients) == ("fl.example.org", 9911, ("a", "b"))
     client = ClientFolder.open(lab, "a")
@@ -50,7 +62,7 @@ def test_what_is_in_it(lab: Path) -> None:
             assert (lab / name).stat().st_mode & 0o777 == 0o600
 
 
-def test_given_again_it_adds_clients_and_touches_no_key(lab: Path) -> None:
+def test_second_init_adds_clients_and_keeps_keys(lab: Path) -> None:
     before = keys(lab)
     folder = make_federation(lab, ["c", "a"], None, 9800)
     assert folder.clients == ("a", "b", "c")
@@ -65,7 +77,7 @@ def test_given_again_it_adds_clients_and_touches_no_key(lab: Path) -> None:
     assert "clients/c/" in (lab / "README.md").read_text()
 
 
-def test_a_client_that_was_handed_out_is_left_alone(lab: Path) -> None:
+def test_moved_client_folder_gets_no_new_key(lab: Path) -> None:
     """Its folder has been moved to its machine: nobody makes another key under its name."""
     public = (lab / "server/clients/a.pub").read_bytes()
     shutil.rmtree(lab / "clients/a")
@@ -88,7 +100,7 @@ def test_a_client_that_was_handed_out_is_left_alone(lab: Path) -> None:
         ["federation.toml", "server/ca.pem", "server/server.pem", "clients/b/client.toml"],
     ],
 )
-def test_what_is_half_made_is_made_whole(lab: Path, lost: list[str]) -> None:
+def test_interrupted_init_is_completed(lab: Path, lost: list[str]) -> None:
     """As if the program had been killed before it wrote these."""
     complete, before = set(contents(lab)), keys(lab)
     for name in lost:
@@ -101,7 +113,7 @@ def test_what_is_half_made_is_made_whole(lab: Path, lost: list[str]) -> None:
     assert after["clients/b/ca.pem"] == after["server/ca.pem"]
 
 
-def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
+def test_nonempty_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(InvalidInput, match="is not empty; it must be a new folder"):
         make_federation(tmp_path, ["a"], None, 9800)
@@ -127,7 +139,7 @@ def test_bad_hosts(tmp_path: Path, host: str) -> None:
 
 
 def test_another_host_needs_another_certificate(lab: Path) -> None:
-    with pytest.raises(InvalidInput, match="host is 'other'; this federation's server is"):
+    with pytest.raises(InvalidInput, match="host is 'other'; it must be"):
         make_federation(lab, ["a"], "other", 9800)
 
 
@@ -147,7 +159,7 @@ def test_a_damaged_folder(lab: Path, content: str, reason: str) -> None:
         ServerFolder.open(lab)
 
 
-def test_folders_that_are_none(lab: Path, tmp_path: Path) -> None:
+def test_non_federation_folders_are_refused(lab: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"federation\.toml does not exist"):
         ServerFolder.open(tmp_path / "missing")
     with pytest.raises(InvalidInput, match="name is 'c'; it must be one of a, b"):
@@ -158,3 +170,109 @@ def test_folders_that_are_none(lab: Path, tmp_path: Path) -> None:
         ClientFolder.open(lab / "clients/a", "b")
     with pytest.raises(InvalidInput, match="is not a client's folder"):
         ClientFolder.open(tmp_path / "missing", None)
+
+
+HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "127.0.0.1"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, a server's certificate, and an authority that is another."""
+    folder = tmp_path_factory.mktemp("keys")
+    make_authority(folder / "ca.pem", folder / "ca.key")
+    make_authority(folder / "other.pem", folder / "other.key")
+    make_server_certificate(
+        folder / "server.pem", folder / "server.key", folder / "ca.pem", folder / "ca.key", HOSTS
+    )
+    return folder
+
+
+def shake_hands(place: Path, authority: str, host: str) -> None:
+    """Let a client connect over TLS to a server, both of them real, over a pair of sockets."""
+    ours, theirs = socket.socketpair()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(place / "server.pem", place / "server.key")
+
+    def serve() -> None:
+        with contextlib.suppress(OSError), server.wrap_socket(theirs, server_side=True) as wrapped:
+            wrapped.sendall(b"hello")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        client = ssl.create_default_context(cafile=str(place / authority))
+        with client.wrap_socket(ours, server_hostname=host) as wrapped:
+            assert wrapped.recv(5) == b"hello"
+    finally:
+        ours.close()
+        thread.join()
+        theirs.close()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_clients_trust_the_server_under_each_of_its_names(place: Path, host: str) -> None:
+    shake_hands(place, "ca.pem", host)
+
+
+@pytest.mark.parametrize("host", ["example.org", "127.0.0.2", "x.fl.example.org"])
+def test_certificate_is_invalid_for_other_hosts(place: Path, host: str) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"mismatch|not valid for"):
+        shake_hands(place, "ca.pem", host)
+
+
+def test_certificate_of_another_authority_is_refused(place: Path) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        shake_hands(place, "other.pem", "localhost")
+
+
+def test_server_certificate_cannot_sign_others(place: Path, tmp_path: Path) -> None:
+    """What is signed by the server's own key is no server of this federation."""
+    make_server_certificate(
+        tmp_path / "server.pem",
+        tmp_path / "server.key",
+        place / "server.pem",
+        place / "server.key",
+        ["localhost"],
+    )
+    chain = (tmp_path / "server.pem").read_bytes() + (place / "server.pem").read_bytes()
+    (tmp_path / "server.pem").write_bytes(chain)
+    (tmp_path / "ca.pem").write_bytes((place / "ca.pem").read_bytes())
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        shake_hands(tmp_path, "ca.pem", "localhost")
+
+
+def test_private_keys_are_private_and_the_others_are_not_keys(place: Path) -> None:
+    for name in ("ca.key", "server.key", "other.key"):
+        assert (place / name).stat().st_mode & 0o777 == 0o600
+        assert is_private(place / name)
+        assert b"PRIVATE KEY" in (place / name).read_bytes()
+    assert b"PRIVATE" not in (place / "ca.pem").read_bytes() + (place / "server.pem").read_bytes()
+
+
+def test_client_key_is_readable_by_flower(tmp_path: Path) -> None:
+    private, public = tmp_path / "node.key", tmp_path / "node.pub"
+    make_node_key(private, public)
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
+    key = load_ssh_private_key(private.read_bytes(), password=None)
+    assert key.public_key() == load_ssh_public_key(public.read_bytes())
+
+
+def test_keys_are_never_replaced(tmp_path: Path) -> None:
+    private, public = tmp_path / "node.key", tmp_path / "node.pub"
+    make_node_key(private, public)
+    before = private.read_bytes(), public.read_bytes()
+    public.unlink()
+    make_node_key(private, public)
+    assert (private.read_bytes(), public.read_bytes()) == before
+    with pytest.raises(FileExistsError):
+        write_private(private, b"another")
+    assert private.read_bytes() == before[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.key", "node.pub"]
+
+
+def test_files_readable_by_others_are_detected(tmp_path: Path) -> None:
+    write_private(tmp_path / "a", b"x")
+    for mode in (0o640, 0o604, 0o660):
+        (tmp_path / "a").chmod(mode)
+        assert not is_private(tmp_path / "a")

@@ -1,36 +1,56 @@
-"""Messages: what is packed comes out as it was, and what a stranger packs is opened or refused."""
+"""Broadcasts, updates and evaluations are packed and unpacked without loss; bad ones are refused."""
 
 import contextlib
 import io
 import json
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from federations import records_of
+from federations import (
+    LoopbackFederation,
+    assert_like_simulation,
+    assert_same_personal_models,
+    assert_same_predictors,
+    float64_experiment,
+    records_of,
+)
 from flwr.app import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from small_experiments import assert_same_tensors, read_records
 
+from mpfedcl import run
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.network.evaluation import ClientEvaluation, unpack_evaluation
+from mpfedcl.models import Mlp
+from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
 from mpfedcl.network.flower.records import from_records, to_records
-from mpfedcl.network.message import Message, MessageError, from_json, to_json
-from mpfedcl.network.packing import (
+from mpfedcl.network.messages import (
     Introduction,
-    check_name,
+    ReportedEvaluation,
     pack_broadcast,
+    pack_part,
+    pack_part_update,
     pack_update,
     unpack_broadcast,
+    unpack_evaluation,
+    unpack_part,
+    unpack_part_update,
     unpack_update,
 )
+from mpfedcl.network.transport import Message, MessageError, from_json, to_json
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from small_experiments import assert_same_tensors
 
 NUM_CLASSES = 4
 QUICK = settings(max_examples=25, deadline=None)
@@ -111,7 +131,7 @@ def travel(message: Message) -> Message:
 
 @QUICK
 @given(st.integers(0, 10**6), tensors(), tensors(), st.dictionaries(names, prototypes()))
-def test_a_broadcast_comes_out_as_it_was(
+def test_broadcast_round_trip(
     number: int,
     params: dict[str, torch.Tensor],
     extra: dict[str, torch.Tensor],
@@ -136,7 +156,7 @@ def test_a_broadcast_comes_out_as_it_was(
     tensors(),
     st.lists(names).map(tuple),
 )
-def test_an_update_comes_out_as_it_was(
+def test_update_round_trip(
     num_samples: int,
     loss: float | None,
     averaged: dict[str, torch.Tensor] | None,
@@ -154,12 +174,12 @@ def test_an_update_comes_out_as_it_was(
         assert_same_tensors(found.averaged, averaged)
 
 
-def test_readings_come_out_as_they_were() -> None:
+def test_evaluation_round_trip() -> None:
     table: dict[str, dict[str, float | None]] = {
         "local_test": {"global_classifier": 12.5, "personal_prototype": None},
         "global_test": {"global_classifier": None},
     }
-    sent = ClientEvaluation(table, True, [[1, 2, 0], [3, 4, 1]])
+    sent = ReportedEvaluation(table, True, [[1, 2, 0], [3, 4, 1]])
     found = unpack_evaluation(travel(Message({"late": sent.to_values()})).values["late"], 2)
     assert found.table["local_test"]["global_classifier"] == 12.5
     assert found.table["local_test"]["global_prototype"] is None
@@ -173,7 +193,7 @@ def test_readings_come_out_as_they_were() -> None:
     st.integers(0, 10**6),
     st.integers(1, 10**6),
 )
-def test_an_introduction_comes_out_as_it_was(
+def test_introduction_round_trip(
     name: str, classes: list[tuple[str, int]], test: int, input_size: int
 ) -> None:
     counts = tuple(count + 1 for _, count in classes)
@@ -193,7 +213,7 @@ OPENERS: list[Callable[[Message], Any]] = [
 @pytest.mark.parametrize("open_parcel", OPENERS)
 @QUICK
 @given(values=tables, found=parts)
-def test_whatever_a_stranger_packs_is_opened_or_refused(
+def test_any_packed_arrays_are_opened_or_refused(
     open_parcel: Callable[[Message], Any], values: dict[str, Any], found: dict[str, Any]
 ) -> None:
     with contextlib.suppress(MessageError):
@@ -229,7 +249,7 @@ def test_nothing_is_ever_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
             from_records(records)
 
 
-def test_what_is_too_large_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_message_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpfedcl.network.flower.records.MOST_BYTES", 1000)
     monkeypatch.setattr("mpfedcl.network.flower.records.LONGEST_TEXT", 100)
     from_records(to_records(Message({}, {"a": numpy.zeros(100)})))
@@ -248,21 +268,8 @@ def test_only_finite_numbers_are_packed(value: float) -> None:
         to_json({"loss": value})
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a\nb", "a\0b", "é" * 101, "\ud800", "\u202e"]
-)
-def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(MessageError, match="it must be printable text of at most 200 bytes"):
-        check_name(name)
-
-
-@pytest.mark.parametrize("name", ["a", "hospital-a", "Zürich 2", "日本", "a" * 200])
-def test_names(name: str) -> None:
-    check_name(name)
-
-
-def test_whole_percentages_come_out_as_floats() -> None:
-    predictors = ClientEvaluation(
+def test_integer_percentages_become_floats() -> None:
+    predictors = ReportedEvaluation(
         {"local_test": {"personal_classifier": 3}, "global_test": {}}, False
     )
     found = unpack_evaluation(json.loads(to_json(predictors.to_values())), 2)
@@ -270,3 +277,142 @@ def test_whole_percentages_come_out_as_floats() -> None:
     assert type(found.table["local_test"]["personal_classifier"]) is float
     assert found.table["global_test"]["global_prototype"] is None
     assert found.confusion is None
+
+
+INITIAL = Mlp((5, 11, 4), 3).init(torch.Generator().manual_seed(1), torch.float64)
+UNITS = {"hidden.0": torch.arange(11) % 3 > 0, "hidden.1": torch.tensor([True, False, True, False])}
+
+
+def make_broadcast() -> Broadcast:
+    pool = PrototypePool.empty(3, 4, dtype=torch.float64)
+    return Broadcast(2, INITIAL, {"x": torch.ones(2)}, pool, {"me": UNITS})
+
+
+def sent(client: str, *, is_whole: bool = False) -> tuple[Message, Broadcast]:
+    packed = pack_broadcast(make_broadcast())
+    arrays = pack_part(packed.arrays, make_broadcast(), client, is_whole=is_whole)
+    message = Message(packed.values, arrays)
+    return message, unpack_broadcast(message, 3, None)
+
+
+def test_only_the_part_of_a_model_is_sent() -> None:
+    message, received = sent("me")
+    found = unpack_part(received, message, "me", INITIAL)
+    masks = mask_params(INITIAL, UNITS)
+    wanted = {name: value * masks[name] for name, value in INITIAL.items()}
+    assert_same_tensors(found.params, wanted)
+    assert_same_tensors(dict(found.units["me"]), UNITS)
+    size = sum(array.nbytes for name, array in message.arrays.items() if name != "extra/x")
+    assert size == make_broadcast().num_bytes_to(["me"]) - message.arrays["extra/x"].nbytes
+    assert count_bytes(UNITS) == 3
+
+
+def test_evaluating_clients_get_the_whole_model() -> None:
+    message, received = sent("other")
+    assert unpack_part(received, message, "other", INITIAL) is received
+    assert_same_tensors(received.params, INITIAL)
+    message, received = sent("me", is_whole=True)
+    found = unpack_part(received, message, "me", INITIAL)
+    assert_same_tensors(found.params, INITIAL)
+    assert_same_tensors(dict(found.units["me"]), UNITS)
+
+
+def make_update(averaged: Tensors | None) -> Update:
+    return Update("me", 3, averaged, Prototypes.empty(4), 0.5)
+
+
+def test_partial_update_is_filled_with_server_values() -> None:
+    trained = {name: value + 1 for name, value in INITIAL.items()}
+    packed = pack_part_update(make_update({**trained, "y": torch.ones(1)}), make_broadcast())
+    assert isinstance(packed.averaged, dict)
+    assert packed.averaged["hidden.1.weight"].shape == (2 * int(UNITS["hidden.0"].sum()),)
+    found = unpack_part_update(packed, make_broadcast())
+    masks = mask_params(INITIAL, UNITS)
+    wanted = {n: torch.where(masks[n], trained[n], INITIAL[n]) for n in INITIAL}
+    assert isinstance(found.averaged, dict)
+    assert_same_tensors(found.averaged, {**wanted, "y": torch.ones(1)})
+    assert found.left_out == sum(int((~mask).sum()) for mask in masks.values())
+    assert found.num_bytes == sum(8 * each.numel() for each in packed.averaged.values()) - 4
+    withheld = make_update(None)
+    assert pack_part_update(withheld, make_broadcast()) is withheld
+    assert unpack_part_update(withheld, make_broadcast()) is withheld
+
+
+@given(st.lists(st.integers(1, 17), min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_model_part_round_trip(sizes: list[int], random: Random) -> None:
+    params = Mlp((2, *sizes), 2).init(torch.Generator().manual_seed(1), torch.float64)
+    units = {
+        layer: torch.tensor([random.random() < 0.5 for _ in range(size)])
+        for layer, size in hidden_units(params).items()
+    }
+    pool = PrototypePool.empty(2, sizes[-1], dtype=torch.float64)
+    broadcast = Broadcast(1, params, {}, pool, {"me": units})
+    packed = pack_broadcast(broadcast)
+    arrays = pack_part(packed.arrays, broadcast, "me", is_whole=False)
+    message = Message(packed.values, arrays)
+    found = unpack_part(unpack_broadcast(message, 2, None), message, "me", params)
+    assert_same_tensors(dict(found.units["me"]), units)
+    assert sum(each.nbytes for each in arrays.values()) == broadcast.num_bytes_to(["me"])
+    # There and back again: nothing was trained, so nothing has changed.
+    update = pack_part_update(make_update(found.params), found)
+    returned = unpack_part_update(update, broadcast)
+    assert isinstance(returned.averaged, dict)
+    assert_same_tensors(returned.averaged, params)
+
+
+@pytest.mark.parametrize(
+    "meddled",
+    [
+        INITIAL["hidden.1.weight"],
+        torch.zeros(3, dtype=torch.float64),
+        torch.zeros(2 * int(UNITS["hidden.0"].sum())),
+        torch.zeros(0, dtype=torch.float64),
+    ],
+)
+def test_update_of_wrong_part_size_is_refused(meddled: torch.Tensor) -> None:
+    update = pack_part_update(make_update(dict(INITIAL)), make_broadcast())
+    assert isinstance(update.averaged, dict)
+    lie = replace(update, averaged={**update.averaged, "hidden.1.weight": meddled})
+    with pytest.raises(MessageError, match=r"'hidden\.1\.weight' has shape"):
+        unpack_part_update(lie, make_broadcast())
+
+
+@pytest.mark.parametrize(
+    ("layer", "bits"),
+    [
+        ("hidden.0", torch.zeros(1, dtype=torch.uint8)),
+        ("hidden.0", torch.zeros(2)),
+        ("hidden.7", torch.zeros(2, dtype=torch.uint8)),
+    ],
+)
+def test_malformed_unit_bits_are_refused(layer: str, bits: torch.Tensor) -> None:
+    message, received = sent("me")
+    lie = Message(message.values, {**message.arrays, f"units/{layer}": bits.numpy()})
+    with pytest.raises(MessageError, match="units of"):
+        unpack_part(received, lie, "me", INITIAL)
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("quick_network")
+@pytest.mark.parametrize(
+    ("method", "changes"), [("fed-dropout", {}), ("afd", {"evaluate_every": 2, "rounds": 4})]
+)
+def test_partial_models_equal_simulation(
+    images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
+    experiment = float64_experiment(images, method, partition__test="matched", **changes)
+    federation = LoopbackFederation(experiment, tmp_path)
+    found, wanted = federation.serve(), run(experiment, tmp_path / "simulation")
+    assert_like_simulation(found.path, wanted.path, experiment)
+    assert_same_personal_models(federation, wanted.path)
+    for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
+        if theirs["accuracy"] is not None:
+            assert_same_predictors(ours, theirs, method)
+        # The rest of the model is sent where the last round is read, and told beside.
+        reads = ours["round"] > 1 and experiment.evaluates(ours["round"] - 1)
+        assert ("bytes_to_read" in ours["remarks"]) == reads
+
+
+def test_the_process_of_a_message_does_not_load_torch() -> None:
+    code = "import mpfedcl.flower_app, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

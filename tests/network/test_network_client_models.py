@@ -6,15 +6,15 @@ from tempfile import mkdtemp
 
 import numpy
 import pytest
+from command_results import Refused
 from federations import LoopbackFederation, folder_experiment
 from PIL import Image
+from small_experiments import Json, Say, read_summary
 
-from command_results import Refused
 from mpfedcl import Predictor
 from mpfedcl.data.client_split import split_own_samples
 from mpfedcl.data.reader import open_own_samples
 from mpfedcl.network.setup.folders import make_federation
-from small_experiments import Json, Say, read_summary
 
 pytestmark = pytest.mark.whole
 CLIENTS = ("client-0", "client-1")
@@ -68,7 +68,7 @@ def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
 @pytest.mark.parametrize(
     "method", ["mp-fedcl", "fedavg", "fedproto", "fedper", "fedpcl", "fedgauss", "mpfed"]
 )
-def test_its_model_answers_as_it_was_judged(lab: Path, method: str) -> None:
+def test_saved_model_reproduces_its_evaluation(lab: Path, method: str) -> None:
     changes = {"encoder__name": "none"} if method == "fedgauss" else {}
     summary = serve(lab, method, **changes)
     for name in CLIENTS:
@@ -78,7 +78,7 @@ def test_its_model_answers_as_it_was_judged(lab: Path, method: str) -> None:
         assert found == pytest.approx(summary["accuracy_per_client"][name])
 
 
-def test_what_it_kept_is_an_ordinary_run_directory(lab: Path) -> None:
+def test_saved_models_are_a_run_directory(lab: Path) -> None:
     serve(lab, "mp-fedcl")
     (final,) = (lab / "clients" / "client-0" / "memory").glob("*/final")
     assert sorted(each.name for each in final.iterdir()) == [
@@ -94,7 +94,7 @@ def test_what_it_kept_is_an_ordinary_run_directory(lab: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_later_run_takes_its_place(lab: Path) -> None:
+def test_predict_uses_the_latest_run(lab: Path) -> None:
     serve(lab, "mp-fedcl")
     (first,) = (lab / "clients" / "client-0" / "memory").glob("*/final")
     serve(lab, "fedproto", rounds=1)
@@ -102,18 +102,18 @@ def test_a_later_run_takes_its_place(lab: Path) -> None:
     assert Predictor.load(first, "client-0").trained.experiment.method == "mp-fedcl"
 
 
-def test_a_full_disk_costs_only_its_own_copy(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_costs_only_the_saved_models(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mpfedcl.network.client.final_models._write", fail)
+    monkeypatch.setattr("mpfedcl.network.client.state._write", fail)
     assert None not in serve(lab, "mp-fedcl")["accuracy_per_client"].values()
     memory = lab / "clients" / "client-0" / "memory"
     assert [each.name[:5] for each in memory.glob("*/*")] == ["round", "round"]
 
 
 @pytest.mark.thorough
-def test_unknown_images_and_int8_take_a_folder_of_the_users(lab: Path, said: Say) -> None:
+def test_ood_and_int8_need_a_data_folder(lab: Path, said: Say) -> None:
     pytest.importorskip("onnxruntime")
     serve(lab, "mp-fedcl")
     client, asked = lab / "clients" / "client-0", lab / "pictures" / "client-1"
@@ -140,7 +140,7 @@ def test_unknown_images_and_int8_take_a_folder_of_the_users(lab: Path, said: Say
     assert Path(note["path"]) == client / "exported" / "client-0-prototype-int8.onnx"
 
 
-def test_a_client_that_has_kept_nothing(lab: Path, refused: Refused) -> None:
+def test_predict_without_saved_models_is_refused(lab: Path, refused: Refused) -> None:
     sentence = refused("predict", lab / "clients" / "client-0", "x.png")
     assert "which has kept no run; one must have ended while this client took part" in sentence
 

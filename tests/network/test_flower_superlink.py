@@ -11,7 +11,7 @@ from flwr.superlink.main import create_app
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.network.flower.access import MOST_BODY, RequireSecret
+from mpfedcl.network.flower.superlink import MOST_BODY, RequireSecret
 
 SECRET = "s3cret-of-this-server"
 
@@ -56,7 +56,7 @@ GOOD = shown(f"Bearer {SECRET}")
         "/x/v1/fleet/",
     ],
 )
-def test_everything_but_the_clients_part_wants_the_secret(path: str) -> None:
+def test_everything_outside_the_fleet_api_requires_the_secret(path: str) -> None:
     assert ask(path) == 401
     assert ask(path, GOOD) == 200
     assert ask("/v1/fleet/pull-messages") == 200
@@ -79,17 +79,17 @@ def test_everything_but_the_clients_part_wants_the_secret(path: str) -> None:
         ((b"cookie", GOOD[1]),),
     ],
 )
-def test_what_is_not_quite_the_secret(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+def test_almost_correct_secrets_are_refused(headers: tuple[tuple[bytes, bytes], ...]) -> None:
     assert ask("/v1/control/start-run", *headers) == 401
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=255)))
-def test_any_other_words_are_refused(words: str) -> None:
+def test_other_authorization_headers_are_refused(words: str) -> None:
     header = (b"authorization", words.encode("latin-1"))
     assert ask("/v1/control/stop-run", header) == (200 if words == f"Bearer {SECRET}" else 401)
 
 
-def test_what_is_no_request_of_flower() -> None:
+def test_websockets_are_refused() -> None:
     assert ask("/v1/fleet/x", kind="websocket") == 1008
     assert ask("/v1/control/x", kind="websocket") == 1008
 
@@ -106,7 +106,7 @@ def test_what_is_no_request_of_flower() -> None:
         ([(b"transfer-encoding", b"chunked"), (b"content-length", b"1")], 411),
     ],
 )
-def test_a_body_is_measured_before_it_is_read(
+def test_request_body_is_measured_before_reading(
     headers: list[tuple[bytes, bytes]], code: int
 ) -> None:
     """Flower reads all of it before it looks at the key."""
@@ -114,7 +114,7 @@ def test_a_body_is_measured_before_it_is_read(
     assert ask("/v1/runtime/push-object", *headers, GOOD) == 200
 
 
-def test_every_path_of_flowers_own_server() -> None:
+def test_every_flower_path_outside_fleet_requires_the_secret() -> None:
     app = create_app()
     app.add_middleware(RequireSecret, secret=SECRET)
     paths = {str(vars(each.route)["path"]) for each in iter_route_contexts(app.routes)}

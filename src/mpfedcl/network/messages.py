@@ -1,0 +1,399 @@
+"""The content of messages: broadcasts, updates and evaluations as named arrays and plain values.
+
+Nothing else travels; `docs/privacy.md` lists it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.data.samples import ImageFormat
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import PREDICTORS, TESTS, find_method
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
+from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
+from mpfedcl.network.transport import Arrays, Message, MessageError, shorten
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundEvaluation
+
+_MOST_CLASSES = 10_000
+_LARGEST_INPUT = 2**22
+"""Values per sample; the server builds a model of this input size."""
+_LONGEST_SIDE = 2**16
+"""Pixels per side of an image."""
+
+SampleKind = Literal["images", "vectors"]
+
+
+class DataFormat(NamedTuple):
+    """The properties of the data that all clients must share."""
+
+    input_size: int
+    """Values per sample."""
+    encoder: str
+    samples: SampleKind = "images"
+    image_shape: tuple[int, ...] = ()
+    """Set if the model or encoder depends on size and color of the images."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read the data format from the content of federation.json."""
+        known = {name: values[name] for name in cls._fields if name in values}
+        return cls(**{**known, "image_shape": tuple(known.get("image_shape", ()))})
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A client's description of itself, sent before its first round."""
+
+    name: str
+    classes: tuple[str, ...]
+    """The classes that occur in its data."""
+    train: tuple[int, ...]
+    """Training samples by class; empty under a privacy budget."""
+    test: int
+    """Number of test samples; 0 under a privacy budget."""
+    input_size: int
+    """Values per sample."""
+    encoder: str
+    """Fingerprint of its encoder; empty without one."""
+    samples: SampleKind = "images"
+    image_shape: tuple[int, ...] = ()
+    """Set if the model or encoder depends on size and color of the images."""
+    own_data: bool = False
+    """Whether the client has its own samples instead of a share of the experiment's data set."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples; 1 if counts are not sent, so that all weights are equal."""
+        return sum(self.train) if self.train else 1
+
+    @property
+    def data_format(self) -> DataFormat:
+        """The properties of the data that all clients must share."""
+        return DataFormat(self.input_size, self.encoder, self.samples, self.image_shape)
+
+    def to_message(self) -> Message:
+        """Return the introduction as a message."""
+        fields = vars(self).items()
+        return Message({n: list(each) if type(each) is tuple else each for n, each in fields})
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """Read and check a client's introduction."""
+        name, encoder = message.value("name", str), message.value("encoder", str)
+        classes, train = message.value("classes", list), message.value("train", list)
+        test, input_size = message.value("test", int), message.value("input_size", int)
+        check_name(name)
+        if not (0 < len(classes) <= _MOST_CLASSES and all(_is_plain(each) for each in classes)):
+            raise MessageError("classes must be the names of the classes: printable, not too long")
+        if len(set(classes)) < len(classes):
+            raise MessageError("classes must be named once each")
+        if len(train) not in (0, len(classes)) or not all(
+            type(n) is int and 0 <= n < 2**40 for n in train
+        ):
+            raise MessageError("train must be a count of images for each class")
+        if train and sum(train) < 1:
+            raise MessageError("it has no image to train on")
+        if not (0 <= test < 2**40 and 1 <= input_size <= _LARGEST_INPUT):
+            raise MessageError(f"test is {test} and input_size {input_size}, which is out of range")
+        if encoder and not _is_plain(encoder):
+            raise MessageError("encoder must be a short text")
+        samples: Any = message.values.get("samples")
+        shape: Any = message.values.get("image_shape")
+        if samples not in get_args(SampleKind):
+            raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
+        is_known = ImageFormat.from_shape(shape) is not None and max(shape) <= _LONGEST_SIDE
+        if shape != [] and not (is_known and math.prod(shape) <= _LARGEST_INPUT):
+            raise MessageError(
+                f"image_shape is {shorten(shape)}; it must be [height, width] or "
+                f"[height, width, 3] of at most {_LONGEST_SIDE} each and {_LARGEST_INPUT} values "
+                "in total, or []"
+            )
+        own_data = message.value("own_data", bool)
+        labels, counts, shape = tuple(classes), tuple(train), tuple(shape)
+        return cls(name, labels, counts, test, input_size, encoder, samples, shape, own_data)
+
+
+def check_name(name: str) -> None:
+    """Reject a client name that cannot be a file name or looks like a path."""
+    if not _is_plain(name) or name.startswith(".") or {"/", "\\"} & set(name):
+        raise MessageError(
+            f"the name is {shorten(name)}; it must be printable text of at most 200 bytes without "
+            "slashes that does not begin with a dot"
+        )
+
+
+def pack_experiment(experiment: Experiment) -> str:
+    """Return an experiment as TOML for clients, without paths on the server."""
+    resolved = experiment.resolved(find_method(experiment.method).defaults)
+    kind, _, path = (resolved.encoder.name or "").partition(":")
+    name = f"{kind}:{PurePath(path).name}" if path else resolved.encoder.name
+    return resolved.replace(
+        dataset__root=None, encoder__weights=None, encoder__name=name, track=(), track_to=None
+    ).to_toml()
+
+
+def pack_broadcast(broadcast: Broadcast) -> Message:
+    """Return a broadcast as a message."""
+    pool = broadcast.pool
+    return Message(
+        {"round": broadcast.round, "names": list(pool.names), **name_dispatch(broadcast)},
+        {
+            **_to_arrays("params", broadcast.params),
+            **_to_arrays("extra", broadcast.extra),
+            "pool/vectors": _to_array(pool.vectors),
+            "pool/labels": _to_array(pool.labels),
+            "pool/counts": _to_array(pool.counts),
+            "pool/owners": _to_array(pool.owners),
+        },
+    )
+
+
+def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | None) -> Broadcast:
+    """Read a broadcast and check its prototype pool."""
+    parts = message.tensors("pool")
+    try:
+        pool = PrototypePool(
+            parts["vectors"],
+            parts["labels"],
+            parts["counts"],
+            parts["owners"],
+            tuple(message.value("names", list)),
+            num_classes,
+            num_prototypes,
+        )
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise MessageError(f"the pool cannot be read ({error})") from None
+    numbers = ("version", "dispatch") if "dispatch" in message.values else ()
+    return Broadcast(
+        message.value("round", int),
+        message.tensors("params"),
+        message.tensors("extra"),
+        pool,
+        **{name: message.value(name, int) for name in numbers},
+    )
+
+
+def name_dispatch(broadcast: Broadcast) -> dict[str, int]:
+    """Return the version and dispatch number that an asynchronous client's answer repeats."""
+    if broadcast.dispatch is None or broadcast.version is None:
+        return {}
+    return {"version": broadcast.version, "dispatch": broadcast.dispatch}
+
+
+def pack_update(update: Update) -> Message:
+    """Return an update as a message."""
+    averaged = update.written_out().averaged
+    assert not isinstance(averaged, StackMember)
+    prototypes = update.prototypes
+    return Message(
+        {
+            "num_samples": update.num_samples,
+            "loss": update.loss,
+            "withheld": averaged is None,
+            "processed": list(update.processed),
+        },
+        {
+            **_to_arrays("averaged", averaged or {}),
+            **_to_arrays("summed", dict(update.summed)),
+            **_to_arrays("coding", dict(update.coding)),
+            "prototypes/vectors": _to_array(prototypes.vectors),
+            "prototypes/labels": _to_array(prototypes.labels),
+            "prototypes/counts": _to_array(prototypes.counts),
+        },
+    )
+
+
+def unpack_update(client: str, message: Message) -> Update:
+    """Read a client's update; update validation checks its values later."""
+    parts = message.tensors("prototypes")
+    try:
+        prototypes = Prototypes(parts["vectors"], parts["labels"], parts["counts"])
+    except (KeyError, ValueError) as error:
+        raise MessageError(f"prototypes cannot be read ({error})") from None
+    processed = message.value("processed", list)
+    if not all(isinstance(each, str) for each in processed):
+        raise MessageError("processed must be a list of names")
+    loss = None if message.values.get("loss") is None else message.value("loss", float)
+    return Update(
+        client,
+        message.value("num_samples", int),
+        None if message.value("withheld", bool) else message.tensors("averaged"),
+        prototypes,
+        loss,
+        message.tensors("summed"),
+        tuple(processed),
+        coding=message.tensors("coding"),
+    )
+
+
+def pack_part(arrays: Arrays, broadcast: Broadcast, client: str, *, is_whole: bool) -> Arrays:
+    """Return the arrays of a broadcast for a client that may train a part of the model.
+
+    A part travels as its own parameters and a bit per hidden unit. With `is_whole` the whole model
+    travels, because the client evaluates the round before.
+    """
+    units = broadcast.units.get(client)
+    if units is None:
+        return arrays
+    bits = {f"units/{each}": numpy.packbits(mask.cpu().numpy()) for each, mask in units.items()}
+    if is_whole:
+        return {**arrays, **bits}
+    masks = mask_params(broadcast.params, units)
+    kept = {n: value[masks[n]].detach().cpu().numpy() for n, value in broadcast.params.items()}
+    return {**arrays, **{f"params/{name}": value for name, value in kept.items()}, **bits}
+
+
+def unpack_part(broadcast: Broadcast, message: Message, client: str, like: Tensors) -> Broadcast:
+    """Return a broadcast whose part of the model is laid out in full shapes, with zeros elsewhere.
+
+    `like` are parameters of the full model.
+    """
+    bits = message.tensors("units")
+    if not bits:
+        return broadcast
+    sizes, units = hidden_units(like), dict[str, Tensor]()
+    for layer, packed in bits.items():
+        size = sizes.get(layer, 0)
+        if packed.dtype != torch.uint8 or packed.shape != (-(-size // 8),):
+            raise MessageError(f"units of {layer[:80]!r} must be a bit for each of {size}")
+        mask = torch.from_numpy(numpy.unpackbits(packed.cpu().numpy(), count=size)).bool()
+        units[layer] = mask.to(like[f"{layer}.weight"].device)
+    masks = mask_params({name: like[name] for name in broadcast.params if name in like}, units)
+    params = {
+        name: _lay_out(name, value, masks[name], torch.zeros_like(like[name]))
+        if name in masks and value.shape != like[name].shape
+        else value
+        for name, value in broadcast.params.items()
+    }
+    return replace(broadcast, params=params, units={client: units})
+
+
+def count_left_out(broadcast: Broadcast, clients: Sequence[str]) -> int:
+    """Return the bytes of the parameters outside these clients' parts."""
+    units = sum(count_bytes(broadcast.units.get(client, {})) for client in clients)
+    return broadcast.num_bytes * len(clients) + units - broadcast.num_bytes_to(clients)
+
+
+def pack_part_update(update: Update, broadcast: Broadcast) -> Update:
+    """Return an update with only the parameters of the client's part, flattened."""
+    masks, averaged = _open_part(update, broadcast)
+    if not masks:
+        return update
+    return replace(
+        update, averaged={n: v[masks[n]] if n in masks else v for n, v in averaged.items()}
+    )
+
+
+def unpack_part_update(update: Update, broadcast: Broadcast) -> Update:
+    """Return a client's update in full shapes, with the server's values outside its part."""
+    masks, averaged = _open_part(update, broadcast)
+    if not masks:
+        return update
+    sent = {n: value.to(masks[n].device) for n, value in averaged.items() if n in masks}
+    filled = {n: _lay_out(n, v, masks[n], broadcast.params[n]) for n, v in sent.items()}
+    left_out = sum(int((~masks[name]).sum()) for name in filled)
+    return replace(update, averaged={**averaged, **filled}, left_out=left_out)
+
+
+def _lay_out(name: str, sent: Tensor, mask: Tensor, rest: Tensor) -> Tensor:
+    """Return `rest` with the values of a part scattered into the mask."""
+    wanted = int(mask.sum())
+    if sent.shape != (wanted,) or sent.dtype != rest.dtype:
+        raise MessageError(
+            f"{name[:80]!r} has shape {list(sent.shape)} and type {sent.dtype}; this part must "
+            f"have {wanted} values of {rest.dtype}"
+        )
+    return rest.masked_scatter(mask, sent)
+
+
+def _open_part(update: Update, broadcast: Broadcast) -> tuple[Tensors, Tensors]:
+    """Return the masks of a client's part and its tensors; empty if it trains the whole model."""
+    units = broadcast.units.get(update.client)
+    if units is None or update.averaged is None:
+        return {}, {}
+    assert not isinstance(update.averaged, StackMember)
+    return mask_params(broadcast.params, units), update.averaged
+
+
+@dataclass(frozen=True)
+class ReportedEvaluation:
+    """A client's evaluation of the previous round, sent with its next update.
+
+    Only the client has its test samples, so the evaluation arrives one round late.
+    """
+
+    table: AccuracyTable
+    is_personal: bool
+    """Whether the client trained in that round, so that its personal predictors count."""
+    confusion: ConfusionCounts | None = None
+
+    def to_values(self) -> dict[str, Any]:
+        """Return the evaluation as plain values of a message."""
+        return dict(vars(self))
+
+
+def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEvaluation:
+    """Read and check a client's evaluation: percentages, and counts of samples."""
+    table: Any = values.get("table")
+    is_personal, rows = values.get("is_personal"), values.get("confusion")
+    try:
+        checked: AccuracyTable = {
+            test: {str(each): _percent(table[test].get(each)) for each in PREDICTORS}
+            for test in TESTS
+        }
+    except (TypeError, KeyError, AttributeError, OverflowError):
+        raise MessageError("an evaluation must be a table by test set and predictor") from None
+    if type(is_personal) is not bool:
+        raise MessageError("is_personal must be true or false")
+    found = [value for row in checked.values() for value in row.values() if value is not None]
+    if not all(type(value) is float and 0 <= value <= 100 for value in found):
+        raise MessageError("an accuracy is not in 0 to 100 %")
+    if rows is not None and not (
+        isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+    ):
+        raise MessageError("confusion must be a list of rows")
+    width = num_classes + 1
+    if rows and (len(rows) != num_classes or any(len(row) != width for row in rows)):
+        raise MessageError(f"confusion must be [{num_classes}][{width}] counts")
+    if any(type(n) is not int or not 0 <= n < 2**40 for row in rows or [] for n in row):
+        raise MessageError("confusion must be counts of samples")
+    return ReportedEvaluation(checked, is_personal, rows)
+
+
+def gather_evaluations(reported: Mapping[str, ReportedEvaluation]) -> RoundEvaluation | None:
+    """Join the evaluations of all clients in name order; None if there are none."""
+    if not reported:
+        return None
+    return RoundEvaluation.of_tables(
+        {name: reported[name].table for name in sorted(reported)},
+        [name for name in sorted(reported) if reported[name].is_personal],
+        {n: counts for n in sorted(reported) if (counts := reported[n].confusion) is not None},
+    )
+
+
+def _percent(value: Any) -> Any:
+    return float(value) if type(value) in (int, float) else value
+
+
+def _to_arrays(group: str, tensors: Tensors) -> Arrays:
+    return {f"{group}/{name}": _to_array(value) for name, value in tensors.items()}
+
+
+def _to_array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.detach().cpu().numpy()
+
+
+def _is_plain(text: object) -> bool:
+    """Return whether a value is text that is safe in tables and file names."""
+    # Printable text has no lone surrogates, so it can be encoded.
+    return isinstance(text, str) and text.isprintable() and 0 < len(text.encode()) <= 200

@@ -1,0 +1,430 @@
+"""The clients of a federation: their introductions, the classes they agree on, their silences."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import torch
+
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.experiment import Experiment
+from mpfedcl.network.messages import DataFormat, Introduction, pack_experiment
+from mpfedcl.network.server.status import Status
+from mpfedcl.network.transport import FORMAT, AnswerLimit, Message, MessageError, Reply, Transport
+
+POLL_SECONDS = 0.5
+"""Seconds between two polls."""
+_INTRODUCTION = AnswerLimit(num_arrays=16, array_bytes=2**20, text_bytes=2**22)
+"""Enough for ten thousand classes with long names."""
+_POLL_TIMEOUT = 30.0
+"""Time limit in seconds for sending or receiving introductions."""
+_AGAIN_SECONDS = 5.0
+"""Seconds after which refused clients are asked again while the server waits for clients."""
+_MOST_REFUSED = 50
+"""Refusals that are remembered: an unknown client may use any number of names."""
+_MOST_CLASSES = 1000
+"""Total over all clients unless dataset.classes names them: every model has as many outputs, and
+the confusion matrix grows quadratically."""
+_SILENT = "silent/"
+_PATIENCE = 2
+"""Silences in a row before a client is skipped."""
+_LONGEST_REST = 64
+"""Maximum number of rounds to skip."""
+
+
+class ClientRegistry:
+    """The known clients by name, and the nodes that they were last seen at.
+
+    With `only` the registry ignores all other clients.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        transport: Transport,
+        status: Status,
+        data_format: DataFormat | None = None,
+        *,
+        only: str | None = None,
+    ) -> None:
+        self.members: dict[str, Introduction] = {}
+        self.refused: dict[str, str] = {}
+        """Reasons for refusals, by the name of the client or its node."""
+        self.introduced: set[str] = set()
+        """Clients introduced since the engine last looked."""
+        self.data_format = data_format
+        """Given if a run is resumed; otherwise the most common one among the clients."""
+        self._transport = transport
+        self._status = status
+        self._only = only
+        self._nodes: dict[int, str] = {}
+        """Clients by node."""
+        self._asked: dict[str, int] = {}
+        """Nodes asked for an introduction, by message id."""
+        self.seen: set[int] = set()
+        """Nodes that are not asked again."""
+        self.refused_nodes: dict[int, str] = {}
+        """The key in `refused` of each refused node."""
+        self.use_experiment(experiment)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Training samples by client, in name order."""
+        return {name: self.members[name].num_samples for name in sorted(self.members)}
+
+    @property
+    def label_counts(self) -> dict[str, list[int]]:
+        """Training samples by client and class, in the experiment's class order."""
+        classes = self._experiment.dataset.classes
+        return {name: _count_by_class(self.members[name], classes) for name in sorted(self.members)}
+
+    def use_experiment(self, experiment: Experiment) -> None:
+        """Send and check introductions for this experiment from now on."""
+        self._experiment = experiment
+        self._hello = Message({"format": FORMAT, "experiment": pack_experiment(experiment)})
+
+    def wait_for_clients(self) -> None:
+        """Wait until the expected number of clients is connected, at most `network.patience` s."""
+        wanted = self._experiment.clients or self._experiment.min_clients
+        self._wait_for(wanted, "waiting for clients")
+        if self.data_format is None and self.members:
+            # The most common one: a single misconfigured client must not exclude the others.
+            counts = Counter(self.members[name].data_format for name in sorted(self.members))
+            self.data_format = counts.most_common(1)[0][0]
+        odd = {name: self._check_format(each) for name, each in self.members.items()}
+        self.exclude({name: reason for name, reason in odd.items() if reason})
+
+    def wait_for_only(self) -> None:
+        """Wait for the only client, at most `network.patience` seconds."""
+        if not self._wait_for(1, f"waiting for {self._only}"):
+            reasons = self._tell_reasons()
+            patience = self._experiment.network.patience
+            raise RunCutShort(f"{self._only} was not connected after {patience:g} s.{reasons}")
+
+    def find_connected(self, *, is_new_round: bool = True) -> dict[str, int]:
+        """Return the node of each connected client; ask new nodes for an introduction.
+
+        In a new round refused clients are asked again. If too few clients are connected, wait up
+        to `network.patience` seconds, then raise `RunCutShort`.
+        """
+        if is_new_round:
+            self._ask_refused_again()
+        here = self._poll()
+        needed = min(self._experiment.min_clients, len(self.members))
+        if len(here) < needed:
+            here = self._wait_for(needed, "waiting for clients to come back")
+        if len(here) < needed:
+            raise RunCutShort(self._explain_too_few("are left"))
+        return here
+
+    def exclude(self, reasons: Mapping[str, str]) -> None:
+        """Exclude clients for the given reasons; the others must be at least `min_clients`."""
+        for node, name in list(self._nodes.items()):
+            if name in reasons:
+                del self.members[name]
+                self._remove(node, name, reasons[name])
+        if len(self.members) < self._experiment.min_clients:
+            raise RunCutShort(self._explain_too_few("were connected"))
+
+    def ask_for_introduction(self, names: Collection[str]) -> None:
+        """Ask clients for a new introduction, because their data may have changed."""
+        self.seen -= {node for node, name in self._nodes.items() if name in names}
+
+    def _ask_refused_again(self) -> None:
+        """Ask refused clients again: they may have been repaired."""
+        self.seen -= self.refused_nodes.keys() - set(self._asked.values())
+
+    def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
+        now = time.monotonic()
+        end, again = now + self._experiment.network.patience, now + _AGAIN_SECONDS
+        here = self._poll()
+        while len(here) < wanted and (now := time.monotonic()) < end:
+            if now > again:
+                self._ask_refused_again()
+                again = now + _AGAIN_SECONDS
+            self._status.write(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
+            self._status.raise_if_stop_requested()
+            time.sleep(POLL_SECONDS)
+            here = self._poll()
+        return here
+
+    def _poll(self) -> dict[str, int]:
+        present = self._find_present()
+        new = [node for node in present if node not in self.seen]
+        if new:
+            settings = self._experiment.network
+            # The run may start before clients have loaded their data; they join later.
+            seconds = max(settings.patience, settings.round_timeout)
+            hello = dict.fromkeys(new, self._hello)
+            sent = self._transport.send("hello", hello, seconds, seconds=_POLL_TIMEOUT)
+            self._asked |= {request_id: node for node, request_id in sent.items()}
+            self.seen |= set(sent)
+        end = time.monotonic() + _POLL_TIMEOUT
+        while self._asked and (left := end - time.monotonic()) > 0:
+            replies = self._transport.receive(dict.fromkeys(self._asked, _INTRODUCTION), left)
+            for reply in replies:
+                self._handle_introduction(reply, present)
+            if not replies:
+                break
+        # A node that disconnected before its introduction is asked again when it reconnects.
+        waiting = set(self._asked.values())
+        self.seen &= {*present, *self._nodes, *waiting}
+        return {name: node for node, name in self._nodes.items() if node in present}
+
+    def _find_present(self) -> Mapping[int, str]:
+        present = self._transport.connected_nodes()
+        if self._only is None:
+            return present
+        # Without keys the name is known only after an introduction.
+        return {node: name for node, name in present.items() if name in ("", self._only)}
+
+    def _handle_introduction(self, reply: Reply, present: Mapping[int, str]) -> None:
+        node = self._asked.pop(reply.request_id, None)
+        if node is None:
+            return
+        registered = present.get(node, "")
+        who = registered or self._nodes.get(node) or f"node {node}"
+        if reply.message is None:
+            self._refuse(node, who, reply.reason)
+            if reply.failure == "gone":
+                self.seen.discard(node)
+            return
+        try:
+            member = Introduction.from_message(reply.message)
+        except MessageError as error:
+            self._remove(node, who, str(error))
+            return
+        # A bad introduction affects only the client that sent it.
+        except Exception as error:
+            self._remove(node, who, f"its introduction cannot be read ({type(error).__name__})")
+            return
+        if reason := self._check(member, registered, node, present):
+            self._remove(node, registered or member.name, reason)
+            return
+        self._forget_refusal(node)
+        # The same client at a new node: the newest node counts.
+        self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
+        self._nodes[node] = member.name
+        self.members[member.name] = member
+        self.introduced.add(member.name)
+
+    def _remove(self, node: int, who: str, reason: str) -> None:
+        self._refuse(node, who, reason)
+        self._nodes.pop(node, None)
+
+    def _refuse(self, node: int, who: str, reason: str) -> None:
+        self._forget_refusal(node)
+        self.refused_nodes[node], self.refused[who] = who, reason
+        for oldest in list(self.refused_nodes)[:-_MOST_REFUSED]:
+            self._forget_refusal(oldest)
+
+    def _forget_refusal(self, node: int) -> None:
+        self.refused.pop(self.refused_nodes.pop(node, ""), None)
+
+    def _check(
+        self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
+    ) -> str | None:
+        """Return why a client is refused, or None."""
+        if self._only is not None and member.name != self._only:
+            return f"it is not {self._only}"
+        if registered and member.name != registered:
+            return f"it calls itself {member.name!r}, but its key is registered as {registered!r}"
+        elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
+        if any(each in present for each in elsewhere):
+            return "another client of that name is connected"
+        if not member.train and self._experiment.tells_counts:
+            return "it does not report its number of samples"
+        most = self._experiment.network.max_images
+        if member.num_samples > most:
+            return f"it reports {member.num_samples} samples; network.max_images is {most}"
+        known = self._experiment.dataset.classes
+        if known and not set(member.classes) <= set(known):
+            odd = sorted(set(member.classes) - set(known))
+            return f"it has the class {odd[0]!r}; the classes are {shorten_list(known)}"
+        encoder = self._experiment.encoder.name
+        if member.samples == "vectors" and encoder not in (None, "none"):
+            return f"it has vectors, but encoder.name is {encoder!r}, and encoders take images"
+        return self._check_format(member)
+
+    def _check_format(self, member: Introduction) -> str | None:
+        wanted = self.data_format
+        if wanted is None or member.data_format == wanted:
+            return None
+        if member.samples != wanted.samples:
+            return f"it has {member.samples}, the others {wanted.samples}"
+        if member.input_size != wanted.input_size:
+            rule = {
+                "images": "images must be of one size, or go through the same encoder",
+                "vectors": "vectors must be of one width",
+            }[wanted.samples]
+            return (
+                f"its inputs have {member.input_size} values, the others' {wanted.input_size}: "
+                f"{rule}"
+            )
+        shapes = member.image_shape, wanted.image_shape
+        if all(shapes) and shapes[0] != shapes[1]:
+            own, others = (" x ".join(map(str, each)) for each in shapes)
+            return (
+                f"its images are {own}, the others' {others}: images must be of one size and color"
+            )
+        return "its encoder is not the others'"
+
+    def _tell_reasons(self) -> str:
+        told = sorted(self.refused.items())
+        return "".join(f" {name}: {why.removesuffix('.')}." for name, why in told)
+
+    def _explain_too_few(self, words: str) -> str:
+        reasons = self._tell_reasons()
+        return (
+            f"min_clients is {self._experiment.min_clients}; fewer {words} after "
+            f"{self._experiment.network.patience:g} s of waiting.{reasons}"
+        )
+
+
+def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
+    # Under a privacy budget clients do not send counts.
+    counts = dict(zip(member.classes, member.train, strict=True)) if member.train else {}
+    return [counts.get(name, 0) for name in classes]
+
+
+def agree_on_classes(
+    experiment: Experiment, members: Mapping[str, Introduction]
+) -> tuple[Experiment, dict[str, str]]:
+    """Return the experiment with the classes of its clients, unless it names classes itself.
+
+    Return also the clients to exclude, with reasons. Clients whose classes are compatible with most
+    others take precedence, so that a single client with odd classes is the one excluded.
+    """
+    if experiment.dataset.classes:
+        return experiment, {}
+    refused = _find_too_many(members.values())
+    left = [each for name, each in members.items() if name not in refused]
+    if not left:
+        reasons = (f"{name}: {reason}." for name, reason in sorted(refused.items()))
+        raise InvalidInput(f"all clients are refused. {' '.join(reasons)}")
+    alike = {_kind(member): member for member in left}
+    counts = Counter(map(_kind, left))
+    fits = {
+        kind: sum(counts[o] for o, other in alike.items() if not _explain_mixed_up(each, other))
+        for kind, each in alike.items()
+    }
+    agreed: list[Introduction] = []
+    for member in sorted(left, key=lambda each: (-fits[_kind(each)], each.name)):
+        if reason := _explain_mixed_up(member, *agreed):
+            refused[member.name] = reason
+        else:
+            agreed.append(member)
+    classes = _all_classes(agreed)
+    if len(classes) < 2:
+        raise InvalidInput(
+            f"the clients have only the class {', '.join(classes)}; there must be two or more."
+        )
+    return experiment.replace(dataset__classes=classes), refused
+
+
+def _find_too_many(members: Collection[Introduction]) -> dict[str, str]:
+    """Return the clients that bring too many classes, with reasons."""
+    known: set[str] = set()
+    refused: dict[str, str] = {}
+    # In order of number of classes, so that the client with most is excluded first.
+    for member in sorted(members, key=lambda each: (len(each.classes), each.name)):
+        together = known.union(member.classes)
+        if len(together) <= _MOST_CLASSES:
+            known = together
+        else:
+            refused[member.name] = (
+                f"with its {len(member.classes):,} classes there are {len(together):,}; at most "
+                f"{_MOST_CLASSES:,} unless dataset.classes names them"
+            )
+    return refused
+
+
+def _kind(member: Introduction) -> tuple[tuple[str, ...], bool]:
+    """Return the key that decides compatibility; equal keys are compared once."""
+    return member.classes, member.own_data
+
+
+def _all_classes(members: Collection[Introduction]) -> list[str]:
+    return sorted({name for member in members for name in member.classes})
+
+
+def _explain_mixed_up(newest: Introduction, *others: Introduction) -> str | None:
+    """Return why adding the newest client would change the meaning of class numbers, or None."""
+    classes = _all_classes([newest, *others])
+    for each in (newest, *others):
+        if not each.own_data and len(each.classes) < len(classes):
+            return (
+                f"{each.name} has a share of the experiment's data set, which has the classes "
+                f"{shorten_list(each.classes)}, and not all of {shorten_list(classes)}"
+            )
+        if _are_numbers(each.classes) and list(each.classes) != classes[: len(each.classes)]:
+            who = "it has" if each is newest else f"with it {each.name} has"
+            return (
+                f"{who} classes by number, {shorten_list(each.classes)}, which are not the first "
+                f"of all clients' classes, {shorten_list(classes)}: dataset.classes must name the "
+                "classes in order"
+            )
+    return None
+
+
+def _are_numbers(classes: Collection[str]) -> bool:
+    """Return whether classes may be integer labels of an npz file, which are positions."""
+    return all(name.isdecimal() for name in classes)
+
+
+def shorten_list(names: Collection[str]) -> str:
+    """Return at most twelve names for an error message."""
+    shown = ", ".join(list(names)[:12])
+    return shown if len(names) <= 12 else f"{shown} and {len(names) - 12} more"
+
+
+class SilentClients:
+    """Skips clients that repeatedly miss the deadline, with exponential backoff.
+
+    A connected client that never answers would cost the full timeout in every round. After two
+    silences in a row a client is skipped for 2 rounds, then for 4, 8 and so on. When a round times
+    out because of a client that was not silent before, skipping saved no time, and all clients are
+    asked in the next round.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+        self._asked_in: dict[str, int] = {}
+        """The round in which each silent client is asked next."""
+
+    def note_answers(self, names: Collection[str]) -> None:
+        """Note that clients have answered, reconnected or introduced themselves."""
+        for name in names:
+            self._times.pop(name, None)
+            self._asked_in.pop(name, None)
+
+    def note_silence(self, names: Collection[str], round_number: int) -> None:
+        """Note that clients missed the deadline of a round."""
+        for name in names:
+            times = self._times[name] = self._times.get(name, 0) + 1
+            rest = 2 ** (times - 1) if times >= _PATIENCE else 0
+            self._asked_in[name] = round_number + 1 + min(rest, _LONGEST_REST)
+        if any(self._times[name] == 1 for name in names):
+            self._asked_in = dict.fromkeys(self._asked_in, round_number + 1)
+
+    def resting(self, round_number: int) -> dict[str, str]:
+        """Return the clients to skip in a round, with the reason for its record."""
+        return {
+            name: f"silent {self._times[name]} times in a row; asked again in round {asked_in}"
+            for name, asked_in in self._asked_in.items()
+            if asked_in > round_number
+        }
+
+    def state(self) -> Tensors:
+        """Return the state for a checkpoint."""
+        return {
+            f"{_SILENT}{name}": torch.tensor([times, self._asked_in[name]])
+            for name, times in self._times.items()
+        }
+
+    def restore(self, state: Tensors) -> None:
+        """Continue from the result of `state`; other entries are ignored."""
+        found = {n.removeprefix(_SILENT): v for n, v in state.items() if n.startswith(_SILENT)}
+        self._times = {name: int(each[0]) for name, each in found.items()}
+        self._asked_in = {name: int(each[1]) for name, each in found.items()}
