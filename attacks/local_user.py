@@ -27,12 +27,12 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
-from process_federation import SUPERLINK, ProcessFederation
 
 from mpfedcl.network.flower.control import ShowSecret, stop_run
 from mpfedcl.network.setup.folders import ServerFolder, write_app
 from mpfedcl.network.setup.keys import make_node_key
 from outcome import Outcome
+from process_federation import SUPERLINK, ProcessFederation
 
 Client = TypeVar("Client", ControlHttpClient, RuntimeHttpClient)
 NOBODY = 65534

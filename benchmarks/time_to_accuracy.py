@@ -55,7 +55,6 @@ class Study:
             # Methods that do not wait need clients that differ in speed; the others do not mind.
             systems__kind="lognormal",
             personal_models=False,
-            trail=False,
         )
 
     def curve(self, method: str, rate: float, seed: int) -> Curve:

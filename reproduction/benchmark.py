@@ -67,7 +67,6 @@ def situations(sets: Sets) -> Iterator[tuple[str, Experiment]]:
                     # The same clock for all, so that methods that do not wait can gain by it.
                     systems__kind="lognormal",
                     personal_models=False,
-                    trail=False,
                 ),
             )
 

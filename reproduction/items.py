@@ -151,7 +151,6 @@ def experiment(dataset: str, method: str, rounds: int = ROUNDS, **changes: Any) 
         # Tables have the paper's predictor also where a method's primary metric has another.
         "evaluate_predictors": "all",
         "personal_models": False,
-        "trail": False,
     }
     changes = {**common, **changes}
     return Experiment().replace(dataset__name=dataset, method=method, rounds=rounds, **changes)

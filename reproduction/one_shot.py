@@ -77,7 +77,6 @@ def main(runs: Runs) -> None:
                     encoder__name=encoder,
                     evaluate_predictors="all",
                     personal_models=False,
-                    trail=False,
                     **changes,
                 )
                 names = ("local", "fedavg", "local-gauss", "fedlda", "fedgauss")

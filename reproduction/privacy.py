@@ -50,7 +50,6 @@ class Row:
             encoder__name="random-filters",
             evaluate_clients=1,
             personal_models=False,
-            trail=False,
         )
         if method == "fedavg":
             experiment = experiment.replace(

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import comparison_command
 import hypothesis
 import pytest
 import torch
+
+import comparison_command
 import tuning_command
 from browser_fixtures import browser, live, live_server  # noqa: F401  -- fixtures
 from command_processes import FORKED_WORKERS, FORKS, CommandProcess, start_server
@@ -19,15 +20,14 @@ from command_results import Cli, Refused, Said, assert_one_sentence
 from download_server import BrokenServer, run_server
 from encoder_experiments import save_pictures
 from federation_fixtures import fault_log, federation, shared_federation  # noqa: F401  -- fixtures
-from one_shot_fixtures import clients, four, three  # noqa: F401  -- fixtures
-from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
-from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
-from unrendered_figures import render, rendered
-
 from mpfedcl.cli.main import main
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.encoders.torch_encoders import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
+from one_shot_fixtures import clients, four, three  # noqa: F401  -- fixtures
+from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
+from small_experiments import EXAMPLES, HIDDEN, Say, VirtualTime, save_images, save_vectors
+from unrendered_figures import render, rendered
 
 REPOSITORY = Path(__file__).parents[1]
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.

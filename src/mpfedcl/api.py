@@ -19,8 +19,8 @@ from mpfedcl.inference.join_log import refuse_changed
 from mpfedcl.inference.membership import warn_of_joined_clients
 from mpfedcl.inference.one_shot_network import change_federation
 from mpfedcl.methods import Method, PredictorName, find_method
-from mpfedcl.report.comparison_files import write_comparison
-from mpfedcl.report.model_card import write_card
+from mpfedcl.report.card import write_card
+from mpfedcl.report.export import write_comparison
 from mpfedcl.report.results import LoadedComparison, load
 from mpfedcl.report.tracking import Tracker, add_trackers, make_trackers, read_failures
 from mpfedcl.runs.directory import RunDirectory
@@ -64,7 +64,6 @@ def resume(
     worker_timeout: float | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
-    trail: bool | None = None,
 ) -> RunResult:
     """Resume a run from its newest intact checkpoint; the result is as if it had never stopped.
 
@@ -72,9 +71,8 @@ def resume(
         path: The run directory.
         rounds: More rounds than the run was begun with, or None for as many.
         observer: Notified of each round; it can also stop the run.
-        engine, workers, worker_timeout, track, track_to, trail: As in `Experiment`. They do not
-            change the result, so they may differ from those the run was begun with; None keeps
-            them.
+        engine, workers, worker_timeout, track, track_to: As in `Experiment`. They do not change
+            the result, so they may differ from those the run was begun with; None keeps them.
 
     Returns:
         What `run` returns, with the records of all rounds.
@@ -91,7 +89,6 @@ def resume(
         "worker_timeout": worker_timeout,
         "track": track,
         "track_to": track_to,
-        "trail": trail,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
     refuse_changed(Path(path))

@@ -139,9 +139,9 @@ def test_a_run_of_one_shot(tmp_path: Path, cli: Cli) -> None:
     union = read_summary(tmp_path / "run")["predictors"]["global_test"]["global_classifier"]
     assert f"global test set: {union:.1f} % (global, classifier)" in said.out
     card = (tmp_path / "run" / "CARD.md").read_text()
-    assert "Each client sent sums over its vectors once, at most 34 numbers." in card
-    assert "One exchange, 2 clients" in card
-    assert "Sums were sent" in card
+    assert "Each client sent sufficient statistics of its vectors once, at most 34 values." in card
+    assert "One-shot, 2 clients" in card
+    assert "Sufficient statistics were sent" in card
 
 
 def test_a_run_as_json(images: Path, tmp_path: Path, cli: Cli) -> None:
@@ -262,7 +262,7 @@ def test_data_show(tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.Monk
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     # Pictures that are there need not be drawn again.
     for name in ("draw_partition", "draw_contact_sheet"):
-        monkeypatch.setattr(f"mpfedcl.report.figures.{name}", lambda *_: None)
+        monkeypatch.setattr(f"mpfedcl.report.run_figures.{name}", lambda *_: None)
     content = json.loads(cli(*words, "--out", tmp_path / "picture.png", "--json").out)
     assert content["classes"] == list("0123456789")
     assert list(content["clients"]) == [f"client-{number}" for number in range(5)]

@@ -89,7 +89,7 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--resume .", "resume is '.'"),
     (
         "--resume . --out x",
-        "resume allows only --rounds, --engine, --workers, --worker-timeout, --trail, --track and "
+        "resume allows only --rounds, --engine, --workers, --worker-timeout, --track and "
         "--track-to",
     ),
 ]

@@ -7,7 +7,6 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_experiments import save_images, small
 
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
@@ -16,6 +15,7 @@ from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
 from mpfedcl.experiment import Experiment
+from small_experiments import save_images, small
 
 KINDS = ("label", "iid", "classes", "quantity", "feature")
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from small_experiments import HIDDEN, METHODS, assemble_federation, small
-
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
 from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import HIDDEN, METHODS, assemble_federation, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""

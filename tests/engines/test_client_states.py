@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_experiments import assert_same_tensors
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import client_states
 from mpfedcl.engines.client_states import FILES, ClientStates, restore_states
 from mpfedcl.rounds.engine import StatePlace
+from small_experiments import assert_same_tensors
 
 NAMES = [f"client-{number}" for number in range(8)]
 CPU = torch.device("cpu")

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equivalent_runs import assert_close_tensors, assert_equivalent
 from situations import DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
-from small_experiments import HIDDEN, METHODS, ONE_EXCHANGE, read_records, save_images
 
+from equivalent_runs import assert_close_tensors, assert_equivalent
 from mpfedcl import resume
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult
 from mpfedcl.runs.simulation import run_simulation
+from small_experiments import HIDDEN, METHODS, ONE_EXCHANGE, read_records, save_images
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_experiments import assert_same_tensors, build_federation, small
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, relu
 
@@ -15,6 +14,7 @@ from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Mlp
+from small_experiments import assert_same_tensors, build_federation, small
 
 
 class Watched(Method):

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from equivalent_runs import assert_close_tensors
-from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of
 
+from equivalent_runs import assert_close_tensors
 from mpfedcl import resume
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.loading import load_federated_data
@@ -22,6 +21,7 @@ from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
+from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of
 
 pytestmark = pytest.mark.whole
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from equivalent_runs import assert_close_tensors
 from situations import DOUBLE, RAGGED, build, double
-from small_experiments import HIDDEN
 
+from equivalent_runs import assert_close_tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
@@ -18,6 +17,7 @@ from mpfedcl.models.encoders.torch_encoders import TrainableEncoder
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import HIDDEN
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 

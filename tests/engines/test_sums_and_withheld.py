@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_experiments import read_records, read_summary, small
-from worker_processes import run_together
 
 from mpfedcl import resume, run
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.checkpoint import load_checkpoint
+from small_experiments import read_records, read_summary, small
+from worker_processes import run_together
 
 pytestmark = pytest.mark.usefixtures("example_methods")
 

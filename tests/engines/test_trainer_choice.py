@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from equivalent_runs import assert_close_tensors
 from own_methods import Clipped, Decay
-from small_experiments import build_federation, small
 from tasks import NUM_CLASSES, NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
+from equivalent_runs import assert_close_tensors
 from mpfedcl import Experiment, InvalidInput, run
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.trainers import MOST_ROWS, TrainerChoice
@@ -26,6 +25,7 @@ from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.models import Cnn, Mlp
 from mpfedcl.runs.observer import Observer
+from small_experiments import build_federation, small
 
 
 def choose(

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from command_processes import CommandProcess, call, command
+from mpfedcl import Experiment, run
+from mpfedcl.core.errors import InvalidInput, LostWorker
 from small_experiments import assert_close_results, flags, read_records, save_images, small
 from worker_processes import (
     children,
@@ -21,9 +24,6 @@ from worker_processes import (
     start_two,
     wait_for_rounds,
 )
-
-from mpfedcl import Experiment, run
-from mpfedcl.core.errors import InvalidInput, LostWorker
 
 pytestmark = pytest.mark.whole
 

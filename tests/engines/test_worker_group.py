@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from command_processes import FORKS, start_server
 
+from command_processes import FORKS, start_server
 from mpfedcl.core.errors import LostWorker
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import workers

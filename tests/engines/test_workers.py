@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.run import main as torchrun
+
 from command_processes import CommandProcess, call
+from mpfedcl import Experiment, resume, run
+from mpfedcl.engines.hardware import usable_cores
 from small_experiments import (
     EXAMPLES,
     HIDDEN,
@@ -16,11 +20,7 @@ from small_experiments import (
     read_summary,
     small,
 )
-from torch.distributed.run import main as torchrun
 from worker_processes import free_port, run_together
-
-from mpfedcl import Experiment, resume, run
-from mpfedcl.engines.hardware import usable_cores
 
 pytestmark = pytest.mark.whole
 

@@ -7,6 +7,7 @@ import re
 import time
 
 import pytest
+
 from process_federation import (
     CLIENT_EXECUTOR,
     LONG,

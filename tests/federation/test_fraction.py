@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 import tomli_w
 import torch
-from command_processes import CommandProcess
-from forked_client import preload, take_part
-from process_federation import ProcessFederation, wait_until
 from safetensors.torch import load_file
 
+from command_processes import CommandProcess
+from forked_client import preload, take_part
 from mpfedcl import Experiment, run
 from mpfedcl.network.flower.programs import environment
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.runs.directory import RunDirectory
+from process_federation import ProcessFederation, wait_until
 
 pytestmark = pytest.mark.federation
 

@@ -22,12 +22,12 @@ from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from process_federation import LONG, ProcessFederation, wait_until
 
 from mpfedcl.network.flower.control import ShowSecret
 from mpfedcl.network.flower.programs import read_connection
 from mpfedcl.network.flower.run_config import KEYS
 from mpfedcl.network.setup.folders import ServerFolder
+from process_federation import LONG, ProcessFederation, wait_until
 
 pytestmark = [
     pytest.mark.federation,

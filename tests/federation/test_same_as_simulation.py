@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from process_federation import CLIENTS, FederationRun, ProcessFederation
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, run
 from mpfedcl.runs.directory import RunDirectory
+from process_federation import CLIENTS, FederationRun, ProcessFederation
 
 pytestmark = pytest.mark.federation
 

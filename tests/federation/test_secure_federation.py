@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+
 from process_federation import CLIENT_EXECUTOR, FaultLog, ProcessFederation, wait_until
 from small_experiments import read_records, read_summary
 

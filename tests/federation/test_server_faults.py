@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_federation import SUPERLINK, FaultLog, ProcessFederation, wait_until
 from safetensors.torch import load_file
 
 from mpfedcl import run as simulate
 from mpfedcl.runs.directory import RunDirectory
+from process_federation import SUPERLINK, FaultLog, ProcessFederation, wait_until
 
 pytestmark = pytest.mark.federation
 

@@ -13,6 +13,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from tampering_client import TRICKS
+
+from mpfedcl.network.flower.programs import client_executor_command, environment
+from mpfedcl.network.processes import running
+from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.setup.keys import make_node_key
 from process_federation import (
     CLIENTS,
     LONG,
@@ -21,12 +27,6 @@ from process_federation import (
     ProcessFederation,
     wait_until,
 )
-from tampering_client import TRICKS
-
-from mpfedcl.network.flower.programs import client_executor_command, environment
-from mpfedcl.network.processes import running
-from mpfedcl.network.setup.folders import ClientFolder
-from mpfedcl.network.setup.keys import make_node_key
 
 pytestmark = pytest.mark.federation
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from process_federation import LONG, FaultLog, ProcessFederation, wait_until
 
 _CANNOT = [

@@ -40,15 +40,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "helpers"), str(HERE.parent / "netw
 
 import numpy
 import torch
-from command_processes import FORKED_WORKERS, CommandProcess, start_server
 from golden_cases import SMALL, Case, choose
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from small_experiments import VirtualTime
-from unrendered_figures import render
 
 import mpfedcl
+from command_processes import FORKED_WORKERS, CommandProcess, start_server
+from small_experiments import VirtualTime
+from unrendered_figures import render
 
 Array = NDArray[numpy.float64]
 Numbers = dict[str, float | None]
@@ -72,11 +72,11 @@ PATCHES: dict[str, Any] = {
     "mpfedcl.rounds.real_arrivals:time": CLOCK,
     "mpfedcl.network.server.registry:POLL_SECONDS": 0.01,
     # Workers are forked from a process that has torch loaded.
-    "mpfedcl.engines.local_group:subprocess": FORKED_WORKERS,
+    "mpfedcl.engines.workers:subprocess": FORKED_WORKERS,
     # A ResNet-18 with few channels.
     "mpfedcl.models.resnet:_WIDTHS": WIDTHS,
     "mpfedcl.models.resnet:ResNet18.feature_size": WIDTHS[-1],
-    "mpfedcl.models.encoders.encoder:ResNetEncoder.feature_size": WIDTHS[-1],
+    "mpfedcl.models.encoders.torch_encoders:ResNetEncoder.feature_size": WIDTHS[-1],
 }
 """What makes runs quick, by module and attribute. None of it changes a result but the widths."""
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from small_experiments import Json, read_records, read_summary
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
@@ -17,6 +16,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import ClosedForm, Method, find_method, prototype_rule
 from mpfedcl.models import Mlp
 from mpfedcl.prototypes import PrototypePool
+from small_experiments import Json, read_records, read_summary
 
 
 def assert_close_tensors(found: Tensors, wanted: Tensors, tolerance: float, what: str = "") -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from process_federation import CLIENTS, FaultLog, ProcessFederation
 
 

@@ -5,10 +5,9 @@ From nothing a client needs four seconds of a processor and 330 MB before it doe
 
 import sys
 
-from command_processes import FORKS, PRELOADED
-
 # For the client's first message, which would load it.
 import mpfedcl.network.client.client  # noqa: F401
+from command_processes import FORKS, PRELOADED
 from mpfedcl.network.flower import client as flower_client
 
 

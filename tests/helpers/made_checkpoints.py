@@ -1,13 +1,13 @@
 """Checkpoints made by hand, for tests of what is saved and read."""
 
 import torch
-from small_experiments import Json, assert_same_tensors
 
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.round_state import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint
+from small_experiments import Json, assert_same_tensors
 
 
 def make_record(number: int) -> Json:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from one_shot_runs import choose, federation, save_client
 
 from mpfedcl import run
+from one_shot_runs import choose, federation, save_client
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
-"""A report as a program reads it: tags, attributes, and the document inside."""
+"""A page as a program reads it: tags, attributes and scripts."""
 
-import json
 from html.parser import HTMLParser
-from typing import Any
 
 
 class Page(HTMLParser):
@@ -22,7 +20,3 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1][0] == "script":
             self.scripts[-1] += data
-
-
-def document_in(text: str) -> Any:
-    return json.loads(Page(text).scripts[0])

@@ -263,15 +263,9 @@ def assert_close_results(left: Path, right: Path, tolerance: float) -> None:
     assert results_of(left).keys() == results_of(right).keys()
 
 
-def trail_of(path: Path) -> dict[str, bytes]:
-    """Return the bytes of a run's trail, by file name."""
-    return {each.name: each.read_bytes() for each in sorted((path / "trail").glob("*"))}
-
-
 def assert_same_run(left: Path, right: Path) -> None:
-    """Hold two runs to the same models, pool, trail, records and summary; timings aside."""
+    """Hold two runs to the same models, pool, records and summary; timings aside."""
     assert_same_results(left, right)
-    assert trail_of(left) == trail_of(right)
     assert without_timings(read_records(left)) == without_timings(read_records(right))
     assert without_timings([read_summary(left)]) == without_timings([read_summary(right)])
     assert (left / "experiment.toml").read_bytes() == (right / "experiment.toml").read_bytes()

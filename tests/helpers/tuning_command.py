@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from small_experiments import Json, flags
-
 from mpfedcl.studies.tuning import TuningResult, load_tuning
+from small_experiments import Json, flags
 
 METHODS = ("mp-fedcl", "fedavg")
 BUDGET = 5

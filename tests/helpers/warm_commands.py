@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from small_experiments import flags, save_images
-from unrendered_figures import render
 
 from mpfedcl.cli.main import main
+from small_experiments import flags, save_images
+from unrendered_figures import render
 
 torch.set_num_threads(1)
 # Processes are killed here, machines are not.

@@ -1,7 +1,6 @@
 """A real `mpfedcl watch` over a folder, and what to ask it."""
 
 import http.client
-import json
 import re
 import signal
 from collections.abc import Iterator
@@ -61,36 +60,3 @@ def watched(folder: Path, *words: object) -> Iterator[Server]:
     finally:
         process.kill()
         process.communicate()
-
-
-class Events:
-    """The stream of events of a server, read one by one."""
-
-    def __init__(self, server: Server) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-        self._connection.request("GET", "/events")
-        self._answer = self._connection.getresponse()
-        assert self._answer.status == 200
-        assert self._answer.headers["content-type"].startswith("text/event-stream")
-
-    def next(self) -> tuple[str, Any]:
-        """Return the next event's name and content; at the end of the stream ("", None)."""
-        name = ""
-        while line := self._answer.readline().decode():
-            if line.startswith("event: "):
-                name = line.removeprefix("event: ").strip()
-            elif line.startswith("data: "):
-                return name, json.loads(line.removeprefix("data: "))
-        return "", None
-
-    def wait_for(self, name: str) -> Any:
-        """Return the content of the next event of a name."""
-        while True:
-            found, content = self.next()
-            assert found, f"the stream ended without {name}"
-            if found == name:
-                return content
-
-    def close(self) -> None:
-        self._answer.close()
-        self._connection.close()

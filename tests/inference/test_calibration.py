@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_experiments import small
-from worker_processes import run_together
 
 from mpfedcl import resume, run
 from mpfedcl.data.loading import load_data_and_model
@@ -18,6 +16,8 @@ from mpfedcl.inference.calibration import FALSE_ALARM_RATES, find_sharpness, fin
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods import prototype_rule
 from mpfedcl.runs.observer import Observer
+from small_experiments import small
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 

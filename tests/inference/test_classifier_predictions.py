@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_experiments import Say, read_summary, small
 
 from mpfedcl import InvalidInput, Predictor, run
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.gaussian import unpack_symmetric
 from mpfedcl.inference.calibration import COVERAGES, find_set_limits
+from small_experiments import Say, read_summary, small
 
 Json = dict[str, Any]
 

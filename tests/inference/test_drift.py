@@ -1,15 +1,15 @@
 """Drift: the batch's false-alarm rate is held, and the log says what was counted."""
 
-import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from handwritten_runs import HOSTILE, write_run
 from scipy.stats import betabinom, binom
 
+from handwritten_runs import HOSTILE, write_run
 from mpfedcl.inference.calibration import (
     DRIFT_LOG,
     Drift,
@@ -18,7 +18,7 @@ from mpfedcl.inference.calibration import (
     most_by_chance,
     parse_drift_log,
 )
-from mpfedcl.report.watch.watched_runs import WatchedRuns
+from mpfedcl.report.watch.web_app import WatchedRuns
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
@@ -62,20 +62,26 @@ def test_drift_in_one_sentence() -> None:
     assert most_by_chance(0, 100, 0.05) == 0
 
 
+def page_of(watcher: WatchedRuns, name: str) -> Any:
+    opened = watcher.open_run(name)
+    assert opened is not None
+    return opened.describe()
+
+
 def test_live_page_shows_the_latest_drift(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     watcher = WatchedRuns(tmp_path)
     watcher.refresh()
-    (entry,) = watcher.overview()["runs"]
-    assert json.loads(watcher.describe(entry["id"]) or b"")["drift"] == []
+    (name,) = watcher.runs
+    assert page_of(watcher, name)["drift"] == []
     for flagged in range(7):
         client = None if flagged % 2 else HOSTILE[0]
         log_drift(path, Drift(20, flagged, 4, 0.05), client)
     with (path / DRIFT_LOG).open("a") as file:
         file.write('{"time": "now", "images": -3}\nno JSON\n')
     watcher.searched_at = float("-inf")
-    assert watcher.refresh()[0] == [entry["id"]]
-    shown = json.loads(watcher.describe(entry["id"]) or b"")["drift"]
+    assert watcher.refresh()[0] == [name]
+    shown = page_of(watcher, name)["drift"]
     assert [each["flagged"] for each in shown] == [6, 5, 4, 3, 2]
     assert [each["drift"] for each in shown] == [True, True, False, False, False]
     assert shown[0]["expected"] == 1.0

@@ -12,21 +12,21 @@ import numpy
 import onnx
 import pytest
 import torch
-from command_processes import environment
-from encoder_experiments import pictured
 from exported_answers import Answers, ask, operators_are_listed_once  # noqa: F401  -- a fixture
-from image_sets import read_image_set
 from numpy.typing import NDArray
 from onnx_encoder_files import save_convolution
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
-from small_experiments import EXAMPLES, Say, small
-from vision_transformers import export_transformer
 
+from command_processes import environment
+from encoder_experiments import pictured
+from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
+from small_experiments import EXAMPLES, Say, small
+from vision_transformers import export_transformer
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from encoder_experiments import pictured
 from exported_answers import ask, operators_are_listed_once  # noqa: F401  -- a fixture
 from numpy.typing import NDArray
 from onnx_encoder_files import save_convolution
 from safetensors import safe_open
 from safetensors.torch import load_file
-from small_experiments import save_shifted_vectors
 
+from encoder_experiments import pictured
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from small_experiments import save_shifted_vectors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

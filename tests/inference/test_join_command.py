@@ -6,11 +6,11 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from command_processes import call
-from small_experiments import Say, save_images, small
 
+from command_processes import call
 from mpfedcl import run
 from mpfedcl.experiment import Experiment
+from small_experiments import Say, save_images, small
 
 pytestmark = pytest.mark.whole
 

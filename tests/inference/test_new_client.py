@@ -9,7 +9,6 @@ import numpy
 import pytest
 import torch
 from PIL import Image
-from small_experiments import save_images, small
 from torch.nn.functional import cross_entropy
 
 from mpfedcl import InvalidInput, prototype_contrastive_loss, run
@@ -23,6 +22,7 @@ from mpfedcl.inference.predictor import Predictor
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods import prototype_rule
 from mpfedcl.prototypes import cluster_prototypes
+from small_experiments import save_images, small
 
 pytestmark = pytest.mark.whole
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from command_results import Cli, Refused, assert_fits
-from one_shot_runs import choose, federation, save_client
-from small_experiments import small
 
+from command_results import Cli, Refused, assert_fits
 from mpfedcl import run
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.inference.advice import advise, compare_answers, samples_needed
 from mpfedcl.inference.contribution import find_contributions
 from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.rounds.evaluation import percent_correct
+from one_shot_runs import choose, federation, save_client
+from small_experiments import small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places", "elsewhere")]
 

@@ -6,18 +6,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from crashes_at_file_operations import OPERATIONS, Crash
-from one_shot_runs import (
-    choose,
-    contents,
-    federation,
-)
 
+from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, run
 from mpfedcl.inference.membership import join, leave
 from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.runs.change import change_files, finish_change
+from one_shot_runs import (
+    choose,
+    contents,
+    federation,
+)
 
 pytestmark = pytest.mark.whole
 METHODS = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof")
@@ -65,7 +65,7 @@ def test_crash_at_any_file_operation_changes_all_files_or_none(tmp_path: Path) -
 
 def test_crash_while_joining_leaves_the_old_or_the_new_run(clients: Path, tmp_path: Path) -> None:
     data = choose(clients, tmp_path / "data", "ab")
-    path = run(federation(data, "fedncm", trail=False), tmp_path / "run").path
+    path = run(federation(data, "fedncm"), tmp_path / "run").path
     whole = Path(shutil.copytree(path, tmp_path / "whole"))
 
     def change(run: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from one_shot_runs import choose, federation, save_client
 from safetensors.torch import load_file
 
 from mpfedcl import run
@@ -16,6 +15,7 @@ from mpfedcl.inference.membership import leave
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.rounds.label_prior import estimate_prior
 from mpfedcl.runs.statistics_files import pack_statistics
+from one_shot_runs import choose, federation, save_client
 
 pytestmark = pytest.mark.usefixtures("own_places", "elsewhere")
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from crashes_at_file_operations import OPERATIONS
+from mpfedcl import InvalidInput, resume, run
+from mpfedcl.data.loading import load_federated_data
+from mpfedcl.gaussian import ABSENT, unit_features
+from mpfedcl.inference.join_log import read_events
+from mpfedcl.inference.membership import join, leave, list_joined
+from mpfedcl.inference.one_shot import open_federation
+from mpfedcl.inference.trained_run import load_trained_run
 from one_shot_runs import (
     WIDTH,
     assert_same_federation,
@@ -17,15 +26,6 @@ from one_shot_runs import (
     story_of,
     tensors_of,
 )
-from safetensors.torch import load_file, save_file
-
-from mpfedcl import InvalidInput, resume, run
-from mpfedcl.data.loading import load_federated_data
-from mpfedcl.gaussian import ABSENT, unit_features
-from mpfedcl.inference.join_log import read_events
-from mpfedcl.inference.membership import join, leave, list_joined
-from mpfedcl.inference.one_shot import open_federation
-from mpfedcl.inference.trained_run import load_trained_run
 
 pytestmark = pytest.mark.whole
 METHODS = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof")

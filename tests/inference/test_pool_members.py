@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from command_processes import CommandProcess
-from crashes_at_file_operations import OPERATIONS, Crash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from small_experiments import Warnings, save_images, small
 
+from command_processes import CommandProcess
+from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, PrototypePool, Prototypes, resume, run
 from mpfedcl.inference.membership import PoolMembers, join, leave, list_joined
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.runs.directory import RunDirectory, pack_pool
+from small_experiments import Warnings, save_images, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 

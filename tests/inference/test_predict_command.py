@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from command_processes import call
 from PIL import Image
-from small_experiments import Json, Say, small
 
+from command_processes import call
 from mpfedcl import Predictor, run
+from small_experiments import Json, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

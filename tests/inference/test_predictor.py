@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from encoder_experiments import pictured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_experiments import small
 
+from encoder_experiments import pictured
 from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.data.reader import open_data_set
+from small_experiments import small
 
 pytestmark = pytest.mark.usefixtures("own_places")
 

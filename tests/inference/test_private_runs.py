@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from command_results import Refused
-from small_experiments import HIDDEN, Say, flags, save_vectors, small
 
+from command_results import Refused
 from mpfedcl import run
 from mpfedcl.gaussian import project_features
+from small_experiments import HIDDEN, Say, flags, save_vectors, small
 
 BUDGET = {"privacy__epsilon": 4.0, "model__hidden": HIDDEN}
 

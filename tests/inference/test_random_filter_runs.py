@@ -7,15 +7,15 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from image_sets import read_image_set
 from PIL import Image
-from small_experiments import read_summary
 
+from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.trained_run import load_trained_run
+from small_experiments import read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy
 import polars
 import pytest
-from command_results import Refused
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
-from small_experiments import Say, Warnings
 
+from command_results import Refused
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.data.tables import read_rows
 from mpfedcl.inference.export.exporter import ExportSettings, export_run
 from mpfedcl.inference.export.verification import load_check_samples
 from mpfedcl.inference.membership import join
 from mpfedcl.network.server.serve import check_experiment
+from small_experiments import Say, Warnings
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

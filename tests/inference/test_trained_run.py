@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from encoder_experiments import pictured
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_experiments import small
 
+from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
 from mpfedcl.core.rng import generator
 from mpfedcl.data.loading import load_data_and_model
@@ -21,6 +20,7 @@ from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods import prototype_rule
 from mpfedcl.models.resnet import ResNet18
 from mpfedcl.runs.observer import Observer
+from small_experiments import small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
-from small_experiments import Say, save_images, save_vectors, small
 
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
 from mpfedcl.inference.membership import join, list_joined
 from mpfedcl.inference.trained_run import load_trained_run
+from small_experiments import Say, save_images, save_vectors, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from identities import assert_close_tensors, both_engines, differ, server_of
 from server_side_runs import Changes, begins_at, data_of, federate
-from small_experiments import assert_same_tensors, build_federation, small
 from tiny_method_inputs import make_method
 
 from mpfedcl import run
@@ -20,6 +19,7 @@ from mpfedcl.methods import Batch, Context, PartialModel
 from mpfedcl.models import Mlp
 from mpfedcl.models.parts import hidden_units, mask_params
 from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import assert_same_tensors, build_federation, small
 
 HALF: Changes = {"fed_dropout__share": 0.5}
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_experiments import assemble_federation, assert_same_tensors, tensors_of
 from torch import Tensor, nn
 
 from mpfedcl.core.errors import InvalidInput
@@ -16,6 +15,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedbn import FedBN
 from mpfedcl.methods.messages import Update
 from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import assemble_federation, assert_same_tensors, tensors_of
 
 SIZE, HIDDEN = 12, 5
 

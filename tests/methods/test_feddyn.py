@@ -15,7 +15,6 @@ from server_side_runs import (
     federate,
     weighted,
 )
-from small_experiments import build_federation, small
 from tiny_method_inputs import apply, make_method
 
 from mpfedcl.core.rng import generator
@@ -23,6 +22,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.methods import Context, Method, Server, Tally
 from mpfedcl.models import Mlp
+from small_experiments import build_federation, small
 
 
 @both_engines

@@ -16,7 +16,6 @@ from identities import (
     server_of,
     slopes_of,
 )
-from small_experiments import assert_same_results, build_federation, small
 from tiny_method_inputs import (
     DIMENSION,
     NUM_CLASSES,
@@ -36,6 +35,7 @@ from mpfedcl.methods.fedproc import FedProc
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.studies.tuning import Search
+from small_experiments import assert_same_results, build_federation, small
 
 
 class ContrastAlone(FedProc):

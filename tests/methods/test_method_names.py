@@ -6,7 +6,7 @@ import pytest
 
 from mpfedcl import Method, run
 from mpfedcl.methods import find_method, name_method, name_methods
-from mpfedcl.report.run_description import RunRecords
+from mpfedcl.report.run import RunRecords
 from small_experiments import Say, flags, small
 
 

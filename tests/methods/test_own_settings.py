@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from pull_method import GentlePull, Pull, PullSettings
-from small_experiments import assert_same_results, assert_same_run, small
 
 from mpfedcl import Experiment, InvalidInput, Method, resume, run, tune
 from mpfedcl.methods import find_method
 from mpfedcl.methods.fedprox import FedProx, FedProxSettings
 from mpfedcl.studies.comparison import Comparison
+from pull_method import GentlePull, Pull, PullSettings
+from small_experiments import assert_same_results, assert_same_run, small
 
 PULL = "pull_method:Pull"
 NOWHERE = Path("x.toml")

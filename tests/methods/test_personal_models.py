@@ -13,7 +13,6 @@ from identities import (
     models_of,
     server_of,
 )
-from small_experiments import assert_same_tensors, build_federation, small
 from torch.nn.functional import cross_entropy
 
 from mpfedcl.core.errors import InvalidInput
@@ -21,6 +20,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.models import Mlp
+from small_experiments import assert_same_tensors, build_federation, small
 
 STILL: dict[str, Any] = {"train__momentum": 0.0, "train__lr_decay": 1.0}
 

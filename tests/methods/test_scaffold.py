@@ -18,13 +18,6 @@ from server_side_runs import (
     federate,
     weighted,
 )
-from small_experiments import (
-    MeddledEngine,
-    assemble_federation,
-    assert_same_tensors,
-    build_federation,
-    small,
-)
 
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
@@ -34,6 +27,13 @@ from mpfedcl.experiment.settings import TrainSettings
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.methods.scaffold import Scaffold
 from mpfedcl.models import Mlp
+from small_experiments import (
+    MeddledEngine,
+    assemble_federation,
+    assert_same_tensors,
+    build_federation,
+    small,
+)
 
 
 class Uncontrolled(Scaffold):

@@ -9,9 +9,9 @@ import numpy
 from federations import records_of, rewrite
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
-from small_experiments import Json
 
 from mpfedcl.network.transport import Arrays
+from small_experiments import Json
 
 BadReply = Callable[[FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
 """(request, reply) -> what is sent instead."""

@@ -6,22 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from loopback import LoopbackGrid, Tamper
 from PIL import Image
 from safetensors.torch import load_file
-from small_experiments import (
-    HIDDEN,
-    Json,
-    assert_same_results,
-    read_records,
-    read_summary,
-    small,
-    without_timings,
-)
 
+from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from mpfedcl.api import COMPANIONS
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import METRIC_FILE
@@ -31,6 +22,15 @@ from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.network.transport import Arrays, Message
 from mpfedcl.runs.observer import Observer, RunResult
+from small_experiments import (
+    HIDDEN,
+    Json,
+    assert_same_results,
+    read_records,
+    read_summary,
+    small,
+    without_timings,
+)
 
 DOUBLE = 1e-9
 """Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""

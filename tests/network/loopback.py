@@ -21,9 +21,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
-from small_experiments import VirtualTime
 
 from mpfedcl.network.flower.client import client_app
+from small_experiments import VirtualTime
 
 Tamper = Callable[[str, FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
 """(client, request, reply) -> what the server gets; None: nothing ever comes."""

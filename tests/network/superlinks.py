@@ -8,12 +8,12 @@ from pathlib import Path
 
 import uvicorn
 from flwr.superlink.main import create_app
-from process_federation import free_port
 
 from mpfedcl.network.flower.programs import write_connection
 from mpfedcl.network.flower.superlink import add_guards
 from mpfedcl.network.flower.transport import THREAD_NAME
 from mpfedcl.network.setup.folders import ServerFolder, make_federation
+from process_federation import free_port
 
 
 def wait_for_calls() -> None:

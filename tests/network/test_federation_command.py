@@ -6,16 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from federations import save_pictures
+
 from command_processes import environment
 from command_results import Refused
-from federations import save_pictures
-from small_experiments import Say
-
 from mpfedcl import Experiment, run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import refuse_broken_flower
 from mpfedcl.network.processes import end_of_log
 from mpfedcl.network.setup.folders import make_federation
+from small_experiments import Say
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 from federations import LoopbackFederation, float64_experiment, folder_experiment, stop_after
 from flwr.app import Context, Error, RecordDict
 from flwr.app import Message as FlowerMessage
-from small_experiments import assert_same_results, read_records
 
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.flower_app import server_app
 from mpfedcl.network.server.status import read_status, stop_file
+from small_experiments import assert_same_results, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -3,11 +3,11 @@
 import pytest
 from conversations import LIMIT, NODES, answer
 from loopback import LoopbackGrid
-from small_experiments import VirtualTime
 
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.server.asynchronous import Mailbox
 from mpfedcl.network.transport import Message
+from small_experiments import VirtualTime
 
 
 @pytest.fixture

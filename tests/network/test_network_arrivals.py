@@ -19,12 +19,12 @@ from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import PacedGrid
 from safetensors.torch import load_file
-from small_experiments import Json, VirtualTime, read_records
 
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.records import from_records
+from small_experiments import Json, VirtualTime, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

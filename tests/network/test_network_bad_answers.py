@@ -10,10 +10,10 @@ from federations import QUERY, LoopbackFederation, float64_experiment, is_traini
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
-from small_experiments import Json, assert_same_results, read_records, read_summary
 
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.network.flower.records import from_records
+from small_experiments import Json, assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

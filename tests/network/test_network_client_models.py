@@ -6,15 +6,15 @@ from tempfile import mkdtemp
 
 import numpy
 import pytest
-from command_results import Refused
 from federations import LoopbackFederation, folder_experiment
 from PIL import Image
-from small_experiments import Json, Say, read_summary
 
+from command_results import Refused
 from mpfedcl import Predictor
 from mpfedcl.data.client_split import split_own_samples
 from mpfedcl.data.reader import open_own_samples
 from mpfedcl.network.setup.folders import make_federation
+from small_experiments import Json, Say, read_summary
 
 pytestmark = pytest.mark.whole
 CLIENTS = ("client-0", "client-1")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from federations import LoopbackFederation, before_rounds, folder_experiment, rewrite, save_pictures
 from flwr.app import Message as FlowerMessage
-from small_experiments import Json, Say, read_records
 
 from mpfedcl.core.errors import InvalidInput, RunCutShort
+from small_experiments import Json, Say, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -19,9 +19,9 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback import Objects
-from small_experiments import Json, VirtualTime, read_records
 
 from mpfedcl.network.server.registry import SilentClients
+from small_experiments import Json, VirtualTime, read_records
 
 pytestmark = pytest.mark.whole
 

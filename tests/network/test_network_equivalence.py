@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import pytest
 from bad_answers import BadReply, arrays, values
-from equivalent_runs import assert_close_tensors
 from federations import (
     LoopbackFederation,
     assert_like_simulation,
@@ -21,15 +20,8 @@ from federations import (
 )
 from flwr.app import Message as FlowerMessage
 from safetensors.torch import load_file
-from small_experiments import (
-    METHODS,
-    assert_same_results,
-    read_records,
-    read_summary,
-    save_shifted_vectors,
-    save_vectors,
-)
 
+from equivalent_runs import assert_close_tensors
 from mpfedcl import Predictor, run
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import Tensors
@@ -40,6 +32,14 @@ from mpfedcl.inference.membership import join
 from mpfedcl.methods import Asynchronous, built_in_methods
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.transport import Arrays
+from small_experiments import (
+    METHODS,
+    assert_same_results,
+    read_records,
+    read_summary,
+    save_shifted_vectors,
+    save_vectors,
+)
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

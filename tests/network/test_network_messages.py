@@ -16,7 +16,6 @@ from federations import (
     save_pictures,
 )
 from flwr.app import Message as FlowerMessage
-from small_experiments import METHODS, read_records, read_summary
 
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import load_tensors
@@ -26,6 +25,7 @@ from mpfedcl.methods import PREDICTORS, collect_statistics, find_method
 from mpfedcl.network.flower.records import PACKED, from_records
 from mpfedcl.network.transport import Arrays, Message
 from mpfedcl.privacy.ledger import read_ledger
+from small_experiments import METHODS, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equivalent_runs import assert_close_tensors
 from federations import LoopbackFederation, folder_experiment, is_training, rewrite
 from flwr.app import Message as FlowerMessage
-from one_shot_runs import assert_same_federation, contents, save_client, story_of
 from safetensors.torch import load_file
 
+from equivalent_runs import assert_close_tensors
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.inference.join_log import read_events
 from mpfedcl.inference.one_shot_network import NetworkChange, update_over_network
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.runs.directory import RunDirectory
+from one_shot_runs import assert_same_federation, contents, save_client, story_of
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -28,7 +28,6 @@ from flwr.app import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from small_experiments import assert_same_tensors, read_records
 
 from mpfedcl import run
 from mpfedcl.core.tensors import Tensors
@@ -51,6 +50,7 @@ from mpfedcl.network.messages import (
 )
 from mpfedcl.network.transport import Message, MessageError, from_json, to_json
 from mpfedcl.prototypes import PrototypePool, Prototypes
+from small_experiments import assert_same_tensors, read_records
 
 NUM_CLASSES = 4
 QUICK = settings(max_examples=25, deadline=None)

@@ -10,7 +10,6 @@ import pytest
 from federations import LoopbackFederation, folder_experiment, save_pictures
 from hypothesis import given
 from hypothesis import strategies as st
-from small_experiments import VirtualTime, read_records, save_images
 
 from mpfedcl import Predictor
 from mpfedcl.core.errors import InvalidInput, RunCutShort
@@ -20,6 +19,7 @@ from mpfedcl.network.messages import Introduction
 from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, Reply
+from small_experiments import VirtualTime, read_records, save_images
 
 DIGITS = tuple("0123456789")
 TWELVE = tuple(f"{number:02d}" for number in range(12))

@@ -16,10 +16,10 @@ from federations import (
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
-from small_experiments import read_records, read_summary
 
 from mpfedcl import resume, run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
+from small_experiments import read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy
 import pytest
-from equivalent_runs import assert_close_tensors, load_results
 from federations import (
     STAGES,
     LoopbackFederation,
@@ -20,8 +19,8 @@ from federations import (
 )
 from flwr.app import Message as FlowerMessage
 from loopback import Tamper
-from small_experiments import assert_same_results, read_records, read_summary
 
+from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
@@ -37,6 +36,7 @@ from mpfedcl.privacy.secure_aggregation.roster import Session
 from mpfedcl.privacy.secure_aggregation.signatures import is_signed
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
+from small_experiments import assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -9,7 +9,6 @@ import numpy
 import pytest
 from federations import LoopbackFederation, float64_experiment, is_training, round_of
 from flwr.app import Message as FlowerMessage
-from small_experiments import VirtualTime, read_records
 
 from mpfedcl import Predictor, run
 from mpfedcl.cli.commands.run import show_result
@@ -18,15 +17,16 @@ from mpfedcl.core.errors import RunCutShort
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.network.server.status import Status, read_status, stop_file
+from mpfedcl.report.comparison import run_predictors_table
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
-from mpfedcl.report.run_description import RunRecords, describe_run, describe_settings
-from mpfedcl.report.seed_groups import run_readings_table
-from mpfedcl.report.watch.run_discovery import RunLocation
+from mpfedcl.report.run import RunRecords, describe_run, describe_settings
+from mpfedcl.report.watch.files import RunLocation
 from mpfedcl.report.watch.run_list import RunListEntry
 from mpfedcl.report.watch.run_page import RunPage
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import RunResult
+from small_experiments import VirtualTime, read_records
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
@@ -98,7 +98,7 @@ def test_the_commands_to_run_it_again_mean_the_same_experiment(finished: Path) -
     for line in (start, settings["file_command"]):
         asked = parse(shlex.split(line)[1:])
         assert check_experiment(asked.settings).resolved() == experiment
-    assert "federation start lab" in card.split("## How to make it again")[1]
+    assert "federation start lab" in card.split("## Reproduction")[1]
 
 
 def test_report_shows_why_clients_were_missing(finished: Path) -> None:
@@ -107,13 +107,13 @@ def test_report_shows_why_clients_were_missing(finished: Path) -> None:
     silent = "no answer within 30 s"
     assert told == [
         ("client-2", "did not answer", silent, 2),
-        ("client-2", "did not read the last round", silent, 2),
+        ("client-2", "did not evaluate the last round", silent, 2),
     ]
     page = RunPage(RunLocation(finished, ()))
     page.refresh()
-    assert json.loads(page.to_json())["latest"]["absent"] == [
+    assert page.describe()["latest"]["absent"] == [
         ["client-2", "did not answer", silent],
-        ["client-2", "did not read the last round", silent],
+        ["client-2", "did not evaluate the last round", silent],
     ]
 
 
@@ -126,11 +126,11 @@ def test_report_names_primary_metric_and_global_model(
     show_result(result, [], "headline", as_json=False)
     shown = capsys.readouterr().out
     reached = summary["predictors"]["local_test"][summary["predictor_global"]]
-    notes = run_readings_table(RunRecords.read(finished))["notes"]
+    notes = run_predictors_table(RunRecords.read(finished))["notes"]
     card = (finished / "CARD.md").read_text(encoding="utf-8")
     for text in (shown, " ".join(notes), card):
-        assert "mean over 2 of 3 clients (not read: client-2)" in text
-        assert f"The server's model reaches {reached:.1f} % on the same tests" in text
+        assert "mean over 2 of 3 clients (not evaluated: client-2)" in text
+        assert f"The server's model reaches {reached:.1f} % on the same test sets" in text
         assert "mpfedcl predict DIR/clients/NAME IMAGES" in text
 
 

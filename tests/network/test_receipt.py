@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_results import Refused, Said
 from federations import LoopbackFederation, float64_experiment, save_pictures
-from small_experiments import Say
 
+from command_results import Refused, Said
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.client.client import ClientSettings
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.receipt import Receipt, make_receipt
 from mpfedcl.network.transport import Message
+from small_experiments import Say
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 

@@ -10,8 +10,9 @@ from handwritten_runs import Json, write_run, write_tuning
 from mpfedcl.cli.main import main
 from mpfedcl.core.tensors import pack_tensors
 from mpfedcl.methods import find_method
-from mpfedcl.report.run_description import RunRecords
-from parsed_html import document_in
+from mpfedcl.report.document import build_document
+from mpfedcl.report.result_folders import find_result_folders
+from mpfedcl.report.run import RunRecords
 
 METHOD = "planted:Planted"
 
@@ -35,7 +36,8 @@ def report(*folders: Path) -> Json:
     with pytest.raises(SystemExit) as end:
         main(["report", *map(str, folders), "--out", str(out)])
     assert end.value.code == 0
-    return dict(document_in(out.read_text()))
+    assert out.read_text().startswith("<!doctype html>")
+    return build_document(find_result_folders(folders))
 
 
 def write_pool(path: Path) -> None:

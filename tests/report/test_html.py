@@ -1,9 +1,7 @@
-"""The page is one file that asks for nothing, stays small, and keeps names from acting."""
+"""The page is one file that requests nothing, stays small, and shows names as text."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +9,10 @@ from hypothesis import strategies as st
 
 from handwritten_runs import HOSTILE, write_run
 from mpfedcl.report.document import build_document
-from mpfedcl.report.html import escape_json, render_page
+from mpfedcl.report.figures import DARK_COLORS
+from mpfedcl.report.html import page_style, render_page, tag
 from mpfedcl.report.result_folders import find_result_folders
-from parsed_html import Page, document_in
+from parsed_html import Page
 
 MEGABYTE = 1_000_000
 
@@ -26,9 +25,9 @@ def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     page = Page(page_of(write_run(tmp_path / "run")))
     assert [tag for tag, _ in page.tags if tag in ("link", "img", "iframe", "base")] == []
     links = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]
-    assert [link for link in links if link and not link.startswith("#")] == []
+    assert [link for link in links if link and not link.startswith(("#", "data:image/png"))] == []
     assert not re.search(
-        r"@import|url\(|fetch\(|XMLHttpRequest|import\(", page_of(tmp_path / "run")
+        r"@import|url\((?!#)|fetch\(|XMLHttpRequest|import\(", page_of(tmp_path / "run")
     )
     (policy,) = [each["content"] for tag, each in page.tags if "http-equiv" in each]
     assert policy is not None
@@ -36,38 +35,58 @@ def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     assert "unsafe" not in policy
 
 
-def test_the_only_addresses_are_names_of_formats(tmp_path: Path) -> None:
-    found = set(re.findall(r"https?://[^\s\"']+", page_of(write_run(tmp_path / "run"))))
-    assert found == {"http://www.w3.org/2000/svg"}
+def test_there_are_no_addresses(tmp_path: Path) -> None:
+    assert not re.findall(r"https?://[^\s\"']+", page_of(write_run(tmp_path / "run")))
 
 
-def test_the_document_comes_through_whole(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", clients=HOSTILE, classes=HOSTILE)
-    document = build_document(find_result_folders([path]))
-    assert document_in(render_page(document)) == json.loads(json.dumps(document))
-    names = [client["name"] for client in document["runs"][0]["clients"]]
-    assert names == list(HOSTILE)
+def test_nothing_needs_an_inline_style(tmp_path: Path) -> None:
+    """The policy of the page forbids inline styles: figures have attributes instead."""
+    page = Page(page_of(write_run(tmp_path / "run")))
+    assert not [each for _, each in page.tags if "style" in each]
+    assert [tag for tag, _ in page.tags].count("style") == 1
+
+
+def test_figures_are_named_and_their_colors_known_on_a_dark_page(tmp_path: Path) -> None:
+    page = Page(page_of(write_run(tmp_path / "run")))
+    drawings = [each for tag, each in page.tags if tag == "svg"]
+    assert len(drawings) >= 5
+    assert all(each["role"] == "img" and each["aria-label"] for each in drawings)
+    colors = {each.get(key) for _, each in page.tags for key in ("fill", "stroke")}
+    # The last ones are text on a colored cell.
+    assert colors - {None, "none"} - DARK_COLORS.keys() <= {"#fefefe", "#10181f"}
+    assert all(f'[fill="{color}"]' in page_style() for color in DARK_COLORS)
+
+
+def test_identifiers_are_used_once(tmp_path: Path) -> None:
+    page = Page(page_of(write_run(tmp_path / "one"), write_run(tmp_path / "two", seed=1)))
+    known = [each["id"] for _, each in page.tags if "id" in each]
+    assert len(known) == len(set(known))
+    used = re.findall(r'(?:url\(|href=")#([\w-]+)', page_of(tmp_path / "one"))
+    assert used
 
 
 def test_hostile_names_add_no_tags(tmp_path: Path) -> None:
-    plain = Page(page_of(write_run(tmp_path / "plain", clients=["a", "b", "c", "d"])))
+    plain = Page(
+        page_of(write_run(tmp_path / "plain", clients=["a", "b", "c", "d"], classes="abcd"))
+    )
     hostile = Page(page_of(write_run(tmp_path / "<b>", clients=HOSTILE, classes=HOSTILE)))
-    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
+    assert {tag for tag, _ in hostile.tags} == {tag for tag, _ in plain.tags}
+    for name in ("script", "style", "table", "h3", "svg", "code"):
+        counts = [[tag for tag, _ in page.tags].count(name) for page in (plain, hostile)]
+        assert counts[0] == counts[1], name
 
 
-@given(st.dictionaries(st.text(), st.text() | st.integers(), max_size=3))
-def test_escaped_json_is_the_same_json(value: Any) -> None:
-    text = escape_json({"value": value})
-    assert not set("<>&") & set(text)
-    assert text.isascii()
-    assert json.loads(text) == {"value": value}
+@given(st.text(), st.text())
+def test_text_stays_text(text: str, value: str) -> None:
+    page = Page(tag("p", text, title=value))
+    assert [(name, list(attributes)) for name, attributes in page.tags] == [("p", ["title"])]
 
 
 def test_a_title_cannot_end_its_element(tmp_path: Path) -> None:
     document = build_document(find_result_folders([write_run(tmp_path / "run")]))
     hostile = document | {"title": "</title><script>1</script>@@STYLE@@"}
     page = Page(render_page(hostile))
-    assert [tag for tag, _ in page.tags].count("script") == 2
+    assert [tag for tag, _ in page.tags].count("script") == 1
 
 
 def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
@@ -75,8 +94,8 @@ def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     classes = [f"class {number}" for number in range(10)]
     text = page_of(write_run(tmp_path / "run", clients=clients, classes=classes, rounds=1000))
     assert len(text.encode()) < MEGABYTE
-    (group,) = document_in(text)["groups"]
-    curve = group["curves"]["accuracy"]["local_test"]["personal_prototype"]
+    document = build_document(find_result_folders([tmp_path / "run"]))
+    curve = document["groups"][0]["curves"]["accuracy"]["local_test"]["personal_prototype"]
     assert len(curve["x"]) == 400
     assert (curve["x"][0], curve["x"][-1]) == (1, 1000)
 
@@ -85,11 +104,11 @@ def test_many_classes_stay_small(tmp_path: Path) -> None:
     classes = [f"class {number}" for number in range(345)]
     clients = [f"client-{number}" for number in range(12)]
     text = page_of(write_run(tmp_path / "run", clients=clients, classes=classes))
-    assert len(text.encode()) < 3 * MEGABYTE
+    assert len(text.encode()) < MEGABYTE
 
 
 @pytest.mark.parametrize("rounds", [60])
-def test_a_comparison_of_21_runs_is_far_below_the_limit(tmp_path: Path, rounds: int) -> None:
+def test_a_comparison_of_21_runs_stays_small(tmp_path: Path, rounds: int) -> None:
     methods = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
     classes = [str(number) for number in range(10)]
     for method in methods:
@@ -101,4 +120,4 @@ def test_a_comparison_of_21_runs_is_far_below_the_limit(tmp_path: Path, rounds: 
                 rounds=rounds,
                 classes=classes,
             )
-    assert len(page_of(tmp_path / "all").encode()) < 0.5 * MEGABYTE
+    assert len(page_of(tmp_path / "all").encode()) < MEGABYTE

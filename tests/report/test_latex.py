@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from report_documents import cell_texts, document_of
 
 from handwritten_runs import HOSTILE, write_run, write_tuning
-from mpfedcl.report.results.latex import escape_latex, latex_table, name_for_file
+from mpfedcl.report.latex import escape_latex, latex_table, name_for_file
 from small_experiments import Json, Say
 
 PRINTED = {
@@ -111,7 +111,7 @@ TABLE = {
         [{"text": "[mine]", "note": "50 % & more"}, {"text": "-2.5(0.1)", "mark": "best"}],
         [{"text": "*", "note": None}, {"text": "1,000.0", "mark": "within"}],
     ],
-    "notes": ["best: the highest mean.", "≈: near it."],
+    "notes": ["▲ best mean; ≈ near it.", "*: the primary metric."],
 }
 
 
@@ -124,7 +124,7 @@ def test_a_table_by_hand() -> None:
         ["[mine]", "50 % & more", "<\N{MINUS SIGN}2.5(0.1)>"],
         ["*", "", "≈1,000.0"],
     ]
-    assert found["notes"] == "Bold: the highest mean. ≈: near it."
+    assert found["notes"] == "Bold: best mean; ≈ near it. Bold: the primary metric."
 
 
 def test_letters_that_pdflatex_does_not_know_are_named() -> None:
@@ -205,7 +205,9 @@ def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
         for folder in folders
     }
     of_runs = {f"{name}.csv" for name in ("accuracy", "clients", "rounds", "runs", "differences")}
-    assert names["all"] == of_runs | {"accuracy.pdf", "partition.pdf", "report.html"}
+    figures = ("accuracy", "seeds", "differences", "clients", "costs", "partition")
+    drawn = {f"{name}.pdf" for name in figures}
+    assert names["all"] == of_runs | drawn | {"report.html"}
     assert names["tuning"] >= {"scores.csv", "settings.csv", "scores.pdf"}
     assert f"in {folders[0]}: accuracy.csv" in out
     for path in (folders[0] / "accuracy.pdf", folders[2] / "scores.pdf"):

@@ -1,14 +1,12 @@
-"""One look for a method everywhere."""
+"""One look for a method in every figure."""
 
 import math
-import re
 from itertools import combinations
 
 import pytest
 
 from mpfedcl.methods import built_in_methods
-from mpfedcl.report.html import read_page_file
-from mpfedcl.report.method_styles import DASHES, MARKERS, PALETTE, is_styled, style_of
+from mpfedcl.report.figures import DASHES, MARKERS, PALETTE, style_of
 
 # Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as the color-blind see it.
 SIGHT = {
@@ -17,34 +15,24 @@ SIGHT = {
 }
 
 
-def test_every_built_in_method_has_a_look_of_its_own() -> None:
-    names = list(built_in_methods())
-    assert all(is_styled(name) for name in names)
-    looks = {style_of(name) for name in names}
-    assert len(looks) == len(names)
-    # Color and marker suffice, also where there are no lines.
-    assert len({(look.color, look.marker) for look in looks}) == len(names)
+FAMILIAR = ("fedgauss", "mp-fedcl", "fedavg", "fedproto", "sp-fedcl", "fedprox", "local")
+SCAFFOLD = {"color": 3, "marker": 9, "dash": 4}
 
 
-def test_looks_do_not_change() -> None:
-    """A method keeps its color for good: figures of different years are laid side by side."""
-    known = ("fedgauss", "mp-fedcl", "fedavg", "fedproto", "sp-fedcl", "fedprox", "local")
-    assert [style_of(name).color for name in known] == [*range(7)]
+def test_the_name_decides_the_look_for_good() -> None:
+    assert [style_of(name).color for name in FAMILIAR] == [*range(7)]
     assert style_of("MP-FedCL") == style_of("mp-fedcl")
-    assert style_of("mypackage.mymodule:Mine").to_json() == {"color": 5, "marker": 4, "dash": 5}
+    # As in figures of earlier years.
+    assert style_of("scaffold").to_json() == SCAFFOLD
 
 
-def test_methods_that_are_often_compared_have_colors_of_their_own() -> None:
-    family = ("mp-fedcl", "sp-fedcl", "dp-fedcl")
-    often = (*family, "fedgauss", "fedavg", "fedprox", "fedproto", "local", "scaffold", "ditto")
-    assert len({style_of(name).color for name in often}) == len(often)
-
-
-def test_other_methods_never_look_like_a_built_in_one() -> None:
-    built_in = {style_of(name).dash for name in built_in_methods()}
-    others = [style_of(f"package:Method{number}") for number in range(200)]
-    assert not built_in & {look.dash for look in others}
-    assert len(set(others)) > 120
+def test_looks_spread_over_colors_markers_and_dashes() -> None:
+    looks = [style_of(f"package:Method{number}") for number in range(200)]
+    assert {look.color for look in looks} == {*range(len(PALETTE))}
+    assert {look.marker for look in looks} == {*range(len(MARKERS))}
+    # A solid line is a familiar method's.
+    assert {look.dash for look in looks} == {*range(1, len(DASHES))}
+    assert len(set(looks)) > 150
 
 
 def test_the_same_method_again_keeps_its_color() -> None:
@@ -53,31 +41,24 @@ def test_the_same_method_again_keeps_its_color() -> None:
     assert len(set(looks)) == 5
 
 
-def test_the_page_has_the_same_palette_markers_and_dashes() -> None:
-    css = read_page_file("page.css")
-    light = css[: css.index("@media")]
-    assert re.findall(r"--c\d: (#\w+)", light) == list(PALETTE)
-    core = read_page_file("charts/core.js")
-    shapes = core[core.index("const SHAPES = [") : core.index("const DASHES")]
-    assert shapes.count("(r) =>") == len(MARKERS)
-    dashes = re.search(r"const DASHES = \[(.*?)\];", core)
-    assert dashes is not None
-    patterns = [part.strip().strip('"') for part in dashes[1].split(",")]
-    ours = ["" if d == "-" else " ".join(str(each) for each in d[1]) for d in DASHES]
-    assert patterns == ours
+def test_no_method_looks_like_a_familiar_one() -> None:
+    """Color and marker suffice, also for points without lines."""
+    others = [*built_in_methods(), *(f"package:Method{number}" for number in range(200))]
+    for familiar in FAMILIAR:
+        look = style_of(familiar)
+        alike = [style_of(name) for name in others if name != familiar]
+        assert (look.color, look.marker) not in {(each.color, each.marker) for each in alike}
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_colors_that_look_alike_to_the_color_blind_have_other_markers(sight: str) -> None:
+def test_familiar_colors_that_look_alike_to_the_color_blind_have_other_markers(sight: str) -> None:
     alike = [
         (a, b)
-        for a, b in combinations(built_in_methods(), 2)
+        for a, b in combinations(FAMILIAR, 2)
         if distance(PALETTE[style_of(a).color], PALETTE[style_of(b).color], sight) < 12
     ]
     assert alike
-    same = [(a, b) for a, b in alike if style_of(a).marker == style_of(b).marker]
-    # Whoever shares a marker as well has another line.
-    assert all(style_of(a).dash != style_of(b).dash for a, b in same)
+    assert all(style_of(a).marker != style_of(b).marker for a, b in alike)
 
 
 def distance(a: str, b: str, sight: str) -> float:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from mpfedcl import Experiment, resume, run
 from mpfedcl.cli.main import parse
 from mpfedcl.methods import PREDICTORS, find_method
-from mpfedcl.report.markdown import printable_name
+from mpfedcl.report.formatting import printable_name
 from mpfedcl.report.tables import PREDICTOR_TITLES, percent
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_summary, save_pictures, small
@@ -76,11 +76,11 @@ def text_of(token: Token) -> str:
 
 SECTIONS = [
     "Data",
-    "Readings",
-    "What was shared",
+    "Predictors",
+    "Messages",
     "Privacy",
-    "How to use it",
-    "How to make it again",
+    "Use",
+    "Reproduction",
 ]
 
 
@@ -95,7 +95,7 @@ def test_the_card_of_a_run_on_the_embedded_digits(
     # All predictors on both tests, and by which of them the method is judged on each.
     judged = {"local_test": "personal_prototype", "global_test": "global_prototype"}
     titles, *rows = card.table(1)
-    assert titles == ["accuracy %, last round", "local test set", "global test set"]
+    assert titles == ["predictor", "local test set", "global test set"]
     assert [name for name, *_ in rows] == [PREDICTOR_TITLES[predictor] for predictor in PREDICTORS]
     for predictor, (_, *cells) in zip(PREDICTORS, rows, strict=True):
         for test, cell in zip(judged, cells, strict=True):
@@ -111,16 +111,16 @@ def test_the_card_of_a_run_on_the_embedded_digits(
     }
     middle = sum(accuracies.values()) / 5
     spread = math.sqrt(sum((value - middle) ** 2 for value in accuracies.values()) / 4)
-    assert f"is {middle:.1f} % with a deviation of {spread:.1f} (ddof 1)." in card.text
+    assert f"is {middle:.1f} % with a standard deviation of {spread:.1f} (ddof 1)." in card.text
     worst = min(accuracies, key=lambda name: accuracies[name])
-    assert f"Worst case: {worst} with {accuracies[worst]:.1f} %." in card.text
+    assert f"Worst client: {worst} with {accuracies[worst]:.1f} %." in card.text
     # What was shared, and what it may give away.
     assert "at most 798,474 parameters" in card.text
-    assert f"{summary['prototype_floats_sent']:,} numbers of prototypes" in card.text
-    assert f"{summary['bytes']['up'] / 1e6:.1f} MB up" in card.text
+    assert f"{summary['prototype_floats_sent']:,} values of prototypes" in card.text
+    assert f"{summary['bytes']['up'] / 1e6:.1f} MB to the server" in card.text
     counts = load_file(path / "pool.safetensors")["counts"]
     assert f"The pool has {len(counts)};" in card.text
-    assert f"is the average of {int(counts.min())} images." in card.text
+    assert f"is the mean of {int(counts.min())} images." in card.text
     assert "no privacy guarantee" in card.text
     assert "CC BY-SA 3.0" in card.text
     assert all(f"{name} {each}" in card.text for name, each in summary["versions"].items())
@@ -167,10 +167,14 @@ def test_its_commands_mean_the_run(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "said", "unsaid"),
     [
-        ("mp-fedcl", ["Prototypes are averages", "Weights were sent", "one global model"], []),
-        ("fedproto", ["Prototypes are averages", "at most 0 parameters"], ["Weights were sent"]),
-        ("fedavg", ["Weights were sent", "0 numbers of prototypes"], ["Prototypes are averages"]),
-        ("local", ["Nothing: each client trained alone."], ["Weights were sent", "MB up"]),
+        ("mp-fedcl", ["Prototypes are means", "Parameters were sent", "a global model"], []),
+        ("fedproto", ["Prototypes are means", "at most 0 parameters"], ["Parameters were sent"]),
+        ("fedavg", ["Parameters were sent", "0 values of prototypes"], ["Prototypes are means"]),
+        (
+            "local",
+            ["Nothing: each client trained alone."],
+            ["Parameters were sent", "MB to the server"],
+        ),
     ],
 )
 def test_it_says_what_a_method_shares(
@@ -191,7 +195,7 @@ def test_sampled_clients_and_clients_that_were_not_read(images: Path, tmp_path: 
     assert len(shown) == 6
     read = {name: each for name, each in summary["accuracy_per_client"].items() if each is not None}
     assert shown == {name: percent(read.get(name)) for name in shown}
-    assert f"Over the {len(read)} clients" in card.text
+    assert f"Over the {len(read)} evaluated clients" in card.text
     assert "models/" not in card.text
     assert "--track" not in card.text
 

@@ -24,8 +24,8 @@ def test_one_shot_beside_sixty_rounds_is_ranked(tmp_path: Path) -> None:
     write_one_shot(tmp_path / "fedgauss", encoder__name="random-filters")
     section, *_ = document_of(tmp_path / "fedavg", tmp_path / "fedgauss")["sections"]
     headline = section["tables"][0]
-    assert not any("Nothing is marked" in note for note in headline["notes"])
-    assert "Without rounds and training: fedgauss." in headline["notes"]
+    assert not any("None is marked" in note for note in headline["notes"])
+    assert "One-shot, without rounds of training: fedgauss." in headline["notes"]
     assert any("none (fedavg); random-filters (fedgauss)" in note for note in headline["notes"])
     assert headline["rows"][1][0]["note"] == "personal, classifier + prior; global, classifier"
     first = fmean(accuracy_of(1, client) for client in range(3))
@@ -41,7 +41,7 @@ def test_an_encoder_that_is_not_the_methods_own_is_an_obstacle(tmp_path: Path) -
     write_one_shot(tmp_path / "fedgauss", encoder__name="resnet18")
     section, *_ = document_of(tmp_path / "fedavg", tmp_path / "fedgauss")["sections"]
     assert any(
-        "Nothing is marked as best: encoders differ." in n for n in section["tables"][0]["notes"]
+        "None is marked as best: encoders differ." in n for n in section["tables"][0]["notes"]
     )
 
 

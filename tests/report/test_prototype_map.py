@@ -68,7 +68,7 @@ def test_pool_and_test_images_are_shown(images: Path, tmp_path: Path) -> None:
 
 def test_personal_models_embed_where_there_is_no_averaged_one(images: Path, tmp_path: Path) -> None:
     run(small(images, "fedproto"), tmp_path / "run")
-    assert "own model" in str(map_of(tmp_path / "run")["embedded_by"])
+    assert "personalized model" in str(map_of(tmp_path / "run")["embedded_by"])
 
 
 def test_without_data_the_pool_alone_is_shown(images: Path, tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from report_documents import document_of
 
 from handwritten_runs import write_run
 from mpfedcl import run
-from parsed_html import document_in
 from small_experiments import Say, flags, read_records, small
 
 
@@ -16,7 +16,8 @@ def test_a_real_run(images: Path, tmp_path: Path, said: Say) -> None:
     code, out, err = said("report", tmp_path / "run")
     assert (code, err) == (0, "")
     assert out == f"report: {tmp_path / 'run' / 'report.html'}\n"
-    document = document_in((tmp_path / "run" / "report.html").read_text())
+    assert "mp-fedcl on folder" in (tmp_path / "run" / "report.html").read_text()
+    document = document_of(tmp_path / "run")
     records = read_records(tmp_path / "run")
     curves = document["groups"][0]["curves"]["accuracy"]
     for test in ("local_test", "global_test"):
@@ -36,7 +37,8 @@ def test_a_real_comparison(images: Path, tmp_path: Path, said: Say) -> None:
     assert code == 0
     code, *_ = said("report", tmp_path / "both", "--out", tmp_path / "deep" / "page.html")
     assert code == 0
-    document = document_in((tmp_path / "deep" / "page.html").read_text())
+    assert (tmp_path / "deep" / "page.html").is_file()
+    document = document_of(tmp_path / "both")
     content = json.loads((tmp_path / "both" / "comparison.json").read_text())
     headline = document["sections"][0]["tables"][0]
     for row in headline["rows"]:

@@ -14,7 +14,7 @@ import mpfedcl
 from handwritten_runs import HOSTILE, accuracy_of, write_run, write_tuning
 from mpfedcl import InvalidInput, LoadedComparison, LoadedRun, LoadedSearch, load
 from mpfedcl.methods import PREDICTORS
-from mpfedcl.report.results.long_table import LongTable
+from mpfedcl.report.long_tables import LongTable
 
 METHODS = ("mp-fedcl", "fedavg")
 SEEDS = (0, 1)
@@ -123,7 +123,7 @@ def test_pandas_where_it_is_installed(comparison: Path) -> None:
 
 def test_without_either_library_there_are_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     table = LongTable({"name": str, "score": float}, [("a", 1.0), ("b", None)])
-    monkeypatch.setattr("mpfedcl.report.results.long_table.find_spec", lambda _: None)
+    monkeypatch.setattr("mpfedcl.report.long_tables.find_spec", lambda _: None)
     assert table.frame() == {"name": ["a", "b"], "score": [1.0, None]}
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InvalidInput, match="library is 'pandas', which is not installed"):
@@ -158,7 +158,7 @@ def test_a_search(tmp_path: Path) -> None:
     assert found.best["fedavg"].train.lr == 0.1
     (axes,) = found.plot().axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}  # type: ignore[arg-type]
-    assert drawn["the defaults"] == [40.0, 50.0, 60.0]
+    assert drawn["defaults"] == [40.0, 50.0, 60.0]
     assert drawn["chosen: train.lr 0.1, contrast.weight 3.0"] == [44.0, 55.0, 66.0]
     assert "66.0" in repr(found)
 
@@ -168,7 +168,8 @@ def test_a_search(tmp_path: Path) -> None:
 
 def test_the_figure_of_a_comparison(comparison: Path) -> None:
     found = loaded_comparison(comparison)
-    (axes,) = found.plot().axes
+    axes, other = found.plot().axes
+    assert other.get_title() == "global test set"
     means = [[sum(accuracy_of(n, c) for c in range(3)) / 3 - 1 for n in (1, 2, 3)]] * len(METHODS)
     assert [list(line.get_ydata()) for line in axes.lines][: len(METHODS)] == [  # type: ignore[arg-type]
         pytest.approx(each) for each in means

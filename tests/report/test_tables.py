@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.report.headline import describe_mean
-from mpfedcl.report.tables import TextTable, clients_table
+from mpfedcl.report.tables import TextTable, clients_table, describe_mean
 
 
 def shown(grid: TextTable, width: int) -> list[str]:
@@ -86,4 +85,4 @@ def test_clients_that_are_not_listed_are_in_the_quartiles() -> None:
         describe_mean({"a": 20.0}, [str(n) for n in range(100_000)], spread) == "mean over clients"
     )
     told = describe_mean({"a": 20.0}, [str(n) for n in range(200_000)], spread)
-    assert told == "mean over 100,000 of 200,000 clients (the others were not read)"
+    assert told == "mean over 100,000 of 200,000 clients (the others were not evaluated)"

@@ -9,13 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_experiments import (
-    assert_same_results,
-    assert_same_tensors,
-    build_federation,
-    small,
-    tensors_of,
-)
 from tampered_updates import VICTIM, TamperingEngine
 from torch import Tensor
 
@@ -30,6 +23,13 @@ from mpfedcl.network.transport import Message
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.round_loop import RoundLoop
+from small_experiments import (
+    assert_same_results,
+    assert_same_tensors,
+    build_federation,
+    small,
+    tensors_of,
+)
 
 SHAPE = (16, 20)
 

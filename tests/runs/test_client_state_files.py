@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from command_processes import with_states_in_files
 from crashes_at_file_operations import OPERATIONS, Crash
-from small_experiments import assert_close_results, assert_same_run, small
-from worker_processes import run_together
-
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.engines import client_states
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.observer import Observer
+from small_experiments import assert_close_results, assert_same_run, small
+from worker_processes import run_together
 
 pytestmark = pytest.mark.whole
 

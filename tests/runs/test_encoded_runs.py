@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy
 import pytest
-from encoder_experiments import pictured
 from PIL import Image
-from small_experiments import read_summary
 
+from encoder_experiments import pictured
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.image_files import ImageFileStore
 from mpfedcl.experiment import Experiment
 from mpfedcl.models.encoders.torch_encoders import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18, is_statistic
 from mpfedcl.runs.observer import Observer
+from small_experiments import read_summary
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -71,7 +71,7 @@ def test_resume_with_other_settings(
     run(small(images), tmp_path / "run")
     sentence = refused("run", "--resume", tmp_path / "run", *words.split())
     assert (
-        "resume allows only --rounds, --engine, --workers, --worker-timeout, --trail, --track and "
+        "resume allows only --rounds, --engine, --workers, --worker-timeout, --track and "
         "--track-to" in sentence
     )
 

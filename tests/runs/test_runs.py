@@ -59,8 +59,7 @@ def test_the_files(result: RunResult) -> None:
     wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
     wanted |= {"partition.json", "confusion.json", "calibration.json", "CARD.md"}
     wanted |= {"model.safetensors"} if shares_model(result) else set()
-    shared = {"pool.safetensors", "trail"}
-    wanted |= shared if shares_prototypes(result) else set()
+    wanted |= {"pool.safetensors"} if shares_prototypes(result) else set()
     assert found == wanted
 
 
@@ -278,9 +277,6 @@ def test_double_precision(
     result = run(small(images, method, dtype="float64", rounds=1), tmp_path / "run")
     assert result.summary is not None
     for each in (tmp_path / "run").rglob("*.safetensors"):
-        # The trail is for the eye alone.
-        if each.parent.name == "trail":
-            continue
         tensors = load_file(each)
         assert {value.dtype for value in tensors.values()} <= {torch.float64, torch.int64}
     # Both precisions start from the same numbers and part only by rounding.

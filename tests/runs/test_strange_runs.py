@@ -14,7 +14,7 @@ from mpfedcl import resume, run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import digest
 from mpfedcl.inference.trained_run import load_trained_run
-from mpfedcl.report.run_description import RunRecords
+from mpfedcl.report.run import RunRecords
 from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
 from small_experiments import HIDDEN, Json, assert_same_results, read_records, small

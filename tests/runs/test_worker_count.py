@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_experiments import HIDDEN, assert_close_results, small
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.methods import find_method
@@ -18,6 +17,7 @@ from mpfedcl.runs.worker_count import (
     measure_run,
     share_cores,
 )
+from small_experiments import HIDDEN, assert_close_results, small
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from matplotlib.figure import Figure
+
 from command_results import without_progress
 from comparison_command import MATCHED, METHODS, SEEDS, modified, words
+from mpfedcl import run
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import PREDICTORS
+from mpfedcl.report.run_figures import draw_lines
+from mpfedcl.report.tables import PREDICTOR_TITLES
+from mpfedcl.studies.comparison import Comparison, choose_methods
+from mpfedcl.studies.statistics import mark_best, paired_difference
 from small_experiments import (
     EXAMPLES,
     Json,
@@ -19,15 +29,6 @@ from small_experiments import (
     save_domains_of_vectors,
     small,
 )
-
-from mpfedcl import run
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods import PREDICTORS
-from mpfedcl.report.figures import draw_curves
-from mpfedcl.report.tables import PREDICTOR_TITLES
-from mpfedcl.studies.comparison import Comparison, choose_methods
-from mpfedcl.studies.statistics import mark_best, paired_difference
 
 pytestmark = pytest.mark.whole
 
@@ -81,7 +82,7 @@ def test_shared_test_set_is_one_column(images: Path, tmp_path: Path, said: Say) 
     assert summary["accuracy"] == summary["predictors"]["local_test"]["global_prototype"]
     assert line.split()[1] == f"{summary['accuracy']:.1f}"
     assert line.rstrip().endswith("global, prototype")
-    assert "All clients have the same test." in out
+    assert "All clients share one test set." in out
     assert "global test set" not in out
 
 
@@ -302,9 +303,11 @@ def test_one_shot_methods_next_to_methods_with_rounds(tmp_path: Path, said: Say)
     code, text, _ = said("compare", *chosen, *settings, "--out", out, "--predictors", "all")
     assert code == 0
     assert max(len(line) for line in text.splitlines() if "/" not in line) <= 100
-    assert "round 3" in text.splitlines()[0]
-    assert "Without rounds and training: fedgauss." in text
-    assert "prior: the client's own shares of labels are added to the scores" in text
+    assert "3 rounds" in text.splitlines()[0]
+    assert "One-shot, without rounds of training: fedgauss." in text
+    assert "prior: the client's own label distribution is added to the scores" in " ".join(
+        text.split()
+    )
     content = json.loads((out / "comparison.json").read_text())
     assert content["rounds"] == 3
     assert [read_summary(out / f"{m}-seed0")["rounds"] for m in ("fedgauss", "local")] == [1, 3]
@@ -313,14 +316,12 @@ def test_one_shot_methods_next_to_methods_with_rounds(tmp_path: Path, said: Say)
     assert judged == ("personal_classifier_prior", "global_classifier")
 
 
-@pytest.mark.usefixtures("rendered_figures")
-def test_curve_of_one_point_is_a_horizontal_line(tmp_path: Path) -> None:
-    curves = {"rounds": [[(2, 30.0), (4, 50.0)]], "once": [[(1, 80.0)], [(1, 90.0)]]}
-    draw_curves(curves, "both", tmp_path / "both.svg")
-    draw_curves({"once": curves["once"]}, "one", tmp_path / "one.svg")
-    dashed = [(tmp_path / f"{name}.svg").read_text().count("dasharray") for name in ("both", "one")]
-    assert dashed[0] > 0
-    assert dashed[1] == 0
+def test_a_curve_of_one_point_is_a_line_across() -> None:
+    axes = Figure().subplots()
+    once = {"name": "once", "x": [1], "mean": [80.0], "std": [5.0], "level": True}
+    draw_lines(axes, [{"name": "rounds", "x": [2, 4], "mean": [30.0, 50.0]}, once])
+    assert [list(line.get_xdata()) for line in axes.lines] == [[2, 4], [2, 4]]  # type: ignore[arg-type]
+    assert list(axes.lines[1].get_ydata()) == [80.0, 80.0]  # type: ignore[arg-type]
 
 
 def test_asynchronous_methods_are_left_out_with_workers() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from comparison_command import MATCHED, METHODS, SEEDS, modified
-from small_experiments import Json, Say, assert_same_run, read_summary, small
 
+from comparison_command import MATCHED, METHODS, SEEDS, modified
 from mpfedcl import Experiment, InvalidInput, compare
 from mpfedcl.methods import find_method
+from small_experiments import Json, Say, assert_same_run, read_summary, small
 
 pytestmark = pytest.mark.whole
 

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+
 from command_processes import CommandProcess, forked_from_server
 from command_results import without_progress
 from comparison_command import RUNS, modified, words
-from small_experiments import HIDDEN, Say, assert_same_run, small
-
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
+from small_experiments import HIDDEN, Say, assert_same_run, small
 
 pytestmark = pytest.mark.whole
 

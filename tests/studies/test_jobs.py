@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from command_processes import CommandProcess, forked_from_server
-from small_experiments import flags, small
 
+from command_processes import CommandProcess, forked_from_server
 from mpfedcl import InvalidInput, resume
 from mpfedcl.api import RUNNER
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
+from small_experiments import flags, small
 
 pytestmark = pytest.mark.whole
 

@@ -5,8 +5,14 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+
 from command_results import without_progress
-from parsed_html import document_in
+from mpfedcl import Experiment, InvalidInput, run
+from mpfedcl.api import tune
+from mpfedcl.report.document import build_document
+from mpfedcl.report.result_folders import find_result_folders
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.tuning import Rung, Search, choose_settings, keep_best, load_tuning
 from small_experiments import (
     Say,
     flags,
@@ -16,11 +22,6 @@ from small_experiments import (
     small,
 )
 from tuning_command import BUDGET, METHODS, ROUNDS, content, load, words
-
-from mpfedcl import Experiment, InvalidInput, run
-from mpfedcl.api import tune
-from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.tuning import Rung, Search, choose_settings, keep_best, load_tuning
 
 pytestmark = pytest.mark.whole
 
@@ -140,7 +141,7 @@ def test_another_command_adds_its_methods(images: Path, tmp_path: Path, said: Sa
 
 def test_report_shows_the_search(tuned: Path, tmp_path: Path, said: Say) -> None:
     assert said("report", tuned, "--out", tmp_path / "page.html")[0] == 0
-    (section,) = document_in((tmp_path / "page.html").read_text())["sections"]
+    (section,) = build_document(find_result_folders([tuned]))["sections"]
     for method, row, search in zip(
         METHODS, section["tables"][0]["rows"], section["searches"], strict=True
     ):
@@ -293,9 +294,9 @@ def test_method_without_hyperparameters_has_one_trial(tmp_path: Path, said: Say)
     # What was asked for stays in the file: other methods of a comparison have rounds.
     assert found.best.rounds == 4
     said("report", tmp_path / "search")
-    (section,) = document_in((tmp_path / "search" / "report.html").read_text())["sections"]
+    (section,) = build_document(find_result_folders([tmp_path / "search"]))["sections"]
     (search,) = section["searches"]
-    assert search["table"]["notes"] == ["fedgauss has nothing to tune; its one setting was run."]
+    assert search["table"]["notes"] == ["fedgauss has no search space; its defaults were run."]
 
 
 def test_score_is_the_primary_metric(images: Path, tmp_path: Path) -> None:

@@ -5,16 +5,16 @@ import time
 from pathlib import Path
 
 import pytest
+
 from command_processes import CommandProcess
 from command_results import without_progress
-from small_experiments import Say, small
-from tuning_command import BUDGET, ROUNDS, load, without_seconds, words
-
 from mpfedcl import resume
 from mpfedcl.api import RUNNER, tune
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.tuning import Search, load_tuning, run_searches
+from small_experiments import Say, small
+from tuning_command import BUDGET, ROUNDS, load, without_seconds, words
 
 pytestmark = pytest.mark.whole
 

@@ -123,7 +123,7 @@ _OUT_OF_MEMORY = (
 )
 
 _RESUME_ALLOWS = (
-    "resume allows only --rounds, --engine, --workers, --worker-timeout, --trail, --track and "
+    "resume allows only --rounds, --engine, --workers, --worker-timeout, --track and "
     "--track-to beside it"
 )
 

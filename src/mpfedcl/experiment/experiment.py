@@ -60,7 +60,6 @@ RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "worker_timeout": 1800.0,
     "track": (),
     "track_to": None,
-    "trail": True,
 }
 """Settings that do not change the result, at their defaults: where clients train, and what is
 recorded beside the result. A run may be resumed with others."""
@@ -135,8 +134,6 @@ class Experiment(Settings):
     """Write each client's personal model at the end; a thousand of them take gigabytes."""
     most_personal_models: Annotated[int, Field(ge=1)] = 1000
     """Write at most so many of them, those of the first clients by name."""
-    trail: bool = True
-    """Keep the prototypes of up to 33 rounds, for the moving map of `mpfedcl watch`."""
     track: tuple[str, ...] = ()
     """Report each round to trackers: tensorboard, mlflow, or package.module:Class for your own."""
     track_to: Path | None = None

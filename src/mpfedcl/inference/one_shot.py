@@ -340,8 +340,7 @@ def write_change(
     if leaves:
         removed += [client_file(client), _model_file(client)]
         # Checkpoints hold the client's class means, and no round is left to resume.
-        for folder in ("checkpoint", "trail"):
-            removed += [f"{folder}/{file.name}" for file in (path / folder).glob("*")]
+        removed += [f"checkpoint/{file.name}" for file in (path / "checkpoint").glob("*")]
         for name, part in ((CALIBRATION_FILE, "clients"), ("federation.json", "sums")):
             content = RunDirectory(path).read_json(name) or {}
             if isinstance(content.get(part), dict) and client in content[part]:

@@ -1,4 +1,4 @@
-"""All that a report shows, gathered from folders into one plain JSON document."""
+"""The content of a report, gathered from folders into one plain JSON document."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,31 +9,31 @@ from pathlib import Path
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_budget, describe_by_method, describe_data
-from mpfedcl.report.comparison_section import describe_comparison
-from mpfedcl.report.method_styles import style_of
+from mpfedcl.report.comparison import (
+    comparison_tables,
+    describe_comparison,
+    describe_seed_group,
+    find_ranking_obstacles,
+    run_predictors_table,
+)
+from mpfedcl.report.figures import style_of
 from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
-from mpfedcl.report.run_description import (
+from mpfedcl.report.run import (
     RunRecords,
     describe_run,
     describe_run_prototypes,
     describe_settings,
 )
-from mpfedcl.report.seed_groups import (
-    comparison_tables,
-    describe_seed_group,
-    find_ranking_obstacles,
-    run_readings_table,
-)
-from mpfedcl.report.tuning_section import describe_tuning
+from mpfedcl.report.tuning import describe_tuning
 
 FORMAT = 1
 _MOST_POINTS = 400
-_POINTS_IN_ALL = 5000
-"""Points of a curve times curves of a kind: what a page can hold without growing heavy."""
+_POINTS_IN_TOTAL = 5000
+"""Points of a curve times curves of a kind, so that a page stays small."""
 
 OnRun = Callable[[str], None]
-"""Told the name of each run before it is read."""
+"""Called with the name of each run before it is read."""
 
 
 def build_document(folders: Sequence[ResultFolder], on_run: OnRun = lambda _: None) -> Json:
@@ -45,7 +45,7 @@ def build_document(folders: Sequence[ResultFolder], on_run: OnRun = lambda _: No
 
 
 def compare_runs(runs: Sequence[tuple[RunRecords, Json]]) -> Json:
-    """Return groups and tables of runs, each given with what `describe_run` says of it."""
+    """Return groups, tables and differences of runs, each given with its `describe_run`."""
     builder = _DocumentBuilder(lambda _: None)
     for records, content in runs:
         builder.add(records, content)
@@ -54,7 +54,7 @@ def compare_runs(runs: Sequence[tuple[RunRecords, Json]]) -> Json:
 
 @dataclass
 class _DocumentBuilder:
-    """What is read so far. Each run is read once, however many sections show it."""
+    """Collects runs. Each run is read once, however many sections show it."""
 
     on_run: OnRun
     records: list[RunRecords] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _DocumentBuilder:
     _members: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
     def read(self, folder: ResultFolder) -> None:
-        """Read the runs of a folder; in a comparison only first seeds get a map."""
+        """Read the runs of a folder; in a comparison only first seeds have a prototype map."""
         seen: set[str] = set()
         for path in folder.runs:
             if path.resolve() in self._places:
@@ -81,12 +81,12 @@ class _DocumentBuilder:
             seen.add(alike)
 
     def add(self, records: RunRecords, content: Json) -> None:
-        """Take a run that is read, and what is said of it."""
+        """Add a run and its description."""
         self.records.append(records)
         self.runs.append(content)
 
     def document(self, folders: Sequence[ResultFolder]) -> Json:
-        """Return the document of all that was read."""
+        """Return the document of all runs."""
         sections = [self._section(folder) for folder in folders]
         with_runs = [folder for folder in folders if folder.runs]
         if len(with_runs) > 1:
@@ -105,14 +105,15 @@ class _DocumentBuilder:
         }
 
     def comparison(self) -> Json:
-        """Return groups and tables of all runs that were added."""
-        section = {"kind": "together", "groups": self._group_by_settings(range(len(self.records)))}
+        """Return groups, tables, differences and clients of all runs that were added."""
+        places = range(len(self.records))
+        section: Json = {"kind": "together", "groups": self._group_by_settings(places)}
         self._describe_groups()
         self._add_tables(section)
-        return {"groups": self.groups, "tables": section["tables"]}
+        return {**section, "groups": self.groups, "about": self._describe_setup(places)}
 
     def _describe_groups(self) -> None:
-        most = min(_MOST_POINTS, max(60, _POINTS_IN_ALL // max(1, len(self._members))))
+        most = min(_MOST_POINTS, max(60, _POINTS_IN_TOTAL // max(1, len(self._members))))
         seen = Counter[str]()
         for name, places in self._members:
             runs = [self.records[place] for place in places]
@@ -158,20 +159,20 @@ class _DocumentBuilder:
             "kind": "together",
             "title": "All runs together",
             "about": [
-                f"{len(places)} runs from {len(folders)} folders; those that differ only in their "
-                "seed are one line. Each folder has a section of its own below."
+                f"{len(places)} runs from {len(folders)} folders; runs that differ only in their seed "
+                "are one group. Each folder has its own section below."
             ],
             "groups": self._group_by_settings(places),
             "detail": False,
         }
 
     def _group_by_settings(self, places: Sequence[int]) -> list[int]:
-        """Return the groups of runs that differ in their seed alone, each known by its place."""
+        """Return the places of the groups of runs that differ only in their seed."""
         alike: dict[tuple[str, int], list[int]] = {}
         for place in places:
             experiment, copy = self.records[place].experiment, 0
             settings = _without_seed(experiment)
-            # The same seed twice is the same run twice, and no second measurement.
+            # The same seed twice is the same run twice, not a second measurement.
             while any(
                 self.records[other].experiment.seed == experiment.seed
                 for other in alike.get((settings, copy), ())
@@ -188,12 +189,12 @@ class _DocumentBuilder:
         return found
 
     def _add_tables(self, section: Json) -> None:
-        """Add the tables, for which the groups must be complete."""
+        """Add tables, differences and clients; the groups must be complete."""
         if section["kind"] == "tuning":
             return
         groups = [self.groups[place] for place in section["groups"]]
         if section["kind"] == "run":
-            section["tables"] = [run_readings_table(self.records[groups[0]["runs"][0]])]
+            section["tables"] = [run_predictors_table(self.records[groups[0]["runs"][0]])]
             return
         obstacles = find_ranking_obstacles(groups, self.records)
         section["tables"] = comparison_tables(groups, self.records, self.runs, obstacles)
@@ -223,12 +224,12 @@ class _DocumentBuilder:
                 for each in unfinished[:5]
             )
             more = " and others" if len(unfinished) > 5 else ""
-            about.append(f"Not finished: {done}{more}. The numbers are of the rounds so far.")
+            about.append(f"Not finished: {done}{more}. Values are of the rounds so far.")
         budgets = {describe_budget(told): None for each in records if (told := each.privacy)}
         about += [f"Differential privacy: {each}." for each in budgets]
         damaged = sum(each.damaged for each in records)
         if damaged:
-            about.append(f"{damaged} damaged lines of the records are left out.")
+            about.append(f"{damaged} damaged lines of rounds.jsonl are left out.")
         return about
 
 
@@ -243,7 +244,7 @@ def _describe_split(records: RunRecords) -> str:
 
 
 def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
-    """Return rounds and learning rate of what is trained; of one exchange there are none."""
+    """Return rounds and learning rates of the methods that train."""
     trained = [each for each in records if not each.is_one_shot]
     if not trained:
         return ["one-shot"]
@@ -253,14 +254,14 @@ def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
 
 
 def _without_seed(experiment: Experiment) -> str:
-    """Return what runs must have in common to be measurements of the same thing."""
-    # Where clients are run, who looks on and how often makes no difference to the result.
+    """Return the settings that runs of one group share."""
+    # Engine, workers and trackers do not change the result.
     changes = {**CHOSEN_BY_A_RUN, **RESULT_NEUTRAL_SETTINGS, "seed": 0}
     return experiment.replace(**changes).to_toml()
 
 
 def _name_groups(records: Sequence[RunRecords]) -> list[str]:
-    """Name groups by method, and by folder too where methods repeat."""
+    """Return names of groups: the method, and the folder if methods repeat."""
     methods = [each.method_name for each in records]
     if len(set(methods)) == len(methods):
         return methods
@@ -277,7 +278,7 @@ def _name_groups(records: Sequence[RunRecords]) -> list[str]:
 
 
 def _is_of_comparison(records: RunRecords) -> bool:
-    """Tell whether a folder is one of a comparison's, whose own name says only method and seed."""
+    """Return whether a folder belongs to a comparison and is named by method and seed."""
     return records.name.endswith(f"-seed{records.experiment.seed}") and (
         (records.path.resolve().parent / "comparison.json").is_file()
     )

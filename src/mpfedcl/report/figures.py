@@ -1,48 +1,79 @@
-"""Figures for people who would rather look than read."""
+"""Figures: one description of each, rendered into a file, a notebook or a page.
 
+A `Drawing` says in words what a figure shows and has a function per panel that draws with
+matplotlib. `Drawing.save` puts all panels into one file; `Drawing.svgs` returns a panel each as SVG
+that can stand inside a page whose policy forbids inline styles.
+"""
+
+import hashlib
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from io import BytesIO
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO, StringIO
 from pathlib import Path
-from types import MappingProxyType
+from textwrap import fill
 from typing import Any
+from xml.etree import ElementTree
 
-import numpy
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
-from mpfedcl.report.method_styles import style_of
-from mpfedcl.report.number_formatting import choose_evenly
-from mpfedcl.report.tables import PREDICTOR_TITLES
+from mpfedcl.methods import built_in_methods
+from mpfedcl.report.formatting import printable_name
 
-# Color-blind safe (Okabe and Ito), dark enough on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+PALETTE = (
+    "#0072b2", "#d55e00", "#00845f", "#b5528d", "#2a8fc9",
+    "#a87400", "#5b6470", "#6a3d9a", "#8c564b", "#17808c",
+)  # fmt: skip
+"""After Okabe and Ito, darker on white. No ten colors can be told apart by every reader, so methods
+also differ in markers and dashes."""
+DARK_PALETTE = (
+    "#4aa3e0", "#ff8a4c", "#2fc596", "#e79ac6", "#8fd0f5",
+    "#f0b840", "#aeb7c2", "#b79ee6", "#d3a08f", "#5fd0dc",
+)  # fmt: skip
+"""The same colors on a dark page."""
+INK, SOFT, GRID = "#1b2430", "#808a96", "#e2e6ea"
+DARK_COLORS: Mapping[str, str] = {
+    **dict(zip(PALETTE, DARK_PALETTE, strict=True)),
+    INK: "#e6ebf1",
+    SOFT: "#8b95a1",
+    GRID: "#333c47",
+    "#ffffff": "#1a2028",
+}
+"""The color on a dark page for each color that figures use."""
+COLORS = PALETTE[:7]
+MARKERS = ("o", "s", "^", "D", "v", "P", "p", "<", ">", "*")
+"""No cross: that is a seed that diverged."""
+DASHES = ("-", (0, (7, 3)), (0, (2, 3)), (0, (9, 3, 2, 3)), (0, (12, 4)), (0, (5, 2, 1, 2, 1, 2)))
 STYLE: Any = {
     "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#e4e4e4",
+    "grid.color": GRID,
     "axes.axisbelow": True,
     "legend.frameon": False,
     "savefig.dpi": 150,
     "figure.constrained_layout.use": True,
-    # Journals refuse Type 3 fonts, which are matplotlib's own choice.
+    # Journals refuse Type 3 fonts, which are matplotlib's default.
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
+    # Text stays text, and equal figures are equal files.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mpfedcl",
 }
-
-_MOST_BANDS = 12
-_MOST_CLIENTS = 200
-"""Whose bubbles are drawn; more would be a gray wall."""
-
-Curve = Sequence[tuple[int, float]]
-"""(round, accuracy) pairs."""
+_LONGEST_NAME = 32
 
 
 class DrawnFigure(Figure):
@@ -62,247 +93,234 @@ class DrawnFigure(Figure):
         return content.getvalue()
 
 
-_kept: ContextVar[list[DrawnFigure] | None] = ContextVar("kept", default=None)
-"""Where figures go while `draw_for_python` asks for one."""
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes, and the function that draws into it."""
+
+    draw: Callable[[Axes], object]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure in words and panels."""
+
+    title: str
+    note: str
+    """Meaning of marks, bars and bands."""
+    panels: Sequence[Panel]
+    size: tuple[float, float] = (5.2, 3.3)
+    """Inches of a panel."""
+    columns: int = 2
+    """Panels in a row of a file."""
+    legend: bool = False
+    grid: bool = True
+    shown: int | None = None
+    """Panels that a page shows at once; the others are folded [default: all]."""
+
+    def figure(self) -> DrawnFigure:
+        """Return all panels in one figure, with title and note."""
+        columns = min(self.columns, len(self.panels))
+        rows = -(-len(self.panels) // columns)
+        width, height = self.size[0] * columns, self.size[1] * rows + 0.6
+        with rc_context({**STYLE, "axes.grid": self.grid}):
+            drawn = DrawnFigure(figsize=(width, height))
+            grid = drawn.subplots(rows, columns, squeeze=False)
+            for axes, panel in zip(grid.flat, self.panels, strict=False):
+                panel.draw(axes)
+                axes.set_title(panel.title)
+            for axes in list(grid.flat)[len(self.panels) :]:
+                axes.set_visible(False)
+            if self.legend:
+                drawn.set_figheight(height + _add_legend(drawn))
+            words = [fill(line, int(13 * width)) for line in (self.title, self.note) if line]
+            drawn.suptitle("\n".join(words), fontsize=10)
+        return drawn
+
+    def save(self, path: Path) -> None:
+        """Write the figure into a file, in the format that the name of the file ends in."""
+        self.figure().savefig(path)
+
+    def svgs(self) -> list[str]:
+        """Return each panel as an SVG element for a page."""
+        return [self._svg(panel) for panel in self.panels]
+
+    def _svg(self, panel: Panel) -> str:
+        with rc_context({**STYLE, "axes.grid": self.grid}), warnings.catch_warnings():
+            # The reader's fonts have the letters that ours lack.
+            warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+            drawn = DrawnFigure(figsize=self.size, facecolor="none")
+            axes = drawn.subplots()
+            axes.set_facecolor("none")
+            panel.draw(axes)
+            if len(self.panels) > 1:
+                axes.set_title(panel.title)
+            if self.legend:
+                drawn.set_figheight(self.size[1] + _add_legend(drawn))
+            text = StringIO()
+            FigureCanvasSVG(drawn).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
+        label = ". ".join(each for each in (self.title, panel.title, self.note) if each)
+        return _clean_svg(text.getvalue(), label)
 
 
 @contextmanager
 def figure_file(
     path: Path, *shape: int, figsize: Any = None, lines: bool = True, **layout: Any
 ) -> Iterator[Any]:
-    """Give a figure and its axes to draw into; then write it. Without `lines` axes have no grid."""
+    """Yield a figure and its axes to draw into, then write it; without `lines` there is no grid."""
     with rc_context({**STYLE, "axes.grid": lines}):
         figure = DrawnFigure(figsize=figsize)
         yield figure, figure.subplots(*shape, **layout)
-    kept = _kept.get()
-    if kept is None:
-        figure.savefig(path)
-    else:
-        kept.append(figure)
+    figure.savefig(path)
 
 
-def draw_for_python(draw: Callable[[Path], object]) -> DrawnFigure | None:
-    """Return the figure that a function would write to a path; None where it draws none.
-
-    So every function that draws into a file also serves notebooks.
-    """
-    kept: list[DrawnFigure] = []
-    before = _kept.set(kept)
-    try:
-        draw(Path("unwritten"))
-    finally:
-        _kept.reset(before)
-    return kept[0] if kept else None
-
-
-def draw_run_curves(records: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw one run's predictors per round, on the clients' local test sets: those of all these rounds."""
-    curves = {
-        label: [
-            [
-                (r["round"], r["accuracy"]["local_test"].get(predictor))
-                for r in records
-                if r["accuracy"]
-            ]
-        ]
-        for predictor, label in PREDICTOR_TITLES.items()
+def _add_legend(figure: Figure) -> float:
+    """Add a legend of all labels below the panels; return the inches that it needs."""
+    labeled = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    known = {
-        label: several
-        for label, several in curves.items()
-        if several[0] and all(value is not None for _, value in several[0])
-    }
-    if any(len(curve) > 1 for several in known.values() for curve in several):
-        draw_curves(known, title, path)
-    else:
-        _draw_bars({label: several[0][0][1] for label, several in known.items()}, title, path)
+    if not labeled:
+        return 0.0
+    longest, width = max(map(len, labeled)), figure.get_figwidth()
+    columns = max(1, min(4, len(labeled), int(width / (0.45 + 0.085 * longest))))
+    figure.legend(labeled.values(), labeled, loc="outside lower center", ncols=columns, fontsize=9)
+    return 0.2 * -(-len(labeled) // columns)
 
 
-def _draw_bars(values: Mapping[str, float | None], title: str, path: Path) -> None:
-    """Draw accuracies of one round: there is nothing to connect."""
-    labels = list(values)[::-1]
-    numbers = [values[label] or 0.0 for label in labels]
-    with figure_file(path, figsize=(7.2, 0.9 + 0.42 * max(3, len(labels)))) as (_, axes):
-        bars = axes.barh(labels, numbers, color=COLORS[0], height=0.6)
-        axes.bar_label(bars, fmt="%.1f", padding=4)
-        axes.set(xlabel="accuracy (%)", title=title, xlim=(0, 108))
-        axes.grid(visible=False, axis="y")
+# SVG inside a page
 
 
-def draw_curves(
-    curves: Mapping[str, Sequence[Curve]],
-    title: str,
-    path: Path,
-    methods: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Draw accuracy per round; several curves of one label become their mean with a band.
+FIGURE_ID = "figure-"
+"""Beginning of identifiers in an SVG; a page replaces it, so that those of figures differ."""
+_NAMESPACE = re.compile(r"\{[^}]*\}")
+_DECIMALS = re.compile(r"-?\d+\.\d{2,}")
+_REFERENCE = re.compile(r"#([\w-]+)")
 
-    `methods` names the method behind a label, whose color it has. A curve of one point beside
-    longer ones is of one exchange: a dashed line across. A point without a number, of a seed that
-    diverged, is a cross at the foot of the figure.
+
+def _clean_svg(text: str, label: str) -> str:
+    """Return matplotlib's SVG without styles, metadata and idle identifiers, named for readers.
+
+    Styles become attributes, because a page that forbids inline styles ignores them; the rules of
+    the page can then change colors. Identifiers begin with `FIGURE_ID`.
     """
-    longest = max((curve for several in curves.values() for curve in several), key=len, default=())
-    # More bands than these hide each other.
-    has_bands = len(curves) <= _MOST_BANDS
-    band = "; band: \u00b1 1 standard deviation (ddof 1)" if has_bands else ""
-    told = dict.fromkeys(
-        f"line: mean of {len(several)} seeds{band}"
-        for several in curves.values()
-        if len(several) > 1
+    root = ElementTree.fromstring(text)
+    used = set(_REFERENCE.findall(re.sub(r"fill: #\w+|stroke: #\w+", "", text)))
+    body = "".join(_write(each, used) for each in root)
+    box = escape(root.attrib["viewBox"], quote=True)
+    name = escape(printable_text(label, 400), quote=True)
+    return f'<svg viewBox="{box}" role="img" aria-label="{name}">{body}</svg>'
+
+
+def _write(element: ElementTree.Element, used: set[str]) -> str:
+    name = _NAMESPACE.sub("", element.tag)
+    if name in ("metadata", "style"):
+        return ""
+    attributes = _read_attributes(element, used)
+    content = "".join(_write(each, used) for each in element)
+    if name == "text":
+        content = escape(element.text or "", quote=False) + content
+    if not content and name in ("g", "defs"):
+        return ""
+    if name == "g" and not attributes:
+        return content
+    words = "".join(f' {each}="{escape(value, quote=True)}"' for each, value in attributes.items())
+    return f"<{name}{words}>{content}</{name}>"
+
+
+def _read_attributes(element: ElementTree.Element, used: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for full_name, value in element.attrib.items():
+        name = _NAMESPACE.sub("", full_name)
+        if name == "style":
+            pairs = (each.partition(":") for each in value.split(";"))
+            styles = {left.strip(): right.strip() for left, _, right in pairs if right}
+            found |= {k: v for k, v in styles.items() if k not in ("font-family", "font")}
+        elif name == "id" and value not in used:
+            continue
+        elif name == "id":
+            found[name] = f"{FIGURE_ID}{value}"
+        elif name == "href" and value.startswith("data:"):
+            found[name] = re.sub(r"\s", "", value)
+        elif name == "transform" and value.startswith("rotate(-0 "):
+            continue
+        else:
+            found[name] = _REFERENCE.sub(rf"#{FIGURE_ID}\1", value)
+    if "d" in found:
+        found["d"] = " ".join(_DECIMALS.sub(_shorten, found["d"]).split())
+    for name in ("x", "y"):
+        if name in found:
+            found[name] = _DECIMALS.sub(_shorten, found[name])
+    return found
+
+
+def _shorten(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.1f}"
+
+
+def printable_text(name: str, longest: int = _LONGEST_NAME) -> str:
+    """Return a name on one line that is not too long for a label."""
+    seen = printable_name(name) if longest < 80 else " ".join(name.split())
+    seen = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in seen)
+    return seen if len(seen) <= longest else f"{seen[: longest - 1]}…"
+
+
+def escape_math(name: str, longest: int = _LONGEST_NAME) -> str:
+    """Return a name that matplotlib does not take for mathematics."""
+    return printable_text(name, longest).replace("$", r"\$")
+
+
+# The style of a method
+
+
+@dataclass(frozen=True)
+class MethodStyle:
+    """Places in the palette, the markers and the dashes."""
+
+    color: int
+    marker: int
+    dash: int
+
+    def line(self) -> dict[str, Any]:
+        """Return the style as matplotlib's arguments of a line."""
+        return {**self.dot(), "linestyle": DASHES[self.dash]}
+
+    def dot(self) -> dict[str, Any]:
+        """Return the style as matplotlib's arguments of single points."""
+        return {"color": PALETTE[self.color], "marker": MARKERS[self.marker]}
+
+    def to_json(self) -> dict[str, int]:
+        """Return the places."""
+        return {"color": self.color, "marker": self.marker, "dash": self.dash}
+
+
+_FAMILIAR = ("fedgauss", "mp-fedcl", "fedavg", "fedproto", "sp-fedcl", "fedprox", "local")
+"""Methods that most figures have: each has a color of its own."""
+
+
+def style_of(method: str, copy: int = 0) -> MethodStyle:
+    """Return the style of a method: a hash of its name decides, so that it never changes.
+
+    `copy` counts the same method in a figure again, with other settings: its color stays.
+    """
+    name = method.lower()
+    if name in _FAMILIAR:
+        place = _FAMILIAR.index(name)
+        found = MethodStyle(place, place, 0)
+    else:
+        digest = hashlib.sha256(name.encode("utf-8", "replace")).digest()
+        number = int.from_bytes(digest[:8], "big")
+        number, color = divmod(number, len(PALETTE))
+        number, shift = divmod(number, len(MARKERS) - 1)
+        # Neither the marker nor the solid line of the familiar method of this color.
+        marker = (color + 1 + shift) % len(MARKERS)
+        found = MethodStyle(color, marker, 1 + number % (len(DASHES) - 1))
+    return MethodStyle(
+        found.color, (found.marker + 3 * copy) % len(MARKERS), (found.dash + copy) % len(DASHES)
     )
-    with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
-        for index, (label, several) in enumerate(curves.items()):
-            rounds = [each[0] for each in several[0]]
-            values = numpy.array([[each[1] for each in curve] for curve in several], dtype=float)
-            style = {**_curve_style(index, methods.get(label)), "ms": 4}
-            if len(rounds) == 1 < len(longest):
-                rounds = [longest[0][0], longest[-1][0]]
-                values = values.repeat(2, axis=1)
-                style |= {"linestyle": "--"}
-            lost = ~numpy.isfinite(values)
-            mean, deviation = _mean_and_band(values)
-            if lost.any():
-                told[f"✗ on the axis: {label}, a seed has no number there"] = None
-                places = numpy.array(rounds)[lost.any(axis=0)]
-                axes.plot(
-                    places, numpy.full(len(places), 1.5), "x", color=style["color"], ms=6, mew=1.8
-                )
-            axes.plot(rounds, mean, label=label, markevery=max(1, len(rounds) // 10), **style)
-            if len(several) > 1 and has_bands:
-                axes.fill_between(
-                    rounds,
-                    mean - deviation,
-                    mean + deviation,
-                    color=style["color"],
-                    alpha=0.15,
-                    lw=0,
-                )
-        axes.set(xlabel="\n".join(["round", *told]), ylabel="accuracy (%)", title=title)
-        axes.set_ylim(0, 100)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        if curves:
-            # As large as two columns of the longest label fit the page.
-            fitting = 6.9 / (0.16 + 0.0144 * max(map(len, curves)))
-            size = min(10.0, max(5.0, fitting))
-            figure.legend(loc="outside lower center", ncols=2, fontsize=size)
-            # Many methods have a long legend, which must not take the curves' room.
-            figure.set_figheight(4.8 + 0.024 * size * max(0, -(-len(curves) // 2) - 5))
 
 
-def _curve_style(index: int, method: str | None) -> dict[str, Any]:
-    if method is not None:
-        return style_of(method).line()
-    return {
-        "color": COLORS[index % 7],
-        "marker": MARKERS[index % 7],
-        # There are more predictors than colors.
-        "linestyle": "-" if index < len(COLORS) else ":",
-    }
-
-
-def _mean_and_band(values: NDArray[numpy.float64]) -> tuple[Any, Any]:
-    """Return mean and deviation (ddof 1) of each column, over the seeds that have a number."""
-    known = numpy.isfinite(values)
-    count = known.sum(axis=0)
-    with numpy.errstate(invalid="ignore", divide="ignore"):
-        mean = numpy.where(known, values, 0).sum(axis=0) / count
-        squares = numpy.where(known, (values - mean) ** 2, 0).sum(axis=0)
-        deviation = numpy.where(count > 1, numpy.sqrt(squares / (count - 1)), 0.0)
-    return mean, deviation
-
-
-def draw_over_time(
-    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], title: str, path: Path
-) -> None:
-    """Draw accuracy over virtual seconds: a line for each run, as their clocks differ."""
-    with figure_file(path, figsize=(7.2, 4.8)) as (figure, axes):
-        for label, several in curves.items():
-            for number, curve in enumerate(several):
-                axes.plot(
-                    [seconds for seconds, _ in curve],
-                    [accuracy for _, accuracy in curve],
-                    label=label if number == 0 else None,
-                    **{**style_of(label).line(), "ms": 4},
-                    markevery=max(1, len(curve) // 10),
-                )
-        axes.set(xlabel="virtual seconds", ylabel="accuracy (%)", title=title, ylim=(0, 100))
-        axes.set_xlim(left=0)
-        figure.legend(loc="outside lower center", ncols=2)
-
-
-def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
-    """Draw who holds how many training images of each class, as bubbles; of many clients some."""
-    names = list(partition["clients"])
-    if len(names) > _MOST_CLIENTS:
-        drawn = [names[place] for place in choose_evenly(len(names), _MOST_CLIENTS)]
-        clients = {name: partition["clients"][name] for name in drawn}
-        partition = {**partition, "clients": clients}
-        title += f"\n{len(drawn):,} of {len(names):,} clients"
-    height = min(12.0, 1.8 + 0.42 * len(partition["clients"]))
-    width = min(12.0, 2.6 + 0.5 * len(partition["classes"]))
-    with figure_file(path, figsize=(width, height)) as (_, axes):
-        draw_partition_into(axes, partition, title)
-
-
-def draw_partition_into(axes: Axes, partition: Mapping[str, Any], title: str) -> None:
-    """Draw a partition into axes."""
-    names = list(partition["clients"])
-    classes = [escape_math(name) for name in partition["classes"]]
-    counts = numpy.array([partition["clients"][name]["train"] for name in names])
-    client, label = numpy.nonzero(counts)
-    size = counts[client, label] / max(1, counts.max())
-    # The area speaks, so that twice the images look like twice as much.
-    biggest = 700 * min(1.0, 10 / max(10, len(names)), 12 / max(12, len(classes)))
-    axes.scatter(label, client, s=biggest * size, color=COLORS[0], alpha=0.65, lw=0)
-    if counts.size <= 120:
-        for i, j in zip(client, label, strict=True):
-            # A number that is wider than its bubble stands above it.
-            above = 0 if counts[i, j] > 0.15 * counts.max() else 8
-            axes.annotate(
-                str(counts[i, j]),
-                (j, i),
-                xytext=(0, above),
-                textcoords="offset points",
-                ha="center",
-                va="center",
-                fontsize=7,
-                zorder=3,
-            )
-    axes.set(xlabel="class", ylabel="client", title=title)
-    axes.set_xticks(range(len(classes)), classes, rotation=90 if len(str(classes)) > 90 else 0)
-    step = max(1, len(names) // 30)
-    totals = [
-        f"{escape_math(name)}  ({row.sum():,})" for name, row in zip(names, counts, strict=True)
-    ]
-    axes.set_yticks(range(0, len(names), step), totals[::step])
-    axes.set_xlim(-0.7, len(classes) - 0.3)
-    axes.set_ylim(len(names) - 0.3, -0.7)
-
-
-def draw_contact_sheet(
-    images: Mapping[str, Sequence[NDArray[numpy.uint8] | None]],
-    classes: Sequence[str],
-    title: str,
-    path: Path,
-) -> None:
-    """Draw an image of each class (columns) in each domain (rows): what feature skew looks like."""
-    size = (0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7)
-    with figure_file(path, len(images), len(classes), lines=False, figsize=size, squeeze=False) as (
-        figure,
-        axes,
-    ):
-        for row, (domain, examples) in zip(axes, images.items(), strict=True):
-            for axis, image in zip(row, examples, strict=True):
-                axis.set(xticks=[], yticks=[])
-                axis.spines[:].set_visible(False)
-                if image is not None:
-                    axis.imshow(image)
-            row[0].set_ylabel(escape_math(domain), rotation=0, ha="right", va="center")
-        for axis, name in zip(axes[0], classes, strict=True):
-            axis.set_title(escape_math(name).replace("_", "\n"), fontsize=8)
-        figure.suptitle(title)
-
-
-def escape_math(name: str) -> str:
-    """Return a name that matplotlib does not take for mathematics, nor choke on."""
-    return name.replace("$", r"\$").encode("utf-8", "replace").decode()
+def is_styled(name: str) -> bool:
+    """Return whether a name is that of a built-in method."""
+    return name.lower() in built_in_methods()

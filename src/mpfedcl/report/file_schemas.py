@@ -1,4 +1,4 @@
-"""The files that a report reads: what must be in them, and one sentence where it is not."""
+"""Schemas of the files that a report reads."""
 
 from typing import Annotated, Any, Self
 
@@ -22,14 +22,14 @@ class ComparisonFile(FileContent):
 
 
 class SearchRung(FileContent):
-    """So many settings were run up to a round."""
+    """Number of trials that ran up to a round."""
 
     rounds: int
     settings: int
 
 
 class SearchTrial(FileContent):
-    """One of the settings tried; its scores are by round."""
+    """One trial; its scores are by round."""
 
     number: int
     values: dict[str, Any]
@@ -39,7 +39,7 @@ class SearchTrial(FileContent):
 
 
 class SearchRecord(FileContent):
-    """The search for one method's settings."""
+    """The hyperparameter search of one method."""
 
     method: str
     predictor: PredictorName

@@ -1,4 +1,4 @@
-"""The prototype map: a run's pool and some test images, in the two directions that tell most."""
+"""The prototype map: the pool of a run and some test images in two principal components."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,37 +24,45 @@ from mpfedcl.methods import (
     prototype_rule,
 )
 from mpfedcl.models import Model
-from mpfedcl.report.number_formatting import choose_evenly, rounded
+from mpfedcl.report.formatting import choose_evenly, rounded
 
 MOST_SAMPLES = 400
 MOST_PROTOTYPES = 1500
 MOST_SAMPLES_OPENED = 500_000
-"""Samples of a run up to which its data are opened to embed some of them: it takes seconds."""
+"""The data of larger runs are not opened: embedding some samples would take too long."""
 _MOST_CLIENTS = 40
-"""Clients whose personal models are opened, where there is no averaged one."""
+"""Clients whose personalized models are opened if there is no global model."""
 
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """Embedded test images, and by whose model."""
+    """Embedded test images."""
 
     vectors: NDArray[numpy.float64]
     labels: list[int]
     owners: list[str | None]
-    """Whose test image it is; None where several clients are tested on it."""
+    """Client of each test image; None if several clients share it."""
     embedded_by: str
 
 
 def describe_prototype_map(
-    path: Path, experiment: Experiment, partition: Json | None, class_names: list[str]
+    path: Path,
+    experiment: Experiment,
+    partition: Json | None,
+    class_names: list[str],
+    *,
+    with_samples: bool = True,
 ) -> Json:
-    """Return the map of a run, or under `missing` a sentence that says why there is none."""
+    """Return the map of a run, or under `missing` the reason why there is none.
+
+    Without samples neither data nor models are opened.
+    """
     if reason := _why_no_pool(path, experiment):
         return {"missing": reason}
     pool = read_pool(path / "pool.safetensors", len(class_names))
     if not len(pool):
         return {"missing": "The pool of this run is empty, so there is no map."}
-    samples, note = embed_test_images(path, experiment, partition)
+    samples, note = embed_test_images(path, experiment, partition) if with_samples else (None, None)
     chosen = choose_evenly(len(pool), MOST_PROTOTYPES)
     notes = [note] if note else []
     if len(chosen) < len(pool):
@@ -109,12 +117,12 @@ def project_to_plane(
 
 
 def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
-    """Return why there is no pool to show, None where there is one."""
+    """Return why there is no pool to show; None if there is one."""
     is_there = (path / "pool.safetensors").is_file()
     if not (path / "summary.json").is_file():
         earlier = "; the pool in its folder may be from before it was resumed, and is not shown"
         return (
-            "The pool is written at the end of a run, and this one has not ended"
+            "The pool is written at the end of a run, and this run has not ended"
             f"{earlier if is_there else ''}."
         )
     if is_there:
@@ -131,20 +139,20 @@ def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
 
 
 def _why_not_embedded(experiment: Experiment) -> str | None:
-    """Return why nothing is run to embed test images, None where it may be.
+    """Return why test images may not be embedded; None if they may.
 
-    A run may be somebody else's: what it names must not be run by whoever only looks at it.
+    A report of a foreign run must not execute code that the run names.
     """
     if not is_built_in(experiment.method):
         return (
-            f"Only the pool is shown: {experiment.method} is code from outside mpfedcl, and a "
-            "report runs none."
+            f"Only the pool is shown: {experiment.method} is code from outside mpfedcl, which a "
+            "report does not execute."
         )
     kind, _, rest = str(experiment.encoder.name).partition(":")
     if kind in ("onnx", "torchvision") and rest:
         return (
             f"Only the pool is shown: the encoder {experiment.encoder.name} is a program from "
-            "outside mpfedcl, and a report runs none."
+            "outside mpfedcl, which a report does not execute."
         )
     return None
 
@@ -152,7 +160,7 @@ def _why_not_embedded(experiment: Experiment) -> str | None:
 def embed_test_images(
     path: Path, experiment: Experiment, partition: Json | None
 ) -> tuple[EmbeddedImages | None, str | None]:
-    """Return embedded test images, or None and the reason in a sentence."""
+    """Return embedded test images, or None and the reason."""
     if reason := _why_not_embedded(experiment):
         return None, reason
     if partition is not None and partition.get("network"):
@@ -173,12 +181,12 @@ def embed_test_images(
     except InvalidInput as error:
         return None, f"Only the pool is shown, because test images cannot be embedded: {error}"
     if samples is None:
-        return None, "Only the pool is shown: the run has left no model to embed test images with."
+        return None, "Only the pool is shown: the run has no model to embed test images with."
     return samples, None
 
 
 def _count_samples(partition: Json) -> int:
-    # Where all are tested on the same samples, those of one client are all.
+    # If all clients share one test set, the samples of one client are all.
     held = partition["clients"].values()
     tested = max((each["test"] for each in held), default=0)
     return tested + sum(sum(each["train"]) for each in held)
@@ -189,7 +197,7 @@ def _embed_with_global_model(
 ) -> EmbeddedImages | None:
     if not (path / "model.safetensors").is_file() or not len(data.test_labels):
         return None
-    # By class, so that an even draw takes about as many of each.
+    # Sorted by class, so that an even draw takes about as many of each.
     order = data.test_labels.argsort(stable=True)
     rows = order[choose_evenly(len(order), MOST_SAMPLES)]
     places = data.table.sole_testers(len(data.test_labels))[rows.numpy()].tolist()
@@ -215,7 +223,7 @@ def _embed_with_personal_models(
         vectors.append(_embed(file, data.test_inputs[rows], model, method))
         labels += data.test_labels[rows].tolist()
         owners += [client.name] * len(rows)
-    by_whom = "each client's own model, on its local test set images"
+    by_whom = "the personalized model of their client"
     return EmbeddedImages(numpy.concatenate(vectors), labels, list(owners), by_whom)
 
 
@@ -230,7 +238,7 @@ def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[
 
 def list_coordinates(places: NDArray[numpy.float64]) -> Json:
     """Return places [n, 2] as lists of short numbers."""
-    # Three digits of the whole picture are finer than a pixel.
+    # Three digits are finer than a pixel.
     scale = max(float(numpy.abs(places).max(initial=0.0)), 1e-12)
     digits = max(0, 4 - int(numpy.floor(numpy.log10(scale))) - 1)
     return {

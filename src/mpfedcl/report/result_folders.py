@@ -1,4 +1,4 @@
-"""What the folders given to a report hold: runs, comparisons, searches."""
+"""Results in folders: runs, comparisons and searches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mpfedcl.runs.directory import RunDirectory
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """What becomes a section: the runs of a folder, or a search."""
+    """One section of a report: the runs of a folder, or a search."""
 
     path: Path
     kind: Literal["run", "comparison", "tuning"]
@@ -23,9 +23,9 @@ class ResultFolder:
 
 
 def find_result_folders(folders: Sequence[Path], named: str = "DIR") -> list[ResultFolder]:
-    """Return what the folders hold, each thing once; a folder may hold several.
+    """Return the results in folders, each once; a folder may hold several.
 
-    `named` is what the user gave them as.
+    `named` is the name of the argument in error messages.
     """
     found = [result for folder in folders for result in _inspect_folder(folder, named)]
     return list({(result.path.resolve(), result.kind): result for result in found}.values())
@@ -53,7 +53,7 @@ def _inspect_folder(folder: Path, named: str) -> list[ResultFolder]:
         return found
     if any(folder.glob("*/search.json")):
         raise InvalidInput(
-            f"{named} is {str(folder)!r}; the search in it has not ended: the same command of tune "
+            f"{named} is {str(folder)!r}; the search in it has not ended: the same tune command "
             "resumes it."
         )
     raise InvalidInput(

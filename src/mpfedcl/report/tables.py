@@ -1,9 +1,14 @@
-"""Tables that fit 100 columns, for the terminal and for Markdown."""
+"""Tables: for the terminal within 100 columns, in Markdown, in a notebook; and their sentences.
+
+A table of the report is {caption, columns, rows, notes} with cells {text, mark?, note?, strong?}.
+"""
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from io import StringIO
 from textwrap import fill
 from typing import Any
 
@@ -13,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpfedcl.methods import PREDICTORS, TESTS
-from mpfedcl.report.number_formatting import deviation, finite_values, mean
+from mpfedcl.core.json_files import Json
+from mpfedcl.methods import PREDICTORS
+from mpfedcl.report.formatting import deviation, finite_values, mean
 from mpfedcl.studies.statistics import interval_half_width
 
 PREDICTOR_TITLES = {
@@ -27,31 +33,26 @@ PREDICTOR_TITLES = {
     "global_prototype_prior": "global, prototype + prior",
     "global_classifier_estimated": "global, classifier + estimated prior",
 }
+TEST_TITLES = {"local_test": "local test set", "global_test": "global test set"}
 READING_GROUPS = {"without a label prior": PREDICTORS[:4], "with a label prior": PREDICTORS[4:]}
-"""All predictors, in two tables: side by side they do not fit."""
-FAIRNESS_TITLES = {
-    "worst": "worst client",
-    "worst_decile": "worst tenth",
-    "best_decile": "best tenth",
-    "std": "spread",
-}
-FAIRNESS_NOTE = (
-    "worst tenth: mean of the worst tenth of the clients, of one at least; spread: standard "
-    "deviation over clients (ddof 1); Jain's index: 1 where all clients are served alike."
-)
+"""All predictors, in two tables: in one they do not fit."""
 MARKS = {"best": "▲", "within": "≈"}
-"""Signs before a number, so that numbers stay in line: not the star that marks a predictor."""
+"""Signs before a number. A star marks the primary metric."""
+ONE_TEST = "All clients share one test set."
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
+_WIDTH = 100
 _MOST_CLIENTS, _WORST_CLIENTS = 20, 5
 """Up to how many clients are listed one by one, and how many of more."""
+_MOST_NAMES = 5
 _QUARTILES = (25, 50, 75)
 _NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?(✗\d+)?\*?")
+_CELL = "text-align: {}; padding: 0.2em 0.8em"
 
 
 @dataclass
 class TextTable:
-    """A table as rows of text, shown either way, with a note below it."""
+    """A table as rows of text, with a note below it."""
 
     title: str
     columns: Sequence[str]
@@ -107,31 +108,95 @@ class TextTable:
         return [all(_NUMBER.fullmatch(cell) for cell in column) for column in cells]
 
 
+def text_table(table: Json, title: str = "", *, noted: str = "") -> TextTable:
+    """Return a table of the report as rows of text.
+
+    A star marks what is strong. Notes of the first column become a column `noted`.
+    """
+    rows = [[_cell_text(cell) for cell in row] for row in table["rows"]]
+    columns = list(table["columns"])
+    if noted:
+        columns.append(noted)
+        rows = [
+            [*row, cells[0].get("note") or ""]
+            for row, cells in zip(rows, table["rows"], strict=True)
+        ]
+    heading = "\n".join(each for each in (title, table["caption"]) if each)
+    return TextTable(heading, columns, rows, "\n".join(each for each in table["notes"] if each))
+
+
+def table_as_text(heading: str, table: Json) -> str:
+    """Return a table of the report as lines of at most 100 columns."""
+    text = StringIO()
+    # In a notebook a console would otherwise print, whatever its file is.
+    plain = Console(
+        file=text,
+        width=_WIDTH,
+        markup=False,
+        highlight=False,
+        color_system=None,
+        force_jupyter=False,
+    )
+    text_table(table).show(plain)
+    return f"{heading}\n{text.getvalue().rstrip()}"
+
+
+def table_as_html(heading: str, table: Json) -> str:
+    """Return a table of the report as HTML for a notebook, with escaped names."""
+    head = _html_row("th", table["columns"])
+    body = "".join(_html_row("td", [_cell_text(cell) for cell in row]) for row in table["rows"])
+    notes = "<br>".join(escape(note) for note in table["notes"] if note)
+    return (
+        f"<div><b>{escape(heading)}</b><br>{escape(table['caption'])}"
+        f"<table><thead>{head}</thead><tbody>{body}</tbody></table><small>{notes}</small></div>"
+    )
+
+
+def _html_row(kind: str, texts: Sequence[str]) -> str:
+    # Names to the left; notebooks align everything to the right.
+    sides = ["left", *["right"] * (len(texts) - 1)]
+    cells = [
+        f'<{kind} style="{_CELL.format(side)}">{escape(text)}</{kind}>'
+        for side, text in zip(sides, texts, strict=True)
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _cell_text(cell: Json) -> str:
+    mark = MARKS[cell["mark"]] if cell.get("mark") else ""
+    return f"{mark}{cell['text']}{'*' if cell.get('strong') else ''}"
+
+
+def cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:
+    """Return a cell of a table of the report."""
+    return {"text": text} | ({"mark": mark} if mark else {}) | ({"note": note} if note else {})
+
+
 def percent(value: float | None) -> str:
-    """Return an accuracy with one decimal, a dash where there is none."""
+    """Return an accuracy with one decimal, a dash for None."""
     return "-" if value is None else f"{value:.1f}"
 
 
-def mean_and_deviation(values: Sequence[float | None], *, ddof: int = 1) -> str:
-    """Return mean(std) over seeds; a dash where no seed has a number.
+def mean_and_deviation(values: Sequence[float | None]) -> str:
+    """Return mean(std) over seeds; a dash if no seed has a number.
 
-    "✗1" after it says that one seed has none: the mean is of the others, and nobody ranks it.
+    "✗1" after it: one seed has no number, and the mean is of the others.
     """
     known = finite_values(values)
     if not known:
         return "-"
     missing = f"✗{len(values) - len(known)}" if len(known) < len(values) else ""
-    spread = "" if len(known) == 1 else f"({deviation(known, ddof):.1f})"
+    spread = "" if len(known) == 1 else f"({deviation(known):.1f})"
     return f"{mean(known):.1f}{spread}{missing}"
 
 
 def explain_deviation(num_seeds: int) -> str:
-    """Say what stands in parentheses."""
+    """Return what stands in parentheses."""
     return "" if num_seeds < 2 else "(std): standard deviation over seeds, ddof 1."
 
 
 def explain_divergence(diverged: Mapping[str, Sequence[int]]) -> str:
-    """Name the runs that diverged, by method and seed; nothing where there are none."""
+    """Return the runs that diverged, by method and seed; nothing if none did."""
     told = [
         f"{name}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         for name, seeds in diverged.items()
@@ -140,27 +205,29 @@ def explain_divergence(diverged: Mapping[str, Sequence[int]]) -> str:
     if not told:
         return ""
     return (
-        f"Diverged: {'; '.join(told)}. Nothing that clients sent in the last round could be used. "
-        "Where the server has kept a model, the number is that model's; ✗1: one seed has no number "
-        "and is not in the mean."
+        f"Diverged: {'; '.join(told)}. No update of the last round could be used. If the server has "
+        "an earlier model, the number is that model's. ✗1: one seed has no number and is not in "
+        "the mean."
     )
 
 
 def explain_marks(num_seeds: int) -> str:
-    """Return the legend of the marks, in words, with what so many seeds allow one to say."""
+    """Return the legend of the marks, and how much so many seeds can show."""
     if num_seeds < 2:
-        return f"{MARKS['best']} best of one seed; one seed cannot show what is noise."
+        return (
+            f"{MARKS['best']} best of one seed. One seed cannot separate a difference from chance."
+        )
     reach = interval_half_width(num_seeds)
     wide = ", so few differences are clear" if reach > 1 else ""
     return (
         f"{MARKS['best']} best mean; {MARKS['within']} not clearly behind: 0 is in the 95 % "
-        f"interval of the difference, paired by seed.\nWith {num_seeds} seeds the interval reaches "
+        f"interval of the difference, paired by seed. With {num_seeds} seeds the interval reaches "
         f"{reach:.1f} deviations of the difference each way{wide}."
     )
 
 
 def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reading for each test; older files name one for both."""
+    """Return the primary predictor on each test set, as a summary names it."""
     return {
         "local_test": entry["predictor"],
         "global_test": entry.get("predictor_global") or entry["predictor"],
@@ -168,12 +235,12 @@ def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def name_predictors(predictors: Iterable[str]) -> str:
-    """Return predictors in words, each once."""
+    """Return the titles of predictors, each once."""
     return "; ".join(PREDICTOR_TITLES[each] for each in dict.fromkeys(predictors))
 
 
 def name_encoders(encoders: Mapping[str, str | None]) -> str:
-    """Say which methods see samples through which encoder, where that differs."""
+    """Return which methods use which encoder; nothing if all use the same."""
     methods: dict[str, list[str]] = {}
     for method, encoder in encoders.items():
         methods.setdefault(encoder or "none", []).append(method)
@@ -184,17 +251,17 @@ def name_encoders(encoders: Mapping[str, str | None]) -> str:
 
 
 def explain_prior(predictors: Iterable[str]) -> str:
-    """Return what a prior is, where one of the predictors has one."""
+    """Return the meaning of a prior if one of the predictors has one."""
     if not {*predictors} & {*READING_GROUPS["with a label prior"]}:
         return ""
     return (
-        "prior: the client's own shares of labels are added to the scores;\n"
-        "estimated: they are found from its unlabeled test samples."
+        "prior: the client's own label distribution is added to the scores; estimated: this "
+        "distribution is estimated from its unlabeled test samples."
     )
 
 
 def tests_differ(own: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
-    """Tell by what was read on both whether these are two tests, or one that all clients share."""
+    """Return whether two test sets gave these accuracies, or one that all clients share."""
     pairs = [(own.get(name), value) for name, value in union.items()]
     # Means over clients of one and the same number are a rounding apart.
     return any(
@@ -203,48 +270,41 @@ def tests_differ(own: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
     )
 
 
-def fairness_table(methods: Mapping[str, Any]) -> TextTable:
-    """Return who is served worst by each method of a comparison."""
-    rows = []
-    for name, entry in methods.items():
-        known = [each or {} for each in entry["fairness"]]
-        numbers = ([each.get(key) for each in known] for key in FAIRNESS_TITLES)
-        rows.append([name, *(mean_and_deviation(each) for each in numbers)])
-        rows[-1].append(f"{mean(jain):.3f}" if (jain := _known(known, "jain")) else "-")
-    return TextTable(
-        "who is served worst, by the method's own predictor on each client's local test set",
-        ["method", *FAIRNESS_TITLES.values(), "Jain's index"],
-        rows,
-        FAIRNESS_NOTE,
-    )
+def predictors_table(caption: str, values: Mapping[Any, Any], judged: Mapping[Any, str]) -> Json:
+    """Return the accuracies of all predictors of a run on both test sets.
 
-
-def _known(several: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return finite_values([each.get(key) for each in several])
-
-
-def predictors_table(title: str, summary: Mapping[str, Any]) -> TextTable:
-    """Return the predictors on both tests of a run, of which its summary tells."""
-    predictors, judged = summary["predictors"], judged_by(summary)
-    is_known = any(value is not None for value in predictors["global_test"].values())
-    shared = is_known and not tests_differ(predictors["local_test"], predictors["global_test"])
+    `judged` is the primary predictor on each.
+    """
+    known = any(value is not None for value in values["global_test"].values())
+    shared = known and not tests_differ(values["local_test"], values["global_test"])
     shared = shared and len(set(judged.values())) == 1
-    titles = (
-        {"local_test": "test"}
-        if shared
-        else {test: f"{test.replace('_', ' ')} set" for test in TESTS}
-    )
+    titles = {"local_test": "test set"} if shared else TEST_TITLES
 
-    def cell(test: str, predictor: str) -> str:
-        star = "*" if predictor == judged[test] else ""
-        return percent(predictors[test].get(predictor)) + star
+    def accuracy(test: str, predictor: str) -> Json:
+        value, is_primary = values[test].get(predictor), predictor == judged[test]
+        return cell(percent(value)) | {"strong": is_primary}
 
-    return TextTable(
-        title,
-        ["accuracy %, last round", *titles.values()],
-        [[PREDICTOR_TITLES[each], *(cell(test, each) for test in titles)] for each in PREDICTORS],
-        f"* the predictor that the method is judged by on this test.\n{explain_prior(PREDICTORS)}",
-    )
+    rows = [
+        [cell(PREDICTOR_TITLES[each]), *(accuracy(test, each) for test in titles)]
+        for each in PREDICTORS
+    ]
+    notes = [
+        "*: the primary metric on this test set.",
+        "personal: each client's personalized model, mean over clients; global: the server's "
+        "model. classifier: the last layer; prototype: the nearest prototype. "
+        + (
+            ONE_TEST
+            if shared
+            else "local test set: each client's own test samples; global: those of all clients."
+        ),
+        explain_prior(PREDICTORS),
+    ]
+    return {
+        "caption": caption,
+        "columns": ["predictor", *titles.values()],
+        "rows": rows,
+        "notes": notes,
+    }
 
 
 def clients_table(
@@ -252,9 +312,9 @@ def clients_table(
     accuracies: Mapping[str, float | None],
     spread: Mapping[str, Any] | None = None,
 ) -> TextTable:
-    """Return each client's accuracy; of many clients what they have in common, and the worst.
+    """Return each client's accuracy; of many clients the quartiles and the worst.
 
-    `spread` is of all clients, where not all are listed.
+    `spread` is over all clients if not all are listed.
     """
     if spread is not None:
         return _spread_table(title, accuracies, spread)
@@ -279,7 +339,7 @@ def clients_table(
 def _spread_table(
     title: str, listed: Mapping[str, float | None], spread: Mapping[str, Any]
 ) -> TextTable:
-    """Return what is known of clients that are too many to be listed."""
+    """Return the quartiles over all clients, and the worst of those that are listed."""
     known = {name: value for name, value in listed.items() if value is not None}
     return TextTable(
         title,
@@ -288,8 +348,8 @@ def _spread_table(
             *_spread_rows(spread["mean"], spread["quartiles"]),
             *([f"worst of the last round: {name}", percent(known[name])] for name in _worst(known)),
         ],
-        f"accuracy_per_client in summary.json lists {len(known):,}: who took part in the last round"
-        " and was read.",
+        f"accuracy_per_client in summary.json lists {len(known):,}: the clients evaluated in the "
+        "last round.",
     )
 
 
@@ -305,3 +365,80 @@ def _spread_rows(middle: float | None, quartiles: Sequence[float]) -> list[list[
 
 def _worst(known: Mapping[str, float]) -> list[str]:
     return sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]
+
+
+# Sentences
+
+
+def describe_mean(
+    accuracies: Mapping[str, float | None] | None,
+    clients: Collection[str],
+    spread: Mapping[str, Any] | None = None,
+) -> str:
+    """Return over which clients the primary metric is the mean; `clients` are all of the run.
+
+    `spread` is over the evaluated clients if not all are listed.
+    """
+    if spread is not None:
+        return _describe_many(spread["clients"], len(clients))
+    found = accuracies or {}
+    left_out = [name for name in sorted({*clients, *found}) if found.get(name) is None]
+    if not left_out:
+        return "mean over clients"
+    total = len({*clients, *found})
+    more = len(left_out) - _MOST_NAMES
+    names = ", ".join(left_out[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    return f"mean over {total - len(left_out):,} of {total:,} clients (not evaluated: {names})"
+
+
+def _describe_many(read: int, total: int) -> str:
+    if read >= total:
+        return "mean over clients"
+    return f"mean over {read:,} of {total:,} clients (the others were not evaluated)"
+
+
+def describe_server_model(
+    predictors: Mapping[Any, Mapping[Any, float | None]], judged: Mapping[Any, str]
+) -> list[str]:
+    """Return the accuracy of the server's model if the primary metric is of personalized models.
+
+    `judged` is the primary predictor on each test set.
+    """
+    if not str(judged.get("local_test")).startswith("personal"):
+        return []
+    stay = (
+        "The primary metric is of the personalized models, which stay with the clients: there, "
+        "mpfedcl predict DIR/clients/NAME IMAGES uses them."
+    )
+    predictor = str(judged.get("global_test"))
+    value = predictors.get("local_test", {}).get(predictor)
+    if not predictor.startswith("global") or value is None:
+        return [stay, "The server has no model of its own."]
+    return [
+        f"The server's model reaches {percent(value)} % on the same test sets "
+        f"({PREDICTOR_TITLES[predictor]}).",
+        stay,
+    ]
+
+
+def fairness_sentence(summary: Mapping[str, Any]) -> str:
+    """Return the spread of accuracy over clients; nothing for one client, or if it is unknown."""
+    found = summary.get("fairness")
+    if not found or found["clients"] < 2:
+        return ""
+    return (
+        f"spread over clients: std {found['std']:.1f} (ddof 1), "
+        f"worst client {found['worst']:.1f} %, worst tenth {found['worst_decile']:.1f} %, "
+        f"Jain's index {found['jain']:.3f}"
+    )
+
+
+def calibration_sentence(summary: Mapping[str, Any]) -> str:
+    """Return the expected calibration error of a run; nothing if it predicts no probabilities."""
+    found = summary.get("calibration_error") or {}
+    told = [
+        f"{value:.1f} % on the {TEST_TITLES[test]}"
+        for test, value in found.items()
+        if value is not None
+    ]
+    return f"expected calibration error: {', '.join(told)}" if told else ""

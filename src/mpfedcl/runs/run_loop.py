@@ -10,7 +10,7 @@ from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.workers import WorkerGroup
 from mpfedcl.gaussian import add_statistics
-from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in, shares_prototypes_in
+from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
@@ -30,7 +30,6 @@ from mpfedcl.runs.checkpoint import (
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
-from mpfedcl.runs.prototype_history import drop_later_rounds, save_prototypes
 from mpfedcl.runs.statistics_files import (
     remove_statistics,
     write_client_statistics,
@@ -163,8 +162,6 @@ class RunLoop:
         is_beside = self._writes_beside and not is_last and self._round_loop.private is None
         with self._clock.phase("checkpoint"):
             writer.wait()
-            if self._experiment.trail and shares_prototypes_in(self._method, done.round):
-                save_prototypes(directory.path, done.round, self._round_loop.pool)
             if is_last:
                 # Before the checkpoint: a crash in between runs this round again and rewrites them.
                 self._write_models(directory, done.round, observer)
@@ -278,7 +275,6 @@ class RunLoop:
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
         if checkpoint is not None:
             self._restore_checkpoint(checkpoint, f"{directory.checkpoints}")
-        drop_later_rounds(directory.path, checkpoint.state.round if checkpoint else 0)
         is_over = self._round_loop.state.round >= self._experiment.rounds
         return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
 

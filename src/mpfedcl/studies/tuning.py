@@ -290,7 +290,6 @@ class Search:
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
             evaluate_predictors=self._evaluate_predictors,
             personal_models=False,
-            trail=False,
             **present_values(self.settings[number]),
         )
         return PlannedRun(experiment.resolved(defaults), self.path / self._run_folder(number, seed))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from command_results import Refused
 from numpy.typing import NDArray
 
+from command_results import Refused
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Images
 from mpfedcl.experiment import Experiment

@@ -12,9 +12,8 @@ from command_processes import call
 from command_results import without_progress
 from mpfedcl import Experiment, resume, run
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
-from mpfedcl.report.tracking import make_trackers
+from mpfedcl.report.tracking import client_scalars, make_trackers, round_scalars
 from mpfedcl.report.tracking.mlflow import metric_key
-from mpfedcl.report.tracking.tracker import client_scalars, round_scalars
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, flags, read_records, save_images, small
 from watched_network import in_view_of_the_network

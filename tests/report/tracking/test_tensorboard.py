@@ -12,7 +12,7 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.util import tensor_util
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.report.tracking.tracker import client_scalars, round_scalars
+from mpfedcl.report.tracking import client_scalars, round_scalars
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_records, save_pictures, small
 
@@ -59,7 +59,7 @@ def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
     assert curves == expected_curves(path)
     assert [step for step, _ in curves["loss"]] == [1, 2, 3]
     assert [step for step, _ in curves["clients/client-0"]] == [2, 3]
-    assert curves["accuracy/own/global_prototype"][-1][1] == pytest.approx(result.accuracy)
+    assert curves["accuracy/local_test/global_prototype"][-1][1] == pytest.approx(result.accuracy)
     assert curves["attendance/answered"] == [(1, 5.0), (2, 5.0), (3, 5.0)]
     assert curves["seconds/train"][0][1] > 0
     (text,) = read_events(path / "tensorboard").Tensors("experiment")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfedcl.report.watch import incremental_records
-from mpfedcl.report.watch.incremental_records import IncrementalRecords
+from mpfedcl.report.watch import files
+from mpfedcl.report.watch.files import IncrementalRecords
 
 
 def line_of(number: int, **changes: Any) -> bytes:
@@ -98,8 +98,8 @@ def test_records_that_are_gone_and_come_back(tmp_path: Path) -> None:
 def test_an_endless_line_costs_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incremental_records, "MOST_LINE_BYTES", 5_000)
-    monkeypatch.setattr(incremental_records, "_PIECE_BYTES", 1_000)
+    monkeypatch.setattr(files, "MOST_LINE_BYTES", 5_000)
+    monkeypatch.setattr(files, "_PIECE_BYTES", 1_000)
     path = tmp_path / "rounds.jsonl"
     growing, found = IncrementalRecords(path), []
     path.write_bytes(line_of(1) + b"\n" + b'{"round": "' + b"x" * 20_000)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.report.watch import run_discovery
-from mpfedcl.report.watch.regular_files import file_signature, read_regular_file
-from mpfedcl.report.watch.run_discovery import find_runs
+from mpfedcl.report.watch import files
+from mpfedcl.report.watch.files import file_signature, find_runs, read_regular_file
 
 
 def make(path: Path) -> Path:
@@ -70,7 +69,7 @@ def test_a_folder_too_large_is_not_walked_for_ever(
 ) -> None:
     for number in range(30):
         make(tmp_path / f"{number:02}")
-    monkeypatch.setattr(run_discovery, "MOST_FOLDERS", 11)
+    monkeypatch.setattr(files, "MOST_FOLDERS", 11)
     places, is_too_large = find_runs(tmp_path)
     assert is_too_large
     assert len(places) == 10

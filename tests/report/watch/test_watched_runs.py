@@ -16,9 +16,10 @@ from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run
 from mpfedcl import run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
-from mpfedcl.report.watch import incremental_records, regular_files, run_page
-from mpfedcl.report.watch.watched_runs import WatchedRuns
+from mpfedcl.report.watch import files, run_page
+from mpfedcl.report.watch.web_app import WatchedRuns
 from mpfedcl.runs.directory import RunDirectory
+from parsed_html import Page
 from small_experiments import read_summary, small
 
 Json = dict[str, Any]
@@ -39,7 +40,18 @@ def look(watcher: WatchedRuns) -> dict[str, Json]:
     """Look at everything at once; return the list by name."""
     watcher.searched_at = float("-inf")
     watcher.refresh()
-    return {entry["name"]: entry for entry in watcher.overview()["runs"]}
+    return {run.entry["name"]: run.entry for run in watcher.runs.values()}
+
+
+def page_of(watcher: WatchedRuns, name: str) -> Json:
+    """Return the content of a run's page as a browser could read it."""
+    opened = watcher.open_run(name)
+    assert opened is not None
+    return strict(json.dumps(opened.describe()).encode())
+
+
+def compared(watcher: WatchedRuns, names: list[str]) -> Json:
+    return strict(json.dumps(watcher.compare(names)).encode())
 
 
 def age(path: Path, seconds: float) -> None:
@@ -51,7 +63,7 @@ def age(path: Path, seconds: float) -> None:
 @contextmanager
 def opened_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
-    real = regular_files.open_regular_file
+    real = files.open_regular_file
 
     @contextmanager
     def open_regular_file(path: Path) -> Iterator[int]:
@@ -60,8 +72,7 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             yield handle
 
     with monkeypatch.context() as patch:
-        patch.setattr(regular_files, "open_regular_file", open_regular_file)
-        patch.setattr(incremental_records, "open_regular_file", open_regular_file)
+        patch.setattr(files, "open_regular_file", open_regular_file)
         yield names
 
 
@@ -100,8 +111,8 @@ def test_the_list_says_what_the_run_says(images: Path, tmp_path: Path) -> None:
 def test_runs_come_and_go(tmp_path: Path) -> None:
     write_run(tmp_path / "first")
     watcher = WatchedRuns(tmp_path)
-    assert watcher.refresh()[0] == [entry["id"] for entry in watcher.overview()["runs"]]
-    (first,) = watcher.overview()["runs"]
+    assert watcher.refresh()[0] == [*watcher.runs]
+    (first,) = (run.entry for run in watcher.runs.values())
     write_run(tmp_path / "below" / "second")
     watcher.searched_at = float("-inf")
     changed, gone = watcher.refresh()
@@ -109,7 +120,7 @@ def test_runs_come_and_go(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "first")
     watcher.searched_at = float("-inf")
     assert watcher.refresh() == ([], [first["id"]])
-    assert watcher.describe(first["id"]) is None
+    assert watcher.show_run(first["id"]) is None
     assert list(look(watcher)) == ["second"]
 
 
@@ -128,7 +139,7 @@ def test_only_what_grew_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             file.write(json.dumps(third) + "\n")
         changed, _ = watcher.refresh()
         assert names == ["rounds.jsonl"]
-    assert [watcher.entries(changed)[0][each] for each in ("name", "round")] == ["growing", 3]
+    assert [watcher.runs[changed[0]].entry[each] for each in ("name", "round")] == ["growing", 3]
 
 
 def test_one_answer_is_made_for_all_who_ask(
@@ -137,16 +148,16 @@ def test_one_answer_is_made_for_all_who_ask(
     write_run(tmp_path / "run")
     watcher = WatchedRuns(tmp_path)
     name = look(watcher)["run"]["id"]
-    first = watcher.describe(name)
+    first = watcher.show_run(name)
     with opened_files(monkeypatch) as names:
-        assert watcher.describe(name) is first
+        assert watcher.show_run(name) == first
     assert names == []
 
 
 def test_a_run_is_told_as_a_report_tells_it(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=3, partition__alpha=0.3), tmp_path / "mine")
     watcher = WatchedRuns(tmp_path)
-    found = strict(watcher.describe(look(watcher)["mine"]["id"]))
+    found = page_of(watcher, look(watcher)["mine"]["id"])
     report = build_document(find_result_folders([tmp_path / "mine"]))
     theirs = {name: each for name, each in report["runs"][0].items() if name != "map"}
     assert found["run"] == json.loads(json.dumps(theirs))
@@ -158,30 +169,13 @@ def test_a_run_is_told_as_a_report_tells_it(images: Path, tmp_path: Path) -> Non
     assert found["attendance"] == {
         "rounds": [1, 2, 3], "answered": [3, 3, 3], "missing": [0, 0, 0], "rejected": [0, 0, 0]
     }  # fmt: skip
-    drawn = strict(watcher.describe_map(look(watcher)["mine"]["id"]))
-    assert [frame["round"] for frame in drawn["frames"]] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"method": "fedavg"}, "fedavg shares no prototypes, so there is no map."),
-        ({"trail": False}, "The run keeps no prototype history (--no-trail); its map is"),
-        ({"method": "their.module:Method"}, "There is no prototype history in this run's folder"),
-    ],
-)
-def test_why_there_is_no_map(tmp_path: Path, changes: Json, why: str) -> None:
-    write_run(tmp_path / "run", finished=False, **changes)
-    watcher = WatchedRuns(tmp_path)
-    found = strict(watcher.describe_map(look(watcher)["run"]["id"]))
-    assert found["missing"].startswith(why)
 
 
 def test_who_was_rejected_and_why(tmp_path: Path) -> None:
     write_run(tmp_path / "run", rejected={"client-9": "it is not finite"})
     watcher = WatchedRuns(tmp_path)
     entry = look(watcher)["run"]
-    found = strict(watcher.describe(entry["id"]))
+    found = page_of(watcher, entry["id"])
     assert entry["rejected"] == 1
     assert found["latest"]["absent"] == [["client-9", "rejected", "it is not finite"]]
     assert found["run"]["absences"]["rows"][0]["why"] == "it is not finite"
@@ -210,9 +204,8 @@ def test_damage_costs_nobody_else_anything(tmp_path: Path, name: str, content: b
     assert seen["sound"]["accuracy"] == pytest.approx(
         sum(accuracy_of(3, place) for place in range(3)) / 3, abs=0.01
     )
-    found = strict(watcher.describe(seen["damaged"]["id"]))
-    strict(watcher.describe_map(seen["damaged"]["id"]))
-    both = strict(watcher.compare([entry["id"] for entry in seen.values()]))
+    found = page_of(watcher, seen["damaged"]["id"])
+    both = compared(watcher, [entry["id"] for entry in seen.values()])
     assert len(both["groups"]) >= 1
     if name in ("summary.json", "partition.json", "confusion.json"):
         assert any(name in trouble for trouble in found["troubles"])
@@ -239,7 +232,7 @@ def test_a_method_that_is_not_here(tmp_path: Path) -> None:
     file = tmp_path / "run" / "experiment.toml"
     file.write_text(file.read_text().replace('"mp-fedcl"', '"from-tomorrow"'))
     watcher = WatchedRuns(tmp_path)
-    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    found = page_of(watcher, look(watcher)["run"]["id"])
     assert "from-tomorrow" in found["troubles"][0]
 
 
@@ -253,8 +246,8 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     watcher = WatchedRuns(tmp_path)
     entry = look(watcher)["run"]
     assert (entry["accuracy"], entry["loss"], entry["curve"]) == (None, None, [])
-    strict(watcher.describe(entry["id"]))
-    strict(watcher.compare([entry["id"]]))
+    page_of(watcher, entry["id"])
+    compared(watcher, [entry["id"]])
 
 
 def test_a_file_that_leads_out_of_the_folder_is_not_read(tmp_path: Path) -> None:
@@ -268,16 +261,19 @@ def test_a_file_that_leads_out_of_the_folder_is_not_read(tmp_path: Path) -> None
     os.mkfifo(path / "confusion.json")
     watcher = WatchedRuns(tmp_path / "runs")
     entry = look(watcher)["run"]
-    told = watcher.describe(entry["id"])
-    assert b"secret" not in (told or b"")
-    assert (entry["round"], strict(told)["run"]["rounds"]) == (0, 0)
+    assert "secret" not in (watcher.show_run(entry["id"]) or "")
+    assert (entry["round"], page_of(watcher, entry["id"])["run"]["rounds"]) == (0, 0)
 
 
 def test_names_from_files_are_only_text(tmp_path: Path) -> None:
     write_run(tmp_path / "run", clients=HOSTILE, classes=HOSTILE, rejected={HOSTILE[0]: HOSTILE[1]})
     watcher = WatchedRuns(tmp_path)
-    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    name = look(watcher)["run"]["id"]
+    found = page_of(watcher, name)
     assert {client["name"] for client in found["run"]["clients"]} == set(HOSTILE)
+    shown = watcher.show_run(name)
+    assert shown is not None
+    assert not {tag for tag, _ in Page(shown).tags} & {"script", "img", "b"}
 
 
 def test_runs_side_by_side(tmp_path: Path) -> None:
@@ -288,7 +284,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     (tmp_path / "other" / "rounds.jsonl").write_text("")
     watcher = WatchedRuns(tmp_path)
     seen = look(watcher)
-    found = strict(watcher.compare([entry["id"] for entry in seen.values()] + ["0" * 20]))
+    found = compared(watcher, [entry["id"] for entry in seen.values()] + ["0" * 20])
     groups = {group["name"]: group for group in found["groups"]}
     assert {name: group["seeds"] for name, group in groups.items()} == {
         "mp-fedcl": [0, 1], "fedavg": [0, 1]
@@ -296,7 +292,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert groups["fedavg"]["curves"]["accuracy"]["local_test"]["global_classifier"]["std"]
     assert found["tables"][0]["columns"][0] == "method"
     assert found["troubles"] == ["other has no round yet."]
-    assert strict(watcher.compare([])) == {"groups": [], "tables": [], "troubles": []}
+    assert compared(watcher, []) == {"groups": [], "tables": [], "troubles": []}
 
 
 def test_thousands_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +301,7 @@ def test_thousands_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write_run(tmp_path / "run", clients=clients, rounds=30)
     watcher = WatchedRuns(tmp_path)
     name = look(watcher)["run"]["id"]
-    found = strict(watcher.describe(name))
+    found = page_of(watcher, name)
     lines = found["clients"]["accuracy"]
     assert (len(lines), found["clients"]["left_out"]) == (12, 38)
     assert all(len(line["x"]) == 30 for line in lines)
@@ -319,7 +315,7 @@ def test_more_clients_than_lines_are_quartiles(tmp_path: Path) -> None:
     clients = [f"client-{number:04}" for number in range(1001)]
     write_run(tmp_path / "run", clients=clients, rounds=2)
     watcher = WatchedRuns(tmp_path)
-    found = strict(watcher.describe(look(watcher)["run"]["id"]))
+    found = page_of(watcher, look(watcher)["run"]["id"])
     lines = {line["name"]: line for line in found["clients"]["accuracy"]}
     accuracies = [accuracy_of(2, place) for place in range(1001)]
     assert lines["median"]["x"] == [1, 2]
@@ -335,9 +331,35 @@ def test_a_run_that_goes_on_is_read_on(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=2), tmp_path / "mine")
     watcher = WatchedRuns(tmp_path)
     name = look(watcher)["mine"]["id"]
-    assert strict(watcher.describe(name))["run"]["rounds"] == 2
+    assert page_of(watcher, name)["run"]["rounds"] == 2
     resume(tmp_path / "mine", rounds=4)
     assert look(watcher)["mine"]["round"] == 4
-    found = strict(watcher.describe(name))
+    found = page_of(watcher, name)
     assert found["attendance"]["rounds"] == [1, 2, 3, 4]
     assert found["run"]["finished"] is True
+
+
+def test_drawing_takes_a_bounded_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(
+        run_page, "_show_blocks", lambda content: drawn.append(content["run"]["rounds"]) or []
+    )
+    now = [100.0]
+    monkeypatch.setattr(
+        run_page.time, "monotonic", lambda: now.__setitem__(0, now[0] + 1) or now[0]
+    )
+    path = write_run(tmp_path / "run", rounds=2, finished=False)
+    watcher = WatchedRuns(tmp_path)
+    name = look(watcher)["run"]["id"]
+    last = json.loads((path / "rounds.jsonl").read_text().splitlines()[-1])
+    for number in (3, 4):
+        with (path / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(last | {"round": number}) + "\n")
+        assert f'data-round="{number}"' in (watcher.show_run(name) or "")
+    # The values are new at once; the figures are drawn again after some time.
+    assert drawn == [3]
+    now[0] += 100
+    watcher.show_run(name)
+    assert drawn == [3, 4]

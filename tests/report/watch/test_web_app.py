@@ -1,8 +1,10 @@
 """The server over a real socket: what it answers, what it refuses, and how it ends."""
 
 import json
+import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from command_processes import call
 from handwritten_runs import write_run
 from mpfedcl.report.watch.web_app import is_local_host
-from watch_server import Events, Server, watched
+from watch_server import Server, watched
 
 pytestmark = pytest.mark.whole
 
@@ -26,13 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
-@pytest.fixture
-def events(server: Server) -> Iterator[Events]:
-    stream = Events(server)
-    yield stream
-    stream.close()
-
-
 def test_the_page_and_its_parts(server: Server) -> None:
     status, headers, body = server.ask("/")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -44,7 +39,7 @@ def test_the_page_and_its_parts(server: Server) -> None:
         assert kind in headers["content-type"]
         assert len(body) > 100
     script = server.ask("/watch.js")[2].decode()
-    assert "Charts.scatter" in script
+    assert "If-None-Match" in script
     assert "innerHTML" not in script
 
 
@@ -65,9 +60,9 @@ def test_every_answer_forbids_what_is_not_needed(server: Server) -> None:
     "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "NONSENSE"]
 )
 def test_only_reading_is_allowed(server: Server, method: str) -> None:
-    for path in ("/", "/run", "/events"):
+    for path in ("/", "/run", "/runs"):
         assert server.ask(path, method)[0] == 405
-    for path in ("/", "/events"):
+    for path in ("/", "/runs"):
         status, _, body = server.ask(path, "HEAD")
         assert (status, body) == (200, b"")
 
@@ -87,7 +82,7 @@ def test_only_reading_is_allowed(server: Server, method: str) -> None:
         "/run?id=done",
         "/run?id=",
         "/run",
-        "/map?id=%00",
+        "/run?id=%00",
         "/run?id=" + "a" * 5000,
     ],
 )
@@ -118,7 +113,7 @@ def test_no_request_leads_to_a_file(server: Server, path: str) -> None:
 )
 def test_only_addresses_may_be_asked_for(server: Server, host: str, status: int) -> None:
     assert is_local_host(host) == (status == 200)
-    for path in ("/", "/events" if status != 200 else "/watch.css"):
+    for path in ("/", "/runs" if status != 200 else "/watch.css"):
         assert server.ask(path, headers={"Host": host})[0] == status
 
 
@@ -140,47 +135,66 @@ def test_nonsense_does_not_hurt(server: Server, said: bytes) -> None:
     assert server.ask("/")[0] == 200
 
 
-def test_events_tell_what_there_is_and_what_changes(server: Server, events: Events) -> None:
-    known = events.wait_for("runs")
-    assert known["folder"] == str(server.folder)
-    assert "done" in [entry["name"] for entry in known["runs"]]
+def wait_for_list(server: Server, words: str, *, is_there: bool = True) -> str:
+    """Ask for the list until it has the words, or no longer has them; return it."""
+    for _ in range(200):
+        _, _, body = server.ask("/runs")
+        if (words in body.decode()) == is_there:
+            return body.decode()
+        time.sleep(0.05)
+    raise AssertionError(f"{words!r}: {is_there} never came true")
+
+
+def test_the_list_tells_what_there_is_and_what_changes(server: Server) -> None:
+    assert ">done</a>" in wait_for_list(server, "done")
     path = write_run(server.folder / "new", rounds=2, finished=False)
-    (entry,) = events.wait_for("changed")
-    assert (entry["name"], entry["state"], entry["round"]) == ("new", "running", 2)
+    shown = wait_for_list(server, ">new</a>")
+    assert "2 of 2" in shown
+    run = re.search(r'href="#run=(\w+)" id="link-\w+">new<', shown)
+    assert run is not None
     last = json.loads((path / "rounds.jsonl").read_text().splitlines()[-1])
     with (path / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(last | {"round": 3}) + "\n")
-    (entry,) = events.wait_for("changed")
-    assert (entry["name"], entry["round"]) == ("new", 3)
-    status, _, body = server.ask(f"/run?id={entry['id']}")
-    assert (status, json.loads(body)["run"]["rounds"]) == (200, 3)
-    assert server.ask(f"/map?id={entry['id']}")[0] == 200
-    assert server.ask(f"/compare?id={entry['id']}&id=unknown")[0] == 200
+    wait_for_list(server, "3 of 2")
+    status, _, body = server.ask(f"/run?id={run[1]}")
+    assert (status, b'data-round="3"' in body) == (200, True)
+    assert server.ask(f"/compare?id={run[1]}&id=unknown")[0] == 200
     shutil.rmtree(path)
-    assert events.wait_for("gone") == [entry["id"]]
+    wait_for_list(server, ">new</a>", is_there=False)
+    assert server.ask(f"/run?id={run[1]}")[0] == 404
 
 
-def test_every_open_page_hears_of_it(server: Server) -> None:
-    streams = [Events(server) for _ in range(12)]
-    for each in streams:
-        each.wait_for("runs")
-    streams.pop().close()
-    path = write_run(server.folder / "for-all")
-    assert {each.wait_for("changed")[0]["name"] for each in streams} == {"for-all"}
-    shutil.rmtree(path)
-    for each in streams:
-        each.wait_for("gone")
-        each.close()
+def test_runs_are_filtered_and_limited(server: Server) -> None:
+    assert b">done</a>" in server.ask("/runs?words=mnist+done&state=finished")[2]
+    for words in ("words=nowhere", "state=running", "most=0"):
+        assert b">done</a>" not in server.ask(f"/runs?{words}")[2]
+    assert server.ask("/runs?most=-1e9&state=%00")[0] == 200
 
 
-def test_it_ends_at_ctrl_c_though_pages_are_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["/runs", "/run?id={id}", "/compare?id={id}"])
+def test_an_answer_that_is_known_is_not_sent_again(server: Server, address: str) -> None:
+    shown = wait_for_list(server, ">done</a>")
+    run = re.search(r'href="#run=(\w+)" id="link-\w+">done<', shown)
+    assert run is not None
+    path = address.format(id=run[1])
+    status, headers, body = server.ask(path)
+    assert (status, len(body) > 100) == (200, True)
+    status, _, body = server.ask(path, headers={"If-None-Match": headers["etag"]})
+    assert (status, body) == (304, b"")
+    status, _, body = server.ask(path, headers={"If-None-Match": '"other"'})
+    assert (status, len(body) > 100) == (200, True)
+
+
+def test_ctrl_c_ends_it_although_connections_are_open(tmp_path: Path) -> None:
     with watched(tmp_path) as server:
-        streams = [Events(server) for _ in range(3)]
-        for each in streams:
-            assert each.wait_for("runs")["runs"] == []
+        connections = [
+            socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(3)
+        ]
+        for each in connections:
+            each.sendall(b"GET /runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
         assert server.interrupt() == 0
-        assert [each.next() for each in streams] == [("", None)] * 3
-        for each in streams:
+        for each in connections:
             each.close()
         assert server.process.communicate()[1] == ""
 

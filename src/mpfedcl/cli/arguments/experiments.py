@@ -45,8 +45,8 @@ class Run:
     out: _Folder = None
     """Folder for the run [default: a new one below runs/]."""
     resume: _Folder = None
-    """Resume the run in this folder; only --rounds, --engine, --workers, --worker-timeout,
-    --trail, --track and --track-to may be given too."""
+    """Resume the run in this folder; only --rounds, --engine, --workers, --worker-timeout, --track
+    and --track-to may be given too."""
     predictors: Literal["headline", "all"] = "headline"
     """all: personal and global model, by classifier and by nearest prototype, on both tests."""
     json: Flag = False

@@ -10,7 +10,7 @@ from mpfedcl.cli.commands.parallel_jobs import check_runs
 from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment.wording import describe_missing_encoder
-from mpfedcl.report.comparison_files import write_comparison
+from mpfedcl.report.export import write_comparison
 from mpfedcl.report.tracking import make_trackers, read_failures
 from mpfedcl.studies.comparison import Comparison, choose_methods
 from mpfedcl.studies.jobs import JobOptions

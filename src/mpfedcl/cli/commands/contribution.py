@@ -5,7 +5,7 @@ import json
 from mpfedcl.cli.arguments.deployment import Contributions
 from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.inference.contribution import OthersAccuracy, find_contributions
-from mpfedcl.report.contribution_figure import draw_contributions
+from mpfedcl.report.run_figures import draw_contributions
 from mpfedcl.report.tables import PREDICTOR_TITLES, TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
 

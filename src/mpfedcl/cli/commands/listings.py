@@ -124,7 +124,7 @@ def data_show_command(arguments: DataShow) -> int:
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
     content = expand_table(split.describe(sample_index.class_names))
-    from mpfedcl.report.figures import draw_contact_sheet, draw_partition
+    from mpfedcl.report.run_figures import draw_contact_sheet, draw_partition
 
     title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
     draw_partition(content, title, arguments.out)

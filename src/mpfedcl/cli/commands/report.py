@@ -9,9 +9,9 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
 from mpfedcl.report.document import build_document
+from mpfedcl.report.export import write_csv, write_latex, write_pdf
 from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders
-from mpfedcl.report.results.files import write_csv, write_latex, write_pdf
 
 
 def report_command(arguments: Report) -> int:

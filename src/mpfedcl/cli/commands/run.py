@@ -77,16 +77,13 @@ def show_result(result: RunResult, figures: list[Path], predictors: str, *, as_j
 
 def draw_figures(result: RunResult) -> list[Path]:
     """Draw the run's figures into its directory."""
-    from mpfedcl.report.figures import draw_partition, draw_run_curves
+    from mpfedcl.report.results import load
 
-    content = RunDirectory(result.path).read_json("partition.json")
-    assert content is not None
-    data, split = describe_data(result.experiment, content)
-    name = f"{_name(result.experiment)} on {data}"
-    curves, partition = result.path / "accuracy.png", result.path / "partition.png"
-    draw_run_curves(result.history, f"{name}, clients' local test sets", curves)
-    draw_partition(content, f"training images, {split}", partition)
-    return [curves, partition]
+    written = []
+    for each, drawing in load(result.path).figures.items():
+        written.append(result.path / f"{each}.png")
+        drawing.save(written[-1])
+    return written
 
 
 def describe_round(record: Any) -> str:
@@ -116,14 +113,17 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
 def _show(
     console: Console, result: RunResult, figures: list[Path], *, all_predictors: bool
 ) -> None:
-    from mpfedcl.report.headline import describe_mean, describe_server_model
-    from mpfedcl.report.number_formatting import describe_calibration, describe_fairness
     from mpfedcl.report.tables import (
         PREDICTOR_TITLES,
+        calibration_sentence,
         clients_table,
+        describe_mean,
+        describe_server_model,
+        fairness_sentence,
         judged_by,
         percent,
         predictors_table,
+        text_table,
     )
 
     summary = result.summary
@@ -132,7 +132,9 @@ def _show(
     content = RunDirectory(result.path).read_json("partition.json") or {}
     title = f"{_name(experiment)} on {', '.join(describe_data(experiment, content))}"
     if all_predictors:
-        predictors_table(title, summary).show(console)
+        caption = f"accuracy in %, round {summary['rounds']}"
+        table = predictors_table(caption, summary["predictors"], judged_by(summary))
+        text_table(table, title).show(console)
     clients_table(
         f"{title}\n{PREDICTOR_TITLES[summary['predictor']]}, local test set, round {summary['rounds']}",
         summary["accuracy_per_client"],
@@ -140,7 +142,7 @@ def _show(
     ).show(console)
     told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()), spread)
     console.print(f"{told}: {percent(summary['accuracy'])} %")
-    if spread := describe_fairness(summary):
+    if spread := fairness_sentence(summary):
         console.print(spread)
     if content.get("network"):
         for sentence in describe_server_model(summary["predictors"], judged_by(summary)):
@@ -149,7 +151,7 @@ def _show(
         read_by = PREDICTOR_TITLES[summary["predictor_global"]]
         console.print(f"global test set: {percent(summary['accuracy_global'])} % ({read_by})")
     console.print(_describe_sent(experiment, summary))
-    if told := describe_calibration(summary):
+    if told := calibration_sentence(summary):
         console.print(told)
     if summary["rejected"]:
         first = next(record for record in result.history if record["clients"]["rejected"])

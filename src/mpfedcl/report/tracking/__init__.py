@@ -1,35 +1,87 @@
-"""Trackers: TensorBoard, MLflow or the user's own are told of each round of a run."""
+"""Trackers: TensorBoard, MLflow or the user's own record each round of a run."""
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any, ClassVar
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
 from mpfedcl.core.plugins import import_class
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.tracking.tracker import Tracker, read_failures, write_failures
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
 
 __all__ = ["Record", "Tracker", "add_trackers", "make_trackers", "read_failures"]
 
 _BUILT_IN = {"tensorboard": "TensorBoardTracker", "mlflow": "MlflowTracker"}
-"""Modules of this folder, each the name of its extra too, and the class in each."""
+"""Modules of this package, each also the name of its extra, and the class in each."""
+_NOTES_FILE = "tracking.json"
+
+
+class Tracker:
+    """Records a run elsewhere; override what you need.
+
+    A tracker is a class without arguments that `Experiment.track` or `--track` names, as
+    `package.module:Class`. If it fails, there is one warning and the run continues without it. It
+    is called in the process that leads a run, and sees each round once, except after a resume.
+
+    Example:
+        >>> class LossTracker(Tracker):
+        ...     def start(self, experiment, path, done):
+        ...         self.losses = [record["loss"] for record in done]
+        ...
+        ...     def round(self, record):
+        ...         self.losses.append(record["loss"])
+        >>> tracker = LossTracker()
+        >>> tracker.start(Experiment(), Path("runs/mine"), done=[])
+        >>> tracker.round({"round": 1, "loss": 2.3})
+        >>> tracker.losses
+        [2.3]
+    """
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """Names of `experiment.options` that it reads; others are rejected."""
+
+    def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
+        """Start with a run, or resume it; reports of rounds after `done` are no longer valid.
+
+        Args:
+            experiment: All settings of the run.
+            path: The run directory.
+            done: The records of the rounds that are over, as lines of rounds.jsonl.
+        """
+
+    def round(self, record: Record) -> None:
+        """Record a round that has just ended.
+
+        Args:
+            record: The round as a line of rounds.jsonl: `round`, `loss`, `accuracy`, `bytes` ...
+        """
+
+    def finish(self, result: RunResult) -> None:
+        """Finish.
+
+        Args:
+            result: The result of `run`; its `summary` is None if the run was stopped early.
+        """
 
 
 def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
-    """Return new trackers by name; what is missing is said at once, not in the midst of a run."""
+    """Return new trackers by name; a missing package is an error before the run starts."""
     if len(set(names)) < len(names):
         raise InvalidInput(f"track is {list(names)}; it must name each tracker once.")
     return {name: _make_tracker(name) for name in names}
 
 
 def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer) -> Observer:
-    """Return an observer that tells the trackers what it is told.
+    """Return an observer that also calls the trackers, with copies.
 
-    They get copies. One that fails is named in one warning and told nothing more.
+    A tracker that fails causes one warning and is not called again.
     """
     if not trackers:
         return observer
@@ -39,7 +91,7 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
         for name, tracker in list(working.items()):
             try:
                 call(tracker)
-            # Files, servers, somebody's own code: whatever goes wrong, the run is worth more.
+            # A run must not fail because of a tracker.
             except Exception as error:
                 del working[name]
                 first = (str(error).splitlines() or [""])[0]
@@ -90,3 +142,64 @@ def _make_tracker(name: str) -> Tracker:
             f"track is {name!r}, which is not installed ({error}): pip install 'mpfedcl[{name}]'."
         ) from None
     return tracker
+
+
+# For the built-in trackers
+
+
+def round_scalars(record: Record) -> dict[str, float]:
+    """Return the values of a round; those that were not measured are left out."""
+    clients = record["clients"]
+    found = {
+        "loss": record["loss"],
+        **{
+            f"accuracy/{test}/{predictor}": value
+            for test, table in (record["accuracy"] or {}).items()
+            for predictor, value in table.items()
+        },
+        **{f"bytes/{way}": value for way, value in record["bytes"].items()},
+        **{f"seconds/{phase}": value for phase, value in record["seconds"].items()},
+        "attendance/answered": len(clients["answered"]),
+        "attendance/missing": len(clients["missing"]),
+        "attendance/rejected": len(clients["rejected"]),
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def client_scalars(record: Record) -> dict[str, float]:
+    """Return the primary metric of each client on its local test set."""
+    predictors = record["accuracy_per_client"] or {}
+    return {name: float(value) for name, value in predictors.items() if value is not None}
+
+
+def read_notes(path: Path, tracker: str) -> dict[str, str]:
+    """Return the notes of a tracker in a run directory; nothing if they are not readable."""
+    noted = _read_all_notes(path).get(tracker)
+    return {name: str(value) for name, value in noted.items()} if isinstance(noted, dict) else {}
+
+
+def write_notes(path: Path, tracker: str, **notes: str) -> None:
+    """Note in a run directory where a tracker keeps its record, so that a resume finds it."""
+    text = json.dumps({**_read_all_notes(path), tracker: notes}, indent=2) + "\n"
+    write_atomically(path / _NOTES_FILE, text.encode())
+
+
+def write_failures(path: Path, failures: Mapping[str, str]) -> None:
+    """Note in a run directory which trackers have failed."""
+    if failures or "failed" in _read_all_notes(path):
+        # The run itself reports a directory that cannot be written to.
+        with contextlib.suppress(OSError):
+            write_notes(path, "failed", **failures)
+
+
+def read_failures(path: Path) -> list[str]:
+    """Return the warnings about trackers that failed since a run was started or resumed."""
+    return list(read_notes(path, "failed").values())
+
+
+def _read_all_notes(path: Path) -> dict[str, Any]:
+    try:
+        notes = json.loads((path / _NOTES_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return notes if isinstance(notes, dict) else {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpfedcl.core.files import lock_folder
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.report.tracking.tracker import (
+from mpfedcl.report.tracking import (
     Tracker,
     client_scalars,
     read_notes,

@@ -19,9 +19,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mpfedcl.core.files import unused_folder, write_atomically
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.markdown import printable_name
+from mpfedcl.report.formatting import printable_name
 from mpfedcl.report.prototype_map import embed_test_images
-from mpfedcl.report.tracking.tracker import (
+from mpfedcl.report.tracking import (
     Tracker,
     client_scalars,
     read_notes,
@@ -68,7 +68,7 @@ class TensorBoardTracker(Tracker):
             file.write(_pack([_describe_round(record, time.time())]))
 
     def finish(self, result: RunResult) -> None:
-        """Lay out the pool, and test images beside it, for the projector."""
+        """Write the pool and test images for the projector."""
         if result.summary is None or result.pool is None or not len(result.pool):
             return
         vectors, rows = _list_projector_points(result)

@@ -1,39 +1,41 @@
-"""A run as the list of all runs shows it: little enough to keep of thousands."""
+"""The list of all runs: what is known of each, little enough for thousands, and its rows."""
 
 import time
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.inference.calibration import DRIFT_LOG
-from mpfedcl.report.number_formatting import (
+from mpfedcl.report.formatting import (
     choose_evenly,
     finite_values,
     mean,
     round_significant,
     rounded,
 )
-from mpfedcl.report.watch.incremental_records import IncrementalRecords
-from mpfedcl.report.watch.regular_files import (
+from mpfedcl.report.html import Markup, join, sentence, tag
+from mpfedcl.report.watch.files import (
+    IncrementalRecords,
+    RunLocation,
     Signature,
     file_signature,
     parse_experiment,
     read_regular_file,
 )
-from mpfedcl.report.watch.run_discovery import RunLocation
 from mpfedcl.rounds.record import RoundRecord
 
 State = Literal["running", "finished", "stopped", "damaged"]
 _CURVE_POINTS = 40
 """Points of the small curve in the list."""
 _QUIET_SECONDS = 5.0
-"""Without a new round for so long at least, a run without a lock counts as stopped."""
+"""A run without a lock and without a new round for this long counts as stopped."""
 
 
 class RunListEntry:
-    """What is known of one run, and what has been read of its files."""
+    """One run in the list, with the state of reading its files."""
 
     def __init__(self, location: RunLocation) -> None:
         self.location = location
@@ -79,7 +81,7 @@ class RunListEntry:
         return True
 
     def mark_damaged(self, error: Exception) -> bool:
-        """Show the run as one that cannot be read; return whether that is new."""
+        """Mark the run as unreadable; return whether that is new."""
         before, self.is_active = self.entry, False
         trouble = f"It cannot be read ({type(error).__name__}: {error})."
         self.entry = self._describe(None, "damaged", trouble, 0)
@@ -105,7 +107,7 @@ class RunListEntry:
             return "finished"
         if locked and (lock := file_signature(self.location.path / ".lock")) and lock[0] in locked:
             return "running"
-        # Locks of another machine or container are not seen; that it grows is.
+        # Locks of another machine or container are not visible, but growth is.
         took = sum(self._last.seconds.values()) if self._last else 0.0
         since = time.time() - records[2] / 1e9 if records else float("inf")
         return "running" if since < max(_QUIET_SECONDS, 3 * took) else "stopped"
@@ -132,7 +134,7 @@ class RunListEntry:
             "damaged": self._records.damaged,
         }
         if experiment is not None:
-            # Written before the first round, and by runs over a network alone.
+            # Written before the first round, only by runs over a network.
             is_network = file_signature(self.location.path / "federation.json") is not None
             data, split = describe_data(experiment, {"network": is_network}, with_seed=False)
             entry |= {
@@ -143,3 +145,139 @@ class RunListEntry:
                 "planned": experiment.rounds,
             }
         return entry
+
+
+def show_list(
+    entries: Sequence[Json], *, words: str = "", state: str = "", most: int = 300, note: str = ""
+) -> Markup:
+    """Return the table of the runs that match, running ones first, then the newest."""
+    counts = {each: sum(e["state"] == each for e in entries) for each in get_args(State)}
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    wanted = sorted((each for each in entries if _matches(each, words, state)), key=_order)
+    heads = ("", "run", "state", "method", "rounds", "accuracy", "", "changed")
+    hidden = {0: "compare", 6: "curve"}
+    head = [
+        tag(
+            "th",
+            name or tag("span", hidden[place], class_="unseen"),
+            scope="col",
+            class_="number" if name in ("accuracy", "changed") else None,
+        )
+        for place, name in enumerate(heads)
+    ]
+    table = tag(
+        "table",
+        tag("thead", tag("tr", head)),
+        tag("tbody", (_show_row(each) for each in wanted[:most])),
+        aria_label="Runs",
+    )
+    empty = "No run matches." if entries else "There is no run here yet. Start one: mpfedcl run"
+    left = len(wanted) - most
+    return tag(
+        "div",
+        tag("p", f"{len(entries)} {'run' if len(entries) == 1 else 'runs'}{': ' if told else ''}{told}.",
+            class_="about", id_="counted", role="status"),
+        sentence(note) if note else None,
+        tag(
+            "section",
+            table,
+            None if wanted else sentence(empty),
+            tag("button", f"Show more ({left} left)", type="button", id_="more") if left > 0 else None,
+            class_="block runs",
+            id_="runs",
+            aria_label="Runs",
+        ),
+        data_title="Runs",
+    )  # fmt: skip
+
+
+def _matches(entry: Json, words: str, state: str) -> bool:
+    if state and entry["state"] != state:
+        return False
+    known = ("folder", "name", "method", "dataset", "setting")
+    text = " ".join([*(str(entry.get(key, "")) for key in known), f"seed {entry.get('seed')}"])
+    return all(word in text.lower() for word in words.lower().split())
+
+
+def _order(entry: Json) -> tuple[bool, int, str]:
+    # The order of running ones must not change with each round.
+    is_running = entry["state"] == "running"
+    return (
+        not is_running,
+        0 if is_running else -entry["changed"],
+        f"{entry['folder']}/{entry['name']}",
+    )
+
+
+def _show_row(entry: Json) -> Markup:
+    name, run = entry["name"], entry["id"]
+    about = (
+        f"{entry['dataset']}, {entry['setting']}, seed {entry['seed']}"
+        if "dataset" in entry
+        else ""
+    )
+    planned = entry.get("planned")
+    progress = [
+        tag("progress", max=str(planned or 1), value=str(entry["round"]), aria_label="rounds done"),
+        tag("small", f"{entry['round']} of {planned}"),
+    ]
+    accuracy = "-" if entry["accuracy"] is None else f"{entry['accuracy']:.1f} %"
+    return tag(
+        "tr",
+        tag("td", tag("input", type="checkbox", id_=f"box-{run}", value=run, aria_label=f"Compare {name}"),
+            class_="chosen-cell"),
+        tag("th", tag("a", name, href=f"#run={run}", id_=f"link-{run}"), tag("small", entry["folder"]),
+            tag("small", entry["trouble"] or _warn(entry), class_="trouble"), scope="row", class_="where"),
+        tag("td", show_state(entry["state"]), class_="state-cell"),
+        tag("td", entry.get("method", ""), tag("small", about), class_="method-cell"),
+        tag("td", progress if planned else None, class_="progress-cell"),
+        tag("td", accuracy, class_="number accuracy-cell"),
+        tag("td", _show_curve(entry["curve"]), class_="curve-cell"),
+        tag("td", _since(entry["changed"]), class_="number changed-cell"),
+    )  # fmt: skip
+
+
+def show_state(state: str) -> Markup:
+    """Return the state of a run as a word with a sign."""
+    return tag("span", state, class_=f"state {state}")
+
+
+def _warn(entry: Json) -> str:
+    counted = {
+        "update rejected": entry["rejected"],
+        "answer missing": entry["missing"],
+        "damaged record": entry["damaged"],
+    }
+    plural = {"update rejected": "updates rejected", "answer missing": "answers missing"}
+    return ", ".join(
+        f"{count} {words if count == 1 else plural.get(words, f'{words}s')}"
+        for words, count in counted.items()
+        if count
+    )
+
+
+def _since(milliseconds: int) -> str:
+    seconds = max(0.0, time.time() - milliseconds / 1000)
+    if seconds < 90:
+        return "just now"
+    for least, size, unit in ((172_800, 86_400, "days"), (7200, 3600, "hours"), (0, 60, "minutes")):
+        if seconds >= least:
+            return f"{int(seconds // size)} {unit} ago"
+    return ""
+
+
+def _show_curve(points: Iterable[Sequence[float]]) -> Markup:
+    """Return accuracy per round as a small line."""
+    known = list(points)
+    if len(known) < 2:
+        return join()
+    (first, _), (last, _) = known[0], known[-1]
+    low = min(value for _, value in known)
+    # A curve that hardly changes must look flat.
+    high = max(low + 20, *(value for _, value in known))
+    drawn = " ".join(
+        f"{2 + 88 * (at - first) / (last - first):.1f},{24 - 22 * (value - low) / (high - low):.1f}"
+        for at, value in known
+    )
+    line = tag("polyline", points=drawn, class_="spark")
+    return tag("svg", line, viewBox="0 0 92 26", width="92", height="26", aria_hidden="true")

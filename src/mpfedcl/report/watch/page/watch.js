@@ -1,83 +1,134 @@
 "use strict";
-/* What the server says as things change, and which page shows it. */
+/* Asks the server every two seconds for the part that the address names, and shows what has changed. */
 (() => {
-  const { html } = Charts;
-  const store = { runs: new Map(), folder: "", note: "" };
-  const main = document.getElementById("content");
-  const connection = document.getElementById("connection");
-  let page = null;
-  let stream = null;
-  let known = false;
+  const PAUSE = 2000;
+  const ROWS = 300;
+  const at = (id) => document.getElementById(id);
+  const chosen = new Set();
+  let asked = "";
+  let etag = "";
+  let timer = null;
+  let rows = ROWS;
 
-  /** Open the page that the address asks for. */
-  function open(moved) {
+  /** Return the address on the server for the page that the browser's address names. */
+  function addressOf() {
     const [kind, rest = ""] = location.hash.slice(1).split("=");
     const ids = rest.split(",").filter((id) => /^[0-9a-f]{20}$/.test(id)).slice(0, 20);
-    page?.close();
-    delete document.documentElement.dataset.round;
-    if (kind === "run" && ids.length) page = Pages.run(store, ids[0]);
-    else if (kind === "compare" && ids.length) page = Pages.compare(store, ids);
-    else page = RunList.open(store);
-    document.title = `${page.title} - mpfedcl watch`;
-    const heading = html("h1", { tabindex: -1 }, page.title);
-    document.getElementById("top").replaceChildren(html("p", { class: "brand" }, "mpfedcl watch"), heading);
-    main.replaceChildren(page.node);
-    page.draw();
+    if (kind === "run" && ids.length) return `/run?id=${ids[0]}`;
+    if (kind === "compare" && ids.length) return `/compare?${ids.map((id) => `id=${id}`).join("&")}`;
+    return `/runs?${new URLSearchParams({ words: at("search").value, state: at("state").value, most: rows })}`;
+  }
+
+  /** Show another page, or the list of other runs. */
+  function open(moved) {
+    asked = addressOf();
+    etag = "";
+    const isList = asked.startsWith("/runs");
+    at("controls").hidden = !isList;
+    at("back").hidden = isList;
     if (moved) {
+      delete document.documentElement.dataset.round;
+      at("view").replaceChildren();
       scrollTo(0, 0);
-      heading.focus();
     }
+    ask(moved);
   }
 
-  function listen() {
-    if (stream || document.hidden) return;
-    stream = new EventSource("/events");
-    stream.addEventListener("runs", (event) => {
-      const found = Charts.parse(event.data);
-      store.runs = new Map(found.runs.map((entry) => [entry.id, entry]));
-      store.folder = found.folder;
-      store.note = found.note;
-      connection.hidden = true;
-      document.getElementById("bottom").replaceChildren(
-        html("p", {}, `mpfedcl ${found.version}, watching `, html("span", { class: "folder" }, found.folder), ". This page only reads. Accuracies are of the last round that was evaluated, never of the best one."),
-      );
-      if (known) page.changed(null);
-      else open(false);
-      known = true;
-      document.documentElement.dataset.ready = "true";
-    });
-    stream.addEventListener("changed", (event) => {
-      const entries = Charts.parse(event.data);
-      for (const entry of entries) store.runs.set(entry.id, entry);
-      page.changed(entries.map((entry) => entry.id));
-    });
-    stream.addEventListener("gone", (event) => {
-      const ids = Charts.parse(event.data);
-      for (const id of ids) store.runs.delete(id);
-      page.changed(ids);
-    });
-    stream.addEventListener("error", () => {
-      connection.hidden = false;
-      connection.textContent = "Not connected: mpfedcl watch has ended or is out of reach. This page continues automatically when it is back.";
-      // A browser tries again by itself, but gives up for good where a port answers otherwise.
-      if (stream?.readyState === EventSource.CLOSED) {
-        stop();
-        setTimeout(listen, 2000);
+  async function ask(moved = false) {
+    clearTimeout(timer);
+    if (document.hidden) return;
+    const address = asked;
+    try {
+      const answer = await fetch(address, { cache: "no-store", headers: etag ? { "If-None-Match": etag } : {} });
+      const text = await answer.text();
+      if (address !== asked) return;
+      at("connection").hidden = true;
+      if (answer.status === 200) {
+        etag = answer.headers.get("ETag");
+        show(new DOMParser().parseFromString(text, "text/html").body.firstElementChild, moved);
+      } else if (answer.status === 404) {
+        lose();
+        return;
       }
+    } catch (error) {
+      if (!(error instanceof TypeError)) throw error;
+      at("connection").hidden = false;
+      at("connection").textContent = "Not connected: mpfedcl watch has ended or is out of reach. This page continues automatically when it is back.";
+    }
+    clearTimeout(timer);
+    timer = setTimeout(ask, PAUSE);
+  }
+
+  function lose() {
+    const warning = document.createElement("p");
+    warning.className = "warning";
+    warning.textContent = "This run no longer exists.";
+    at("view").replaceChildren(warning);
+  }
+
+  function show(fresh, moved) {
+    const { title, round, said } = fresh.dataset;
+    const focused = document.activeElement?.id;
+    document.title = `${title} - mpfedcl watch`;
+    if (at("title").textContent !== title) at("title").textContent = title;
+    const old = at("view").firstElementChild;
+    if (old?.dataset.title === title) merge(old, fresh);
+    else at("view").replaceChildren(fresh);
+    if (round !== undefined) document.documentElement.dataset.round = round;
+    if (said && at("said").textContent !== said) at("said").textContent = said;
+    for (const box of at("view").querySelectorAll("input[type=checkbox]")) box.checked = chosen.has(box.value);
+    if (moved) at("title").focus();
+    else if (focused && document.activeElement?.id !== focused) at(focused)?.focus({ preventScroll: true });
+    document.documentElement.dataset.ready = "true";
+  }
+
+  /** Replace the parts that differ; what is open stays open. */
+  function merge(old, fresh) {
+    const parts = (node) => [...node.querySelectorAll(":scope > [id], :scope > .flow > [id]")];
+    const same = parts(old).map((each) => each.id).join() === parts(fresh).map((each) => each.id).join();
+    if (!same) {
+      keepOpen(old, fresh);
+      old.replaceWith(fresh);
+      return;
+    }
+    const known = parts(old);
+    parts(fresh).forEach((part, place) => {
+      // Compared as the server sent them: the reader may have opened or sorted something.
+      if (sources.get(known[place]) === part.outerHTML) return;
+      const source = part.outerHTML;
+      keepOpen(known[place], part);
+      known[place].replaceWith(part);
+      sources.set(part, source);
     });
   }
+  const sources = new WeakMap();
 
-  function stop() {
-    stream?.close();
-    stream = null;
+  function keepOpen(old, fresh) {
+    const open = new Set([...old.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
+    for (const summary of fresh.querySelectorAll("details > summary")) summary.parentNode.open = open.has(summary.textContent);
   }
 
-  // A browser has few connections to one server: pages that nobody sees give theirs back.
-  document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
-  addEventListener("pagehide", stop);
-  addEventListener("pageshow", listen);
-  addEventListener("hashchange", () => {
-    if (known && location.hash !== "#content") open(true);
+  function count() {
+    const button = at("compare");
+    button.disabled = chosen.size < 2 || chosen.size > 20;
+    button.textContent = chosen.size > 20 ? "Compare: choose at most twenty" : chosen.size > 1 ? `Compare ${chosen.size} runs` : "Compare: choose at least two";
+  }
+
+  at("search").addEventListener("input", () => open(false));
+  at("state").addEventListener("change", () => open(false));
+  at("compare").addEventListener("click", () => { location.hash = `compare=${[...chosen].join(",")}`; });
+  at("view").addEventListener("change", ({ target }) => {
+    if (target.checked) chosen.add(target.value);
+    else chosen.delete(target.value);
+    count();
   });
-  listen();
+  at("view").addEventListener("click", ({ target }) => {
+    if (target.id !== "more") return;
+    rows += ROWS;
+    open(false);
+  });
+  document.addEventListener("visibilitychange", () => ask());
+  addEventListener("hashchange", () => { if (location.hash !== "#content") open(true); });
+  delete document.documentElement.dataset.ready;
+  open(false);
 })();

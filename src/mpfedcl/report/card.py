@@ -1,24 +1,25 @@
-"""The model card: what a finished run is, in a page that people and model hubs can read."""
+"""The model card of a finished run, for readers and for model hubs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from mpfedcl.core.files import write_atomically
+from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_budget, describe_data, describe_partition
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.report.card_privacy import privacy_section
-from mpfedcl.report.card_subject import CardSubject
-from mpfedcl.report.headline import describe_mean, describe_server_model
-from mpfedcl.report.markdown import (
+from mpfedcl.report.formatting import (
     code_block,
+    deviation,
     enumerate_names,
     escape_markdown,
+    mean,
     printable_name,
     yaml_string,
 )
-from mpfedcl.report.number_formatting import describe_calibration, deviation, mean
 from mpfedcl.report.reproduction import (
     compare_command,
     federation_commands,
@@ -27,21 +28,74 @@ from mpfedcl.report.reproduction import (
 )
 from mpfedcl.report.tables import (
     PREDICTOR_TITLES,
+    TEST_TITLES,
     TextTable,
+    calibration_sentence,
+    describe_mean,
+    describe_server_model,
     judged_by,
     percent,
     predictors_table,
+    text_table,
 )
 from mpfedcl.runs.directory import RunDirectory
 
 _KINDS = {
-    "averaged": "one global model",
-    "pool": "a pool of prototypes",
-    "personal": "each client's own model",
+    "averaged": "a global model",
+    "pool": "a prototype pool",
+    "personal": "a personalized model of each client",
 }
 _MOST_CLIENTS = 20
 _MOST_CLASSES = 4
 _SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class CardSubject:
+    """The run that a card describes."""
+
+    experiment: Experiment
+    about: str
+    """Summary of the method."""
+    summary: dict[str, Any]
+    partition: dict[str, Any]
+    pool: PrototypePool | None
+    files: list[str]
+    """Files of tensors in the run directory."""
+    trains: bool = True
+    """False: a one-shot method."""
+
+    @property
+    def data(self) -> str:
+        """Name of the data."""
+        return describe_data(self.experiment, self.partition)[0]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the clients ran on their own machines with their own data."""
+        return bool(self.partition.get("network"))
+
+    @property
+    def title(self) -> str:
+        """Title of the card."""
+        return f"{self.method} on {self.data}"
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.summary.get("method_name") or self.experiment.method)
+
+    @property
+    def noun(self) -> str:
+        """Word for a sample; features of a frozen encoder were images."""
+        is_flat = len(self.partition.get("input_shape") or ()) == 1
+        return "vector" if is_flat and "encoder" not in self.partition else "image"
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Accuracy of each evaluated client on its local test set."""
+        predictors = self.summary["accuracy_per_client"] or {}
+        return {name: value for name, value in predictors.items() if value is not None}
 
 
 def write_card(
@@ -50,7 +104,7 @@ def write_card(
     pool: PrototypePool | None,
     warn: Callable[[str], None],
 ) -> None:
-    """Write CARD.md into the folder of a finished run; warn where that cannot be done."""
+    """Write CARD.md into the directory of a finished run; warn if that fails."""
     path = directory.path
     try:
         personal = sorted((path / "models").glob("*.safetensors"))[:1]
@@ -64,23 +118,23 @@ def write_card(
             [str(each.relative_to(path)) for each in files if each.is_file()],
             method.trains,
         )
-        # A name that is no Unicode, as file systems allow, has been made readable by now.
+        # Names that are not Unicode have been made printable.
         write_atomically(path / "CARD.md", format_card(subject).encode())
-    # The run is whole without it: whatever is wrong with a card must not cost one.
+    # A run must not fail because of its card.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         warn(f"CARD.md could not be written ({reason}); the run is complete without it.")
 
 
 def format_card(subject: CardSubject) -> str:
-    """Return the card as Markdown, after the lines of YAML that model hubs look for."""
+    """Return the card as Markdown with YAML front matter for model hubs."""
     parts = (
         _front_matter,
         _introduction,
         _data_section,
-        _readings_section,
+        _predictors_section,
         _shared_section,
-        privacy_section,
+        _privacy_section,
         _usage_section,
         _reproduction_section,
     )
@@ -124,7 +178,7 @@ def _front_matter(subject: CardSubject) -> str:
         if value is not None:
             lines += [
                 "    - type: accuracy",
-                f"      name: {yaml_string(f'accuracy % on the {test.replace(chr(95), chr(32))} set, last round')}",
+                f"      name: {yaml_string(f'accuracy % on the {TEST_TITLES[test]}, last round')}",
                 f"      value: {value:.4f}",
             ]
     return "\n".join([*lines, "---", ""])
@@ -133,44 +187,44 @@ def _front_matter(subject: CardSubject) -> str:
 def _introduction(subject: CardSubject) -> str:
     experiment, summary = subject.experiment, subject.summary
     kinds = {_tensor_kind(name): None for name in subject.files}
-    what = " and ".join(_KINDS[kind] for kind in kinds) or "the models were not kept"
-    effort = f"{summary['rounds']:,} rounds" if subject.trains else "One exchange"
+    what = " and ".join(_KINDS[kind] for kind in kinds) or "no models were kept"
+    effort = f"{summary['rounds']:,} rounds" if subject.trains else "One-shot"
     union = ""
     if summary["accuracy_global"] is not None and experiment.partition.test != "shared":
         union = (
-            f"On all clients' test {subject.noun}s together: "
+            f"On the global test set: "
             f"**{percent(summary['accuracy_global'])} %** "
             f"({PREDICTOR_TITLES[summary['predictor_global']]}).\n"
         )
     clients, spread = subject.partition["clients"], summary.get("accuracy_spread")
     told = escape_markdown(describe_mean(summary["accuracy_per_client"], clients, spread))
-    over = f", {told}" if "not read" in told else ""
+    over = f", {told}" if "not evaluated" in told else ""
     if subject.is_network:
         said = describe_server_model(summary["predictors"], judged_by(summary))
         union += "".join(f"{each}\n" for each in said)
     return (
         f"# {escape_markdown(subject.title)}\n\n"
-        f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'made'} by "
+        f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'fitted'} by "
         f"federated learning with mpfedcl {escape_markdown(summary['versions']['mpfedcl'])}: "
         f"{what}. "
         f"Method: {escape_markdown(subject.method)}, {escape_markdown(subject.about)}. "
         f"{effort}, "
         f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
-        f"Headline: **{percent(summary['accuracy'])} %** of the clients' local test set "
-        f"{subject.noun}s right, in the last round ({PREDICTOR_TITLES[summary['predictor']]}){over}.\n"
+        f"Primary metric: accuracy **{percent(summary['accuracy'])} %** on the local test sets in "
+        f"the last round (predictor {PREDICTOR_TITLES[summary['predictor']]}){over}.\n"
         f"{union}"
     )
 
 
 def _data_section(subject: CardSubject) -> str:
-    """Return what the data are, whose, and how they are split among the clients."""
+    """Return data, license and partition."""
     experiment, partition = subject.experiment, subject.partition
     spec, holdings = find_specification(experiment.dataset.name), partition["clients"]
     sizes = [sum(each["train"]) for each in holdings.values()]
     classes = [escape_markdown(name) for name in partition["classes"]]
     accuracies, nouns = subject.accuracies, f"{subject.noun}s"
-    # The worst first, where not all fit; who was not read comes last.
+    # The clients with the lowest accuracy; those without an accuracy come last.
     ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
     shown = [name for name in holdings if name in set(ranked)]
     grid = TextTable(
@@ -191,13 +245,15 @@ def _data_section(subject: CardSubject) -> str:
     summary = f"{escape_markdown(experiment.dataset.name)}: {escape_markdown(spec.summary)}."
     source, split = _describe_source(experiment, nouns), describe_partition(experiment)
     if partition.get("network"):
-        summary = f"Each client's own {nouns}, which stayed with it."
-        source = "as each client has them; parts of a public set where it was started with --share."
-        split, is_shared = "as it is among the clients", False
+        summary = f"Each client's own {nouns}, which stayed with the client."
+        source = (
+            "known to the clients; parts of a public data set if they were started with --share."
+        )
+        split, is_shared = "as among the clients", False
     held = (
         f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client."
         if not experiment.privacy.has_budget
-        else f"{len(sizes):,} clients; how much each holds is not shown under a privacy budget."
+        else f"{len(sizes):,} clients; their numbers of samples are not shown under a privacy budget."
     )
     left_out = len(holdings) - len(shown)
     of_whom = " in the last round" if subject.summary.get("accuracy_spread") else ""
@@ -209,7 +265,7 @@ def _data_section(subject: CardSubject) -> str:
         f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
         f"{held}{_describe_pixels(experiment)}\n\n"
         f"Source and license: {source}\n\n"
-        f"Skew: {split}; the clients are tested on "
+        f"Partition: {split}; the clients are tested on "
         f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
         + ("\n" if experiment.privacy.has_budget else "")
         + (
@@ -222,56 +278,59 @@ def _data_section(subject: CardSubject) -> str:
 
 def _describe_source(experiment: Experiment, nouns: str) -> str:
     if experiment.dataset.name in ("folder", "table"):
-        return f"{nouns} of whoever made this run; their terms apply."
+        return f"{nouns} of the author of this run; the author's terms apply."
     source = escape_markdown(find_specification(experiment.dataset.name).source)
     return f"{source}. The terms of its publishers apply; mpfedcl grants no rights to data."
 
 
 def _describe_pixels(experiment: Experiment) -> str:
-    """Say that one's own pictures were seen as pixels, where they were."""
+    """Return the size in pixels at which own images were used without an encoder."""
     size, encoder = experiment.dataset.image_size, experiment.encoder.name
     if experiment.dataset.name != "folder" or not size or encoder not in ("none", "random-filters"):
         return ""
-    return f" Seen as {size} x {size} pixels, without a trained encoder."
+    return f" Used as {size} x {size} pixels, without a pretrained encoder."
 
 
 def _list_classes(counts: list[int], classes: list[str]) -> str:
-    """Return a client's classes, the largest first."""
+    """Return a client's classes, the most frequent first."""
     held = sorted((-count, place) for place, count in enumerate(counts) if count)
     return enumerate_names(
         [f"{classes[place]} ({-count:,})" for count, place in held], _MOST_CLASSES
     )
 
 
-def _readings_section(subject: CardSubject) -> str:
-    """Return all predictors on both tests, their deviation over clients, the worst case."""
-    values, nouns = list(subject.accuracies.values()), f"{subject.noun}s"
+def _predictors_section(subject: CardSubject) -> str:
+    """Return the accuracies of all predictors, their spread over clients, the worst client."""
+    values = list(subject.accuracies.values())
     lines = [
-        "## Readings\n",
-        predictors_table("", subject.summary).markdown(),
-        f"*own*: each client on its local test set {nouns}; *union*: on all clients' test {nouns} "
-        "together. *personal*: a client's own model after its training; *averaged*: the server's. "
-        "A dash: this method has no such thing.\n",
+        "## Predictors\n",
+        text_table(_predictors(subject)).markdown(),
+        "A dash: the method has no such predictor.\n",
     ]
     if values:
         lines.append(
-            f"Over the {len(values):,} clients that were evaluated, the headline is "
-            f"{percent(mean(values))} % with a deviation of {percent(deviation(values))} "
+            f"Over the {len(values):,} evaluated clients the primary metric is "
+            f"{percent(mean(values))} % with a standard deviation of {percent(deviation(values))} "
             f"(ddof 1). {_describe_worst_client(subject)}\n"
         )
-    if told := describe_calibration(subject.summary):
+    if told := calibration_sentence(subject.summary):
         lines.append(f"{told.capitalize()}.\n")
     public = without_local_paths(subject.experiment)
     several = [public.replace(seed=seed) for seed in _SEEDS]
     command = None if subject.is_network else compare_command(several)
     lines.append(
-        "One run says nothing about the deviation over seeds; that takes several runs:\n\n"
+        "One run does not show the deviation over seeds. Several runs do:\n\n"
         f"{code_block(command, 'sh')}"
         if command
-        else "One run says nothing about the deviation over seeds; that takes several runs "
-        "with other seeds.\n"
+        else "One run does not show the deviation over seeds. Several runs with other seeds do.\n"
     )
     return "\n".join(lines)
+
+
+def _predictors(subject: CardSubject) -> Json:
+    summary = subject.summary
+    caption = f"accuracy %, round {summary['rounds']}"
+    return predictors_table(caption, summary["predictors"], judged_by(summary))
 
 
 def _describe_worst_client(subject: CardSubject) -> str:
@@ -279,30 +338,75 @@ def _describe_worst_client(subject: CardSubject) -> str:
     if len(set(accuracies.values())) == 1 and len(accuracies) > 1:
         return "All of them have the same accuracy."
     worst = min(accuracies, key=lambda name: accuracies[name])
-    return f"Worst case: {escape_markdown(worst)} with {percent(accuracies[worst])} %."
+    return f"Worst client: {escape_markdown(worst)} with {percent(accuracies[worst])} %."
 
 
 def _shared_section(subject: CardSubject) -> str:
     summary = subject.summary
     sent = (summary["parameters_sent"], summary["prototype_floats_sent"])
-    up, down = (f"{summary['bytes'][way] / 1e6:,.1f} MB {way}" for way in ("up", "down"))
-    most = (
-        f"In the last round a client sent at most {sent[0]:,} parameters and {sent[1]:,} numbers "
-    )
-    most += "of prototypes. All rounds together took"
+    up, down = (f"{summary['bytes'][way] / 1e6:,.1f} MB" for way in ("up", "down"))
+    most = f"In the last round a client sent at most {sent[0]:,} parameters and {sent[1]:,} values "
+    most += "of prototypes. In total, clients sent"
     if not subject.trains:
-        most = f"Each client sent sums over its {subject.noun}s once, at most {sent[0]:,} numbers. "
-        most += "All together took"
+        most = "Each client sent sufficient statistics of its "
+        most += f"{subject.noun}s once, at most {sent[0]:,} values. In total, clients sent"
     lines = [
-        "## What was shared\n",
-        f"{most} {up} to the server and {down} to the clients."
+        "## Messages\n",
+        f"{most} {up} to the server and received {down}."
         if any(sent)
-        else f"Nothing: each client {'trained' if subject.trains else 'was'} alone.",
-        f"The guard rejected {summary['rejected']:,} updates.\n",
+        else "Nothing: each client trained alone.",
+        f"Validation rejected {summary['rejected']:,} updates.\n",
     ]
     if subject.experiment.secure_aggregation:
-        lines.insert(2, "The server saw only totals over clients (secure aggregation).")
+        lines.insert(2, "The server saw only sums over clients (secure aggregation).")
     return "\n".join(lines)
+
+
+def _privacy_section(subject: CardSubject) -> str:
+    """Return the privacy guarantee, and what the files may reveal."""
+    if told := subject.summary.get("privacy"):
+        return "## Privacy\n\n" + "".join(f"- {note}\n" for note in _budget_notes(subject, told))
+    summary, pool, noun = subject.summary, subject.pool, subject.noun
+    notes = ["There is no privacy guarantee of any kind."]
+    if pool is not None and len(pool):
+        alone = int((pool.counts == 1).sum())
+        notes.append(
+            f"Prototypes are means of embeddings. The pool has {len(pool):,}; the smallest is the "
+            f"mean of {int(pool.counts.min()):,} {subject.noun}s."
+        )
+        if alone:
+            notes.append(
+                f"A prototype of one {noun} is the embedding of that {noun}; {alone:,} are like "
+                "this. `--prototypes.min-cluster-size` prevents them."
+            )
+    if summary["parameters_sent"] and subject.trains:
+        notes.append("Parameters were sent, and parameters can reveal training data.")
+    elif summary["parameters_sent"]:
+        notes.append(
+            f"Sufficient statistics were sent; over few {noun}s they can reveal these {noun}s."
+        )
+    if any(name.startswith("models/") for name in subject.files):
+        notes.append("The folder `models` holds the personalized models: do not publish it.")
+    return "## Privacy\n\n" + "".join(f"- {note}\n" for note in notes)
+
+
+def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
+    """Return the files that a privacy budget covers, and those it does not."""
+    model = subject.experiment.privacy.model
+    noun = subject.noun
+    against = (
+        "Central DP: it does not hold against the server, which received updates without noise."
+        if model == "central"
+        else "Local DP: it also holds against the server, because clients added the noise."
+    )
+    return [
+        f"Differential privacy: {describe_budget(told)}. {against}",
+        f"It covers training {noun}s in the model, the pool, the statistics and the records. It does "
+        f"not cover test {noun}s: accuracies are exact.",
+        "`partition.json` of a simulation and the folders `checkpoint` and `privacy` reveal more: "
+        "do not publish them.",
+        "Each further run on the same data spends its own budget; budgets add up.",
+    ]
 
 
 def _usage_section(subject: CardSubject) -> str:
@@ -318,11 +422,11 @@ def _usage_section(subject: CardSubject) -> str:
         f"{'an image' if subject.noun == 'image' else 'a sample'} belongs to the class of the "
         "prototype nearest to its embedding.\n"
         if subject.trains
-        else "its vectors are the clients' class means, of which the model was made.\n"
+        else "its vectors are the clients' class means, from which the model was fitted.\n"
     )
     return "\n".join(
         [
-            "## How to use it\n",
+            "## Use\n",
             code_block(commands, "sh"),
             *(["Or in Python, in that folder:\n", python] if subject.files else []),
             *([about_pool] if "pool.safetensors" in subject.files else []),
@@ -344,6 +448,6 @@ def _reproduction_section(subject: CardSubject) -> str:
         f"{name} {escape_markdown(v)}" for name, v in subject.summary["versions"].items()
     )
     return (
-        f"## How to make it again\n\n{code_block(command, 'sh')}{needs}\nMade with {versions}, "
+        f"## Reproduction\n\n{code_block(command, 'sh')}{needs}\nVersions: {versions}; "
         f"threads {subject.summary['threads']}.\n"
     )

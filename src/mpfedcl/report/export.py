@@ -1,19 +1,44 @@
-"""Files for a paper: tables in LaTeX, measurements as CSV, figures as PDF."""
+"""Files of results: a finished comparison, tables in LaTeX, measurements as CSV, figures as PDF."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
+from mpfedcl.report.latex import latex_table, name_for_file
+from mpfedcl.report.long_tables import LongTable
 from mpfedcl.report.result_folders import ResultFolder
-from mpfedcl.report.results.latex import latex_table, name_for_file
-from mpfedcl.report.results.loading import read_result
-from mpfedcl.report.results.long_table import LongTable
+from mpfedcl.report.results import LoadedComparison, read_result
+from mpfedcl.report.run import RunRecords
+from mpfedcl.report.tables import TextTable, text_table
+from mpfedcl.studies.comparison import Comparison
+
+
+def write_comparison(
+    comparison: Comparison, *, all_predictors: bool = False
+) -> tuple[dict[str, Any], list[TextTable]]:
+    """Write comparison.json, the figures and table.md; return its content and the tables."""
+    content = comparison.collect()
+    comparison.write(content)
+    records = [RunRecords.read(each.path) for each in comparison.planned_runs]
+    loaded = LoadedComparison(comparison.path, records)
+    for name, drawing in loaded.figures.items():
+        drawing.save(comparison.path / f"{name}.png")
+    primary, *others = loaded.tables
+    shared = all(run.has_shared_test for run in records)
+    noted = "predictor" if shared else "predictor (local; global test set)"
+    tables = [text_table(primary, loaded.setup, noted=noted)]
+    if all_predictors:
+        tables += [text_table(each) for each in others]
+    text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
+    write_atomically(comparison.path / "table.md", text.encode())
+    return content, tables
 
 
 def write_latex(section: Json, folder: Path, prefix: str = "") -> list[Path]:
-    """Write each table of a section of the report to a file of its own."""
+    """Write each table of a section of the report into its own file."""
     written: dict[str, Path] = {}
     for title, table in _tables(section):
         wanted = prefix + name_for_file(title)
@@ -38,21 +63,19 @@ def write_csv(result: ResultFolder) -> list[Path]:
 
 def write_pdf(result: ResultFolder) -> list[Path]:
     """Write the figures of a result as PDF."""
-    files = {
-        result.path / f"{name}.pdf": draw for name, draw in read_result(result).figures.items()
-    }
-    for path, draw in files.items():
-        draw(path)
-    # Where there is nothing to draw, there is no file.
-    return [path for path in files if path.is_file()]
+    written = []
+    for name, drawing in read_result(result).figures.items():
+        written.append(result.path / f"{name}.pdf")
+        drawing.save(written[-1])
+    return written
 
 
 def _tables(section: Json) -> Iterator[tuple[str, Json]]:
-    """Return each table with what its file is named after.
+    """Return each table with the title that its file is named after.
 
-    What the section says first, of data and seeds, ends each caption; the rest is a note.
+    Data and seeds, with which the section begins, end each caption; the rest is a note.
     """
-    # Of all folders together it says only how the page is ordered.
+    # A section of several folders begins with the order of the page.
     about = [] if section["kind"] == "together" else section["about"]
     first, *others = [each for each in about if each] or [""]
 

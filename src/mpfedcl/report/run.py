@@ -1,4 +1,4 @@
-"""What a report says of one run, as plain values."""
+"""One run: its records, and the content that a report shows of it."""
 
 import math
 from collections.abc import Iterator
@@ -12,12 +12,7 @@ from mpfedcl.core.json_files import Json, read_json_file, validate_content
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.methods import PREDICTORS, TESTS, Method, PredictorName, Test, find_method, is_built_in
-from mpfedcl.report.client_description import (
-    describe_clients,
-    describe_holdings,
-    measure_spread,
-)
-from mpfedcl.report.number_formatting import finite_values, mean, rounded
+from mpfedcl.report.formatting import choose_evenly, finite_values, mean, rounded
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import (
     federation_commands,
@@ -26,18 +21,21 @@ from mpfedcl.report.reproduction import (
     run_command,
 )
 from mpfedcl.report.tables import tests_differ
+from mpfedcl.rounds.fairness import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
 
-_MOST_COUNTS = 60_000
-"""Numbers of confusion matrices a run may bring; beyond it the worst clients' are kept."""
+_MOST_CLIENTS = 1000
+"""Clients of a run that a page lists by name."""
+_MOST_HOLDINGS = 200
+"""Clients whose data a page shows if there are more than it lists."""
 _MOST_ABSENCES = 100
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """A run's files, read and found sound."""
+    """The files of a run, validated."""
 
     path: Path
     experiment: Experiment
@@ -73,7 +71,7 @@ class RunRecords:
 
     @cached_property
     def predictors(self) -> dict[Test, PredictorName]:
-        """The reading by which the method is judged on each test."""
+        """The predictor of the primary metric on each test set."""
         if self.summary:
             own = self.summary.predictor
             return {"local_test": own, "global_test": self.summary.predictor_global or own}
@@ -81,11 +79,11 @@ class RunRecords:
             num_classes = len(self.partition.classes) if self.partition else 1
             method = find_method(self.experiment.method)(self.experiment, num_classes)
             return {test: method.predictor_on(test) for test in TESTS}
-        return dict.fromkeys(TESTS, self._recognize_reading())
+        return dict.fromkeys(TESTS, self._recognize_predictor())
 
     @cached_property
     def has_shared_test(self) -> bool:
-        """Whether all clients are tested on one test; clients of a network bring their own."""
+        """Whether all clients share one test set; clients of a network have their own."""
         if self.experiment.partition.test != "shared" or self.is_network:
             return False
         read = self.last_evaluated.accuracy if self.last_evaluated else None
@@ -93,7 +91,7 @@ class RunRecords:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the run ended in numbers that are none."""
+        """Whether the run ended without finite values."""
         is_over = self.rounds and self.rounds[-1].round >= self.experiment.rounds
         if not is_over and self.summary is None:
             return False
@@ -101,26 +99,26 @@ class RunRecords:
 
     @property
     def method_name(self) -> str:
-        """What the method is called; one whose run is not finished has not told it yet."""
+        """Name of the method, as a finished run records it."""
         told = self.summary.method_name if self.summary else ""
         return told or self.experiment.method.rpartition(":")[2]
 
     @property
     def is_network(self) -> bool:
-        """Whether clients were on machines of their own, with data of their own."""
+        """Whether the clients ran on their own machines with their own data."""
         return self.partition is not None and self.partition.network
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether clients send sums once and nobody trains."""
+        """Whether clients send sufficient statistics once, without training."""
         if is_built_in(self.experiment.method):
             return not find_method(self.experiment.method).trains
-        # Somebody else's method is not asked; what does not train has no loss.
+        # A report imports no foreign method; a method without training has no loss.
         return self.experiment.rounds == 1 and all(line.loss is None for line in self.rounds)
 
     @property
     def privacy(self) -> Json | None:
-        """The budget and what was spent of it by the last round, where there is one."""
+        """The privacy budget and its spending by the last round, if there is one."""
         return self.rounds[-1].privacy if self.rounds else None
 
     @cached_property
@@ -130,14 +128,14 @@ class RunRecords:
 
     @property
     def num_clients(self) -> int:
-        """How many clients the run has, as far as it is known."""
+        """Number of clients of the run, as far as it is known."""
         last = self.last_evaluated
         known = self.partition.clients if self.partition else (last and last.accuracy_per_client)
         return len(known or ())
 
-    def _recognize_reading(self) -> PredictorName:
-        """Tell by the numbers: those of the clients are of the predictor that is judged by."""
-        # Somebody else's method is not asked: a report runs no code that a run names.
+    def _recognize_predictor(self) -> PredictorName:
+        """Return the predictor whose mean is that of the clients' accuracies."""
+        # A report imports no foreign method.
         read = [(line.accuracy, line.accuracy_per_client) for line in self.rounds if line.accuracy]
         spreads = [line.accuracy_spread for line in self.rounds if line.accuracy]
         means = [
@@ -154,13 +152,13 @@ class RunRecords:
         return Method.primary_predictor
 
     def value(self, test: str, predictor: str) -> float | None:
-        """Return a predictor of the last evaluated round."""
+        """Return the accuracy of a predictor in the last evaluated round."""
         table = self.last_evaluated.accuracy if self.last_evaluated else None
         return rounded((table or {}).get(test, {}).get(predictor), 4)  # type: ignore[call-overload]
 
     @property
     def name(self) -> str:
-        """The folder's name, whatever way the path was written."""
+        """Name of the folder."""
         return self.path.resolve().name or str(self.path)
 
 
@@ -169,12 +167,12 @@ def _read_optional(path: Path, schema: Any) -> Any:
 
 
 def describe_run(records: RunRecords) -> Json:
-    """Return what the records of one run tell: clients, classes, confusion, partition, absences."""
+    """Return clients, classes, confusion, partition and absences of a run."""
     experiment = records.experiment
     is_told = records.privacy is None
-    clients = describe_clients(records.partition if is_told else None, records.last_evaluated)
-    confusion = _describe_confusion(records, clients)
-    fairness = measure_spread(records.last_evaluated)
+    clients = _describe_clients(records.partition if is_told else None, records.last_evaluated)
+    confusion = _describe_confusion(records)
+    fairness = _measure_spread(records.last_evaluated)
     return {
         "name": records.name,
         "method": records.method_name,
@@ -190,41 +188,88 @@ def describe_run(records: RunRecords) -> Json:
         "population": records.num_clients,
         "fairness": fairness.to_json() if fairness else None,
         "confusion": confusion,
-        "partition": describe_holdings(records.partition, is_told=is_told),
+        "partition": _describe_holdings(records.partition, is_told=is_told),
         "absences": _describe_absences(records),
     }
 
 
+def _describe_clients(partition: Partition | None, last: RoundRecord | None) -> list[Json]:
+    """Return accuracy on the local test set and number of samples of each client."""
+    accuracy = (last.accuracy_per_client if last else None) or {}
+    holdings = partition.clients if partition else {}
+    names = list(holdings) or list(accuracy)
+    if len(names) > _MOST_CLIENTS:
+        # The evaluated clients with the lowest accuracy.
+        read = sorted((value, name) for name, value in accuracy.items() if value is not None)
+        listed = {name for _, name in read[:_MOST_CLIENTS]}
+        names = [name for name in names if name in listed]
+    return [
+        {
+            "name": name,
+            "accuracy": rounded(accuracy.get(name)),
+            "train": sum(holdings[name].train) if name in holdings else None,
+            "test": holdings[name].test if name in holdings else None,
+        }
+        for name in names
+    ]
+
+
+def _measure_spread(last: RoundRecord | None) -> Fairness | None:
+    """Return the spread of accuracy over all clients evaluated in a round, listed or not."""
+    if last is None:
+        return None
+    values = (last.accuracy_per_client or {}).values()
+    return last.accuracy_spread or measure_fairness(rounded(each) for each in values)
+
+
+def _describe_holdings(partition: Partition | None, *, is_told: bool) -> Json:
+    """Return the training samples of clients by class, unless a privacy budget forbids it."""
+    if not is_told:
+        return {"missing": "Under a privacy budget the data of clients are not shown."}
+    if partition is None:
+        return {"missing": "The run has no partition.json."}
+    names, count = list(partition.clients), len(partition.clients)
+    shown = choose_evenly(count, count if count <= _MOST_CLIENTS else _MOST_HOLDINGS)
+    chosen = [(names[place], partition.clients[names[place]]) for place in shown]
+    return {
+        "classes": partition.classes,
+        "clients": [{"name": n, "train": held.train, "test": held.test} for n, held in chosen],
+        "left_out": count - len(chosen),
+    }
+
+
 def find_absences(line: RoundRecord) -> Iterator[tuple[str, str, str]]:
-    """Return each client whose answer was not used in a round: its name, what happened, and why."""
+    """Return each client whose answer was not used in a round: name, event and reason."""
     for name, reason in line.clients.rejected.items():
         yield name, "rejected", reason
     reasons = _reasons(line.remarks, "missing")
     for name in line.clients.missing:
         yield name, "did not answer", reasons.get(name, "")
     for name, reason in _reasons(line.remarks, "refused").items():
-        yield name, "not let in", reason
-    # Over a network clients read the last round after it.
+        yield name, "not admitted", reason
+    # Over a network clients evaluate the last round after it.
     closing = line.remarks.get("closing")
     for kind in ("missing", "rejected"):
         for name, reason in _reasons(closing, kind).items():
-            yield name, "did not read the last round", reason
+            yield name, "did not evaluate the last round", reason
 
 
 def _reasons(remarks: Any, kind: str) -> dict[str, str]:
-    """Return why, by client, as an engine remarks it; whatever else is there is no reason."""
+    """Return the reasons by client that an engine has remarked."""
     found = remarks.get(kind) if isinstance(remarks, dict) else None
     reasons = found.items() if isinstance(found, dict) else ()
     return {str(name): str(why) for name, why in reasons}
 
 
 def describe_settings(records: RunRecords) -> Json:
-    """Return every setting of a run, how to get it again, and what it was made with."""
+    """Return all settings of a run, commands that reproduce it, and versions."""
     file = records.path / "experiment.toml"
     how, command = "In one command:", run_command(records.experiment)
     if records.is_network:
         assert records.partition is not None
-        how = "A federation is a command for the server, one for each client, and one for the run:"
+        how = (
+            "A federation needs a command for the server, one for each client, and one for the run:"
+        )
         clients = list(records.partition.clients)
         command = federation_commands(records.experiment, clients, str(file))
     return {
@@ -249,42 +294,33 @@ def find_worst_client_and_class(run: Json) -> tuple[Json | None, Json | None]:
 
 def _lowest(several: list[Json]) -> Json | None:
     if len(several) > 1 and len({each["accuracy"] for each in several}) == 1:
-        # As with one model on one test: nobody is behind.
-        return {**several[0], "name": "all alike"}
+        # As with one model on one test set.
+        return {**several[0], "name": "all equal"}
     return min(several, key=lambda each: each["accuracy"], default=None)
 
 
-def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
+def _describe_confusion(records: RunRecords) -> Json:
     found = records.confusion
     if found is None:
         why = (
-            "This run was made before confusion matrices were recorded; run it again to see them."
+            "The run has no confusion.json."
             if records.summary
-            else "The confusion matrix is made at the end of a run, and this one has not ended."
+            else "The confusion matrix is written at the end of a run, and this run has not ended."
         )
         return {"missing": why}
     if not records.rounds or records.rounds[-1].round != found.round:
-        return {"missing": f"The confusion matrix is of round {found.round}, not of the last one."}
+        return {
+            "missing": f"The confusion matrix is of round {found.round}, not of the last round."
+        }
     if not found.clients:
-        return {"missing": "No client of this run has test images of its own."}
+        return {"missing": "No client of this run has test samples."}
     size = range(len(found.classes))
     total = [[sum(each[i][j] for each in found.clients.values()) for j in size] for i in size]
     silent = [sum(each[i] for each in found.unanswered.values()) for i in size]
-    most = max(1, _MOST_COUNTS // max(1, len(found.classes) ** 2))
-    accuracies = {each["name"]: each["accuracy"] for each in clients}
-    # The worst first, where not all fit: they are what one looks for.
-    ranked = sorted(found.clients, key=lambda name: (accuracies.get(name) or 0.0, name))
-    kept = set(ranked[:most])
     return {
         "classes": found.classes,
         "all": total,
         "unanswered": silent,
-        "clients": [
-            {"name": name, "counts": counts, "unanswered": found.unanswered.get(name)}
-            for name, counts in found.clients.items()
-            if name in kept
-        ],
-        "left_out": len(found.clients) - len(kept),
         "by_class": [
             {
                 "name": name,
@@ -297,13 +333,13 @@ def _describe_confusion(records: RunRecords, clients: list[Json]) -> Json:
 
 
 def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
-    """Return the prototype map of a run, or why there is none here."""
+    """Return the prototype map of a run, or the reason why there is none."""
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
     if not with_map and (records.path / "pool.safetensors").is_file():
         return {
             "missing": "In a comparison only the first seed of each method has a map; a report of "
-            "this run alone shows its own."
+            "this run alone has one."
         }
     partition = RunDirectory(records.path).read_json("partition.json")
     return describe_prototype_map(
@@ -312,7 +348,7 @@ def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
 
 
 def _describe_absences(records: RunRecords) -> Json:
-    """Return who was rejected, who did not answer, and why, each with the rounds."""
+    """Return rejected and missing clients with reasons and rounds."""
     absences: dict[tuple[str, str, str], list[int]] = {}
     for line in records.rounds:
         for name, what, why in find_absences(line):

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from mpfedcl.core.json_files import Json
 
@@ -109,14 +109,18 @@ def _format_cell(cell: Json) -> str:
 
 
 def _notes(table: Json) -> Iterator[str]:
-    """Return the notes below the table, in small letters; what is bold is said there."""
+    """Return the notes below the table, in small letters."""
     marks = {cell.get("mark") for row in table["rows"] for cell in row}
-    notes = [
-        note.replace("best: ", "Bold: ", 1) if "best" in marks else note for note in table["notes"]
-    ]
+    notes = [_name_marks(note, marks) for note in table["notes"] if note]
     if notes:
         yield r"  \par\medskip"
         yield rf"  \parbox{{\linewidth}}{{\footnotesize {escape_latex(' '.join(notes))}}}"
+
+
+def _name_marks(note: str, marks: Collection[str | None]) -> str:
+    """Return a note with the words for what the table shows as bold."""
+    found = note.replace("▲ best", "Bold: best", 1) if "best" in marks else note
+    return re.sub(r"^\*: ", "Bold: ", found)
 
 
 def _is_foreign(sign: str) -> bool:

@@ -1,0 +1,527 @@
+"""Runs that differ only in their seed, as one group: curves, costs, differences and tables."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise, zip_longest
+from typing import Any
+
+from mpfedcl.core.json_files import Json
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test, find_method, is_built_in
+from mpfedcl.report.figures import MethodStyle, style_of
+from mpfedcl.report.formatting import (
+    choose_evenly,
+    deviation,
+    finite_values,
+    mean,
+    round_significant,
+    rounded,
+)
+from mpfedcl.report.run import RunRecords, find_worst_client_and_class
+from mpfedcl.report.tables import (
+    ONE_TEST,
+    PREDICTOR_TITLES,
+    READING_GROUPS,
+    TEST_TITLES,
+    cell,
+    describe_mean,
+    describe_server_model,
+    explain_deviation,
+    explain_divergence,
+    explain_marks,
+    explain_prior,
+    mean_and_deviation,
+    name_encoders,
+    name_predictors,
+    predictors_table,
+)
+from mpfedcl.rounds.calibration_error import pool_bins
+from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
+
+MOST_CLIENTS = 40
+"""Columns of a heat map with a client each; more clients are sorted into `PARTS`."""
+PARTS = 20
+_DEALT = re.compile(r"client-\d+")
+"""Clients that a partition has made: with another seed, such a client is another one."""
+_FAIRNESS_TITLES = {
+    "worst": "worst client",
+    "worst_decile": "worst tenth",
+    "best_decile": "best tenth",
+    "std": "std",
+}
+
+
+# Groups
+
+
+def describe_seed_group(
+    name: str,
+    runs: Sequence[RunRecords],
+    places: Sequence[int],
+    most: int,
+    style: MethodStyle | None = None,
+) -> Json:
+    """Return curves and costs of runs of one name; `places` are their places in the document."""
+    accuracy = {
+        test: {
+            predictor: curve
+            for predictor in PREDICTORS
+            if (
+                curve := _mean_curve(
+                    [_accuracy_by_round(run, test, predictor) for run in runs], most
+                )
+            )
+        }
+        for test in TESTS
+    }
+    evaluated = {
+        number for curves in accuracy.values() for each in curves.values() for number in each["x"]
+    }
+    return {
+        "name": name,
+        "style": (style or style_of(runs[0].experiment.method)).to_json(),
+        "shared_test": all(run.has_shared_test for run in runs),
+        "end": {test: [run.value(test, run.predictors[test]) for run in runs] for test in TESTS},
+        "diverged": [run.has_diverged for run in runs],
+        "costs": [_describe_cost(run) for run in runs],
+        "calibration": {test: describe_calibration(runs, test) for test in TESTS},
+        "judged_by": runs[0].predictors,
+        "one_shot": runs[0].is_one_shot,
+        "runs": list(places),
+        "seeds": [run.experiment.seed for run in runs],
+        "curves": {
+            "accuracy": accuracy,
+            "loss": _mean_curve(
+                [{line.round: line.loss for line in run.rounds} for run in runs], most
+            ),
+        },
+        "costs_by_round": _describe_round_costs(runs, evaluated),
+        "seconds": _mean_cost([[line.seconds for line in run.rounds] for run in runs]),
+        "bytes": _mean_cost([[line.bytes for line in run.rounds] for run in runs]),
+    }
+
+
+def _accuracy_by_round(run: RunRecords, test: Any, predictor: Any) -> dict[int, float | None]:
+    """Return a predictor's accuracy in the rounds in which it was evaluated."""
+    tables = {line.round: line.accuracy.get(test, {}) for line in run.rounds if line.accuracy}
+    return {number: table[predictor] for number, table in tables.items() if predictor in table}
+
+
+def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:
+    """Return mean and deviation in the rounds that all runs have, at most so many of them.
+
+    `lost` counts the runs without a value there: they diverged.
+    """
+    known = {
+        number: finite_values([each[number] for each in several])
+        for number in several[0]
+        if all(number in each for each in several)
+    }
+    common = [number for number, values in known.items() if values]
+    if not common:
+        return None
+    chosen = [common[place] for place in choose_evenly(len(common), most)]
+    values = [known[number] for number in chosen]
+    curve: Json = {"x": chosen, "mean": [round_significant(mean(each), 5) for each in values]}
+    if len(several) > 1:
+        curve["std"] = [round_significant(deviation(each), 3) or 0.0 for each in values]
+        lost = [len(several) - len(each) for each in values]
+        curve |= {"lost": lost} if any(lost) else {}
+    return curve
+
+
+def _mean_cost(runs: Sequence[Sequence[Mapping[str, float]]]) -> Json:
+    """Return the total cost of a run, part by part, as the mean over runs."""
+    totals: list[dict[str, float]] = [{} for _ in runs]
+    for total, rounds in zip(totals, runs, strict=True):
+        for part, cost in (each for costs in rounds for each in costs.items()):
+            total[part] = total.get(part, 0) + cost
+    parts = dict.fromkeys(part for total in totals for part in total)
+    return {
+        part: rounded(sum(total.get(part, 0) for total in totals) / len(totals), 3)
+        for part in parts
+    }
+
+
+def _describe_cost(run: RunRecords) -> Json:
+    """Return the bytes that one run has sent and its seconds of training."""
+    seconds: dict[str, float] = {}
+    for line in run.rounds:
+        for phase, value in line.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    sent = sum(sum(line.bytes.values()) for line in run.rounds)
+    return {"bytes": sent, "seconds": rounded(training_seconds(seconds), 3)}
+
+
+def _describe_round_costs(runs: Sequence[RunRecords], rounds: Iterable[int]) -> Json:
+    """Return megabytes and virtual seconds by the end of some rounds, as the mean over runs.
+
+    Virtual seconds are left out if a run has no virtual clock.
+    """
+    chosen = sorted(rounds)
+    several = {
+        "megabytes": [_sum_megabytes(run) for run in runs],
+        "virtual_seconds": [
+            {line.round: line.virtual_seconds for line in run.rounds} for run in runs
+        ],
+    }
+    found: Json = {"round": chosen}
+    for name, costs in several.items():
+        values = [finite_values([each.get(number) for each in costs]) for number in chosen]
+        if all(len(each) == len(runs) for each in values):
+            found[name] = [round_significant(mean(each), 5) for each in values]
+    return found
+
+
+def _sum_megabytes(run: RunRecords) -> dict[int, float | None]:
+    totals = accumulate(sum(line.bytes.values()) / 1e6 for line in run.rounds)
+    return {line.round: total for line, total in zip(run.rounds, totals, strict=True)}
+
+
+def describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
+    """Return calibration error and bins of runs on a test set; None if they have none."""
+    last = [run.rounds[-1] for run in runs if run.rounds]
+    bins = pool_bins((line.calibration_bins or {}).get(test, []) for line in last)
+    errors = [(line.calibration_error or {}).get(test) for line in last]
+    return {"error": mean_and_deviation(errors), "bins": bins} if bins else None
+
+
+# Differences between groups
+
+
+def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[str]:
+    """Return why groups cannot be ranked, each reason in a few words."""
+    found = []
+    all_runs = [runs[place] for group in groups for place in group["runs"]]
+    tasks, encoders = set(), set()
+    for experiment in (run.experiment for run in all_runs):
+        data = (experiment.dataset, experiment.partition)
+        tasks.add(repr([experiment.clients, *(part.model_dump_json() for part in data)]))
+        if not _has_own_encoder(experiment):
+            encoders.add(experiment.encoder.model_dump_json())
+    if len(tasks) > 1:
+        found.append("data, clients or partitions differ")
+    if len(encoders) > 1:
+        found.append("encoders differ")
+    if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
+        found.append("seeds differ")
+    # A one-shot method is complete after one round.
+    trained = [group for group in groups if not group["one_shot"]]
+    if len({_last_evaluated_round(runs[place]) for e in trained for place in e["runs"]}) > 1:
+        ends = [
+            f"{group['name']} {_round_range(runs[place] for place in group['runs'])}"
+            for group in trained
+        ]
+        found.append(f"the last evaluated rounds differ ({', '.join(ends)})")
+    return found
+
+
+def _has_own_encoder(experiment: Experiment) -> bool:
+    """Return whether the encoder is the method's own default, and so a part of the method."""
+    if not is_built_in(experiment.method):
+        return False
+    own = find_method(experiment.method).defaults.get("encoder__name")
+    return own is not None and own == experiment.encoder.name
+
+
+def _last_evaluated_round(run: RunRecords) -> int:
+    return run.last_evaluated.round if run.last_evaluated else 0
+
+
+def _round_range(runs: Iterable[RunRecords]) -> str:
+    numbers = sorted({_last_evaluated_round(run) for run in runs})
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def describe_comparison(groups: Sequence[Json], runs: Sequence[Json], *, is_paired: bool) -> Json:
+    """Return paired differences to the first group and to the best, and accuracy per client.
+
+    Groups that share neither data nor seeds have no pairs.
+    """
+    return {
+        "differences": _describe_differences(groups) if is_paired and len(groups) > 1 else None,
+        "heat": _describe_heat(groups, runs) if len(groups) > 1 else None,
+    }
+
+
+def _describe_differences(groups: Sequence[Json]) -> Json:
+    seeds = sorted({seed for group in groups for seed in group["seeds"]})
+    tests: Json = {}
+    for test in TESTS:
+        values = {}
+        for place, group in enumerate(groups):
+            found = dict(zip(group["seeds"], group["end"][test], strict=True))
+            values[str(place)] = [found.get(seed) for seed in seeds]
+        best = find_best(values)
+        references = {"first": "0", "best": best}
+        tests[test] = {
+            name: {"reference": int(other), "rows": _difference_rows(values, other, seeds, groups)}
+            for name, other in references.items()
+            if other is not None
+        }
+    return {"level": 100 * LEVEL, "seeds": seeds, "tests": tests}
+
+
+def _difference_rows(
+    values: dict[str, list[float | None]], other: str, seeds: list[int], groups: Sequence[Json]
+) -> list[Json]:
+    """Return mean, interval and each seed's difference of each group but the reference."""
+    lost = {str(place): _diverged_seeds(group) for place, group in enumerate(groups)}
+    rows = []
+    for name, numbers in values.items():
+        if name == other:
+            continue
+        found = paired_difference(numbers, values[other])
+        pairs = zip(numbers, values[other], strict=True)
+        rows.append({
+            "group": int(name),
+            "mean": rounded(found.mean if found else None, 3),
+            "low": rounded(found.low if found else None, 3),
+            "high": rounded(found.high if found else None, 3),
+            "seeds": [None if None in (x, y) else rounded(x - y, 3) for x, y in pairs],  # type: ignore[operator]
+            "lost": [seed in lost[name] or seed in lost[other] for seed in seeds],
+        })  # fmt: skip
+    return rows
+
+
+def _diverged_seeds(group: Json) -> list[int]:
+    return [seed for seed, gone in zip(group["seeds"], group["diverged"], strict=True) if gone]
+
+
+def _describe_heat(groups: Sequence[Json], runs: Sequence[Json]) -> Json | None:
+    """Return rows and columns of accuracy per client; None if runs list different clients."""
+    if any(each["population"] > len(each["clients"]) for each in runs):
+        return None
+    by_group = []
+    for group in groups:
+        by_client: dict[str, list[float | None]] = {}
+        for run in group["runs"]:
+            for client in runs[run]["clients"]:
+                by_client.setdefault(client["name"], []).append(client["accuracy"])
+        by_group.append(by_client)
+    found = client_grid(by_group)
+    found["values"] = [[rounded(each) for each in row] for row in found["values"]]
+    return found if len(found["columns"]) > 1 else None
+
+
+def client_grid(by_group: Sequence[Mapping[str, Sequence[float | None]]]) -> Json:
+    """Return accuracy per client, a row per group, the worst first: values, columns, about.
+
+    A client is a column if it is the same one for every seed. If a partition makes the clients
+    again for each seed, or there are too many, the clients of each run are sorted from worst to
+    best, put into at most `PARTS` parts of equal size, and these are averaged over seeds.
+    """
+    clients = list(dict.fromkeys(client for row in by_group for client in row))
+    seeds = max((len(each) for row in by_group for each in row.values()), default=0)
+    dealt = all(_DEALT.fullmatch(client) for client in clients)
+    if len(clients) <= MOST_CLIENTS and (seeds < 2 or not dealt):
+        means = [{c: _mean_or_nan(values) for c, values in row.items()} for row in by_group]
+        served = {c: _mean_or_nan([row.get(c) for row in means]) for c in clients}
+        ordered = sorted(clients, key=lambda client: (math.isnan(served[client]), served[client]))
+        return {
+            "values": [[row.get(each, math.nan) for each in ordered] for row in means],
+            "columns": ordered,
+            "about": "clients from worst to best by the mean over methods and seeds",
+        }
+    parts = min(PARTS, len(clients))
+    values = [
+        _mean_columns([sorted_parts(list(run), parts) for run in zip_longest(*row.values())])
+        for row in by_group
+    ]
+    if len(clients) <= PARTS:
+        columns = ["worst", *(str(place) for place in range(2, parts)), "best"][-parts:]
+        about = "clients of each run from worst to best, mean over seeds"
+    else:
+        step = 100 // parts
+        columns = [f"{step * part}-{step * (part + 1)} %" for part in range(parts)]
+        about = f"clients of each run from worst to best in {parts} equal parts, mean over seeds"
+    return {"values": values, "columns": columns, "about": about}
+
+
+def sorted_parts(values: Sequence[float | None], parts: int = PARTS) -> list[float]:
+    """Return the means of equal parts of the sorted numbers, from the lowest; NaN of none."""
+    known = sorted(finite_values(values))
+    ends = [len(known) * part // parts for part in range(parts + 1)]
+    return [_mean_or_nan(known[start:end]) for start, end in pairwise(ends)]
+
+
+def _mean_columns(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [_mean_or_nan(column) for column in zip(*rows, strict=True)]
+
+
+def _mean_or_nan(values: Sequence[float | None]) -> float:
+    found = mean(finite_values(values))
+    return math.nan if found is None else found
+
+
+# Tables
+
+
+def run_predictors_table(run: RunRecords) -> Json:
+    """Return all predictors of one run on both test sets."""
+    values = {test: {each: run.value(test, each) for each in PREDICTORS} for test in TESTS}
+    last = run.last_evaluated
+    caption = "Accuracy in %" + (f" in round {last.round}, the last one evaluated" if last else "")
+    table = predictors_table(caption, values, run.predictors)
+    if last is not None:
+        known = run.partition.clients if run.partition else {}
+        spread = last.accuracy_spread.to_json() if last.accuracy_spread else None
+        told = describe_mean(last.accuracy_per_client, known, spread)
+        if "not evaluated" in told:
+            table["notes"].append(f"Personalized models: {told}.")
+        if run.is_network and last.accuracy:
+            table["notes"] += describe_server_model(last.accuracy, run.predictors)
+    return table
+
+
+def comparison_tables(
+    groups: Sequence[Json],
+    runs: Sequence[RunRecords],
+    content: Sequence[Json],
+    obstacles: Sequence[str] = (),
+) -> list[Json]:
+    """Return the primary metrics of several groups, their fairness, then all predictors.
+
+    With obstacles to a ranking none is marked as best, and the obstacles are named.
+    """
+    return [
+        _primary_table(groups, runs, obstacles),
+        _fairness_table(groups, content),
+        *_predictor_tables(groups, runs),
+    ]
+
+
+def _primary_table(
+    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
+) -> Json:
+    is_ranked = not obstacles and len(groups) > 1
+    seeds = sorted({seed for group in groups for seed in group["seeds"]})
+    titles = _title_tests(groups)
+    columns = []
+    for test in titles:
+        by_seed = {
+            str(place): dict(zip(group["seeds"], group["end"][test], strict=True))
+            for place, group in enumerate(groups)
+        }
+        aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
+        found: dict[str, str | None] = dict(mark_best(aligned)) if is_ranked else {}
+        columns.append([
+            cell(mean_and_deviation(list(each.values())), mark=found.get(name))
+            for name, each in by_seed.items()
+        ])  # fmt: skip
+    rows = [
+        [
+            cell(group["name"], note=name_predictors(group["judged_by"][test] for test in titles)),
+            *(column[place] for column in columns),
+            cell(_megabytes(sum(group["bytes"].values()))),
+            cell(f"{training_seconds(group['seconds']):,.1f}"),
+        ]
+        for place, group in enumerate(groups)
+    ]
+    counts = {len(group["seeds"]) for group in groups}
+    number = f"{counts.pop()}" if len(counts) == 1 else "its"
+    over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
+    return {
+        "caption": f"Accuracy in % of the last round: {over}, each method by its primary metric",
+        "columns": ["method", *titles.values(), "MB sent", "seconds"],
+        "rows": rows,
+        "notes": list(_primary_notes(groups, runs, obstacles, len(seeds))),
+    }
+
+
+def _primary_notes(
+    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str], num_seeds: int
+) -> Iterable[str]:
+    judged = [predictor for group in groups for predictor in group["judged_by"].values()]
+    encoders = {group["name"]: runs[group["runs"][0]].experiment.encoder.name for group in groups}
+    one_shot = [group["name"] for group in groups if group["one_shot"]]
+    notes = [
+        ONE_TEST if len(_title_tests(groups)) == 1 else "",
+        explain_deviation(num_seeds),
+        explain_divergence({group["name"]: _diverged_seeds(group) for group in groups}),
+        explain_marks(num_seeds) if len(groups) > 1 and not obstacles else "",
+        f"None is marked as best: {'; '.join(obstacles)}." if obstacles else "",
+        f"One-shot, without rounds of training: {', '.join(one_shot)}." if one_shot else "",
+        explain_prior(judged),
+        name_encoders(encoders),
+        "MB and seconds: a whole run without evaluation and checkpoints.",
+    ]
+    return [note for note in notes if note]
+
+
+def _megabytes(count: float) -> str:
+    """Return megabytes with one decimal, and more if one would read as nothing."""
+    return f"{count / 1e6:,.1f}" if not 0 < count < 50_000 else f"{count / 1e6:.3f}"
+
+
+def _fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
+    """Return the worst client, tenths, spread and the worst class of each group."""
+    rows = []
+    for group in groups:
+        runs = [content[place] for place in group["runs"]]
+        worst = [find_worst_client_and_class(run) for run in runs]
+        measured = [run["fairness"] or {} for run in runs]
+        classes = [each["accuracy"] if each else None for _, each in worst]
+        names = [
+            ", ".join(dict.fromkeys(each["name"] for each in column if each))
+            for column in zip(*worst, strict=True)
+        ]
+        jain = mean(finite_values([each.get("jain") for each in measured]))
+        numbers = [
+            mean_and_deviation([each.get(key) for each in measured]) for key in _FAIRNESS_TITLES
+        ]
+        rows.append([
+            cell(group["name"]),
+            cell(numbers[0], note=names[0]),
+            *(cell(each) for each in numbers[1:]),
+            cell("-" if jain is None else f"{jain:.3f}"),
+            cell(mean_and_deviation(classes), note=names[1]),
+        ])  # fmt: skip
+    return {
+        "caption": "Fairness: accuracy in % over clients, local test sets, primary metric",
+        "columns": ["method", *_FAIRNESS_TITLES.values(), "Jain's index", "worst class"],
+        "rows": rows,
+        "notes": [
+            "worst tenth: mean of the worst tenth of the clients, at least one; std: standard "
+            "deviation over clients (ddof 1); Jain's index: 1 if all clients have the same accuracy."
+        ],
+    }
+
+
+def _predictor_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
+    """Return all predictors on each test set: those without a label prior, then those with one."""
+
+    def values(group: Json, test: Test, predictor: PredictorName) -> list[float | None]:
+        return [runs[place].value(test, predictor) for place in group["runs"]]
+
+    return [
+        {
+            "caption": f"Predictors {name} on the {title}, accuracy in % of the last round",
+            "later": True,
+            "columns": ["method", *(PREDICTOR_TITLES[predictor] for predictor in predictors)],
+            "rows": [
+                [
+                    cell(group["name"]),
+                    *(
+                        cell(mean_and_deviation(values(group, test, predictor)))
+                        | {"strong": predictor == group["judged_by"][test]}
+                        for predictor in predictors
+                    ),
+                ]
+                for group in groups
+            ],
+            "notes": [
+                "*: the primary metric on this test set.",
+                *([note] if (note := explain_prior(predictors)) else []),
+            ],
+        }
+        for test, title in _title_tests(groups).items()
+        for name, predictors in READING_GROUPS.items()
+    ]
+
+
+def _title_tests(groups: Sequence[Json]) -> dict[Any, str]:
+    """Return the test sets with their titles: one if all clients of all runs share it."""
+    return {"local_test": "test set"} if all(g["shared_test"] for g in groups) else TEST_TITLES
