@@ -24,7 +24,7 @@ from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import Engine, WrappedEngine
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 
 CPU = torch.device("cpu")
 

@@ -34,7 +34,7 @@ from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import PixelScaling
 from mpfedcl.models.encoders.random_filters import RandomFilters, apply_filters
 from mpfedcl.rounds.assembly import Assembly, assemble
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 
 BOUNDS = {"validation__bounds": "on"}
 SETTINGS: dict[str, dict[str, Any]] = {

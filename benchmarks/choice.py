@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from measuring import Progress, Result, Table, ms, parse_arguments
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
 METHODS = {"fedavg": "FedAvg", "mp-fedcl": "MP-FedCL"}

@@ -10,7 +10,7 @@ import torch
 from measuring import Progress, Result, Spread, Table, interleave, parse_arguments
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.methods import built_in_methods
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
 BASE = "fedavg"

@@ -11,8 +11,8 @@ from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, p
 from mpfedcl.core.rng import generator
 from mpfedcl.experiment.settings import ContrastSettings
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.loop import RoundLoop
+from mpfedcl.rounds.state import RoundState
 from workloads import HEAD_SIZES, NUM_CLASSES, Workload, head_clients, mnist_clients
 
 WARM_ROUNDS = 1

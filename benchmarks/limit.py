@@ -13,7 +13,7 @@ import torch
 from command_runs import can_use_workers, watch_run, write_head_set
 from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, parse_arguments
 from mpfedcl.prototypes import ContrastTargets
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from workloads import Workload, head_clients, mnist_clients
 
 CONTENDERS = {

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpfedcl.rounds import clock
+from mpfedcl.rounds import record as round_record
 
-PHASES = tuple(phase for phase in clock.PHASES if phase not in ("evaluate", "checkpoint"))
+PHASES = tuple(phase for phase in round_record.PHASES if phase not in ("evaluate", "checkpoint"))
 """The phases of a round that is neither evaluated nor saved."""
 RESULTS = Path(__file__).parent / "results"
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import make_mlp
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 
 NUM_CLASSES, SAMPLES, TEST = 10, 20, 5000
 CASES = {

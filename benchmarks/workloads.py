@@ -18,8 +18,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous, find_method
 from mpfedcl.models import Mlp
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.loop_choice import make_loop
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop, make_loop
 from mpfedcl.rounds.systems import SystemModel
 
 NUM_CLASSES = 10

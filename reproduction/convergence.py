@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from mpfedcl import Batch, Context, Experiment, Method, find_method
+from mpfedcl.methods import SharesPrototypes, prototype_rule
 from reproduction.items import Sets
 from reproduction.runs import Record, Runs
 from reproduction.tables import COLORS, DOCS, figure_file, markdown
@@ -222,8 +223,8 @@ class Measured(Method):
 
     def prepare(self, broadcast: Any) -> Any:
         """Note the round's learning rate, and the factor of Lemma 2."""
-        self._rate, contrast = self.descent(broadcast.round)[0], self.experiment.contrast
-        if self.shares_prototypes:
+        self._rate, contrast = self.local_training(broadcast.round).lr, self.experiment.contrast
+        if isinstance(self, SharesPrototypes):
             # There is no contrast with an empty pool.
             factor = (self.num_classes - 1) * contrast.weight / contrast.temperature
             self._pool_factor = factor if len(broadcast.pool) else None
@@ -238,6 +239,9 @@ class Measured(Method):
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
         """Measure the client around its training."""
+        if not self._batches:
+            # Asked for the shapes of an update only.
+            return super().finish(params, context, num_steps)
         batches, self._batches = self._batches, []
         samples = Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
         # Order changes by round, the sum of all inputs only by rounding.
@@ -308,7 +312,7 @@ class Measured(Method):
         moved = distance({n: trained[n] for n in names}, context.start)
         with torch.no_grad():
             old, new = (
-                self.project(context.apply(params, samples.inputs)[0])
+                prototype_rule(self).project(context.apply(params, samples.inputs)[0])
                 for params in (context.start, trained)
             )
         farthest = float((new - old).norm(dim=1).max())

@@ -116,7 +116,7 @@ def draw_engines() -> list[str]:
 
 def draw_round() -> list[str]:
     """Return the right half: the way of a round."""
-    broadcast = ("1  Broadcast", "rounds/round_loop.py: the", "shared parameters and the pool")
+    broadcast = ("1  Broadcast", "rounds/loop.py: the", "shared parameters and the pool")
     evaluation = ("6  Evaluation", "rounds/evaluation.py:", "accuracies on test images")
     record = (
         "7  Record and checkpoint",

@@ -65,11 +65,17 @@ class Module:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-MESSAGES = ("tests/network/test_message_bounds.py",)
+MESSAGES = ("tests/network/test_message_bounds.py", "tests/network/test_network_packing.py")
 MODULES = (
     Module(
         "rounds/validation.py",
-        ("tests/rounds/test_guard_bounds.py", "tests/rounds/test_guard_prototypes.py"),
+        (
+            "tests/rounds/test_validation_bounds.py",
+            "tests/rounds/test_validation_outliers.py",
+            "tests/rounds/test_validation_prototypes.py",
+            "tests/rounds/test_update_validation.py",
+            "tests/rounds/test_systems.py",
+        ),
     ),
     Module("methods/messages.py", ("tests/methods/test_messages.py",)),
     Module("network/transport.py", MESSAGES),
@@ -81,8 +87,9 @@ MODULES = (
 def find_modules(names: Sequence[str]) -> list[Module]:
     """Return the modules that are named, or all; those of privacy with all tests of that folder."""
     tests = [str(path.relative_to(ROOT)) for path in (ROOT / "tests/privacy").glob("test_*")]
+    tests += ["tests/gaussian/test_mechanism.py", "tests/runs/test_budget.py"]
     private = [
-        # Its local test sets come first, because most faults fail there; the audit takes longest.
+        # The tests of the module itself come first, because most faults fail there; the audit takes longest.
         Module(
             f"privacy/{path.name}",
             tuple(sorted(tests, key=lambda each: (path.stem not in each, "audit" in each, each))),

@@ -143,7 +143,7 @@ def quick_network(example_methods: None, monkeypatch: pytest.MonkeyPatch) -> Vir
     monkeypatch.setattr("mpfedcl.network.server.engine.time", virtual)
     monkeypatch.setattr("mpfedcl.network.server.engine.POLL_SECONDS", 1.0)
     monkeypatch.setattr("mpfedcl.network.server.asynchronous.time", virtual)
-    monkeypatch.setattr("mpfedcl.rounds.real_arrivals.time", virtual)
+    monkeypatch.setattr("mpfedcl.rounds.arrivals.time", virtual)
     monkeypatch.setattr("mpfedcl.network.server.registry.POLL_SECONDS", 0.01)
     return virtual
 

@@ -9,7 +9,7 @@ from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.models import Model
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import HIDDEN, METHODS, assemble_federation, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5

@@ -144,7 +144,7 @@ def test_result_equals_the_loop_with_relative_bounds(
     found = ENGINES["auto"](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
     last = read_records(found.path)[-1]
-    assert ("bound on length" in last["processed"]) == (method == "mp-fedcl")
+    assert ("bound on norm" in last["processed"]) == (method == "mp-fedcl")
 
 
 @pytest.mark.sampled(3)

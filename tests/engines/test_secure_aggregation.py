@@ -18,7 +18,7 @@ from mpfedcl.methods import built_in_methods, find_method
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Cnn, Mlp, Model
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of

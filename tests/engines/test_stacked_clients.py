@@ -15,8 +15,8 @@ from mpfedcl.models import Mlp
 from mpfedcl.models.encoders.encoder import Preprocessing
 from mpfedcl.models.encoders.torch_encoders import TrainableEncoder
 from mpfedcl.models.resnet import ResNet18
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import HIDDEN
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]

@@ -20,7 +20,7 @@ from mpfedcl.experiment.data_folder import holds_vectors
 from mpfedcl.methods import PREDICTORS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
-from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.state import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint, _sign, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import SCHEMAS

@@ -35,9 +35,9 @@ from mpfedcl.network.server.registry import agree_on_classes
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.evaluation import AccuracyTable
-from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.validation import UpdateValidator
 from mpfedcl.runs.run_files import Partition
 

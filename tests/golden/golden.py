@@ -69,7 +69,7 @@ PATCHES: dict[str, Any] = {
     "mpfedcl.network.server.engine:time": CLOCK,
     "mpfedcl.network.server.engine:POLL_SECONDS": 1.0,
     "mpfedcl.network.server.asynchronous:time": CLOCK,
-    "mpfedcl.rounds.real_arrivals:time": CLOCK,
+    "mpfedcl.rounds.arrivals:time": CLOCK,
     "mpfedcl.network.server.registry:POLL_SECONDS": 0.01,
     # Workers are forked from a process that has torch loaded.
     "mpfedcl.engines.workers:subprocess": FORKED_WORKERS,

@@ -5,7 +5,7 @@ import torch
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
-from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.state import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint
 from small_experiments import Json, assert_same_tensors
 
@@ -43,8 +43,8 @@ def assert_same_checkpoint(found: Checkpoint | None, wanted: Checkpoint) -> None
     assert found.record == wanted.record
     assert found.state.round == wanted.state.round
     # By these the next round's updates are bounded.
-    assert found.state.median_length == wanted.state.median_length
-    assert found.state.standings == wanted.state.standings
+    assert found.state.median_norm == wanted.state.median_norm
+    assert found.state.reputations == wanted.state.reputations
     assert_same_tensors(found.state.server.params, wanted.state.server.params)
     assert_same_tensors(found.state.server.extra, wanted.state.server.extra)
     assert_same_tensors(found.clients, wanted.clients)

@@ -20,8 +20,7 @@ from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.engine import WrappedEngine
-from mpfedcl.rounds.loop_choice import make_loop
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop, make_loop
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.observer import Observer
 

@@ -268,14 +268,14 @@ def test_update_out_of_bounds_is_rejected_and_logged(
 ) -> None:
     path = change(finished, tmp_path / "strict", validation__max_norm=1e-6)
     before = (path / "pool.safetensors").read_bytes()
-    for epochs, reason in ((0, "a prototype has length"), (1, "the model changed by")):
+    for epochs, reason in ((0, "a prototype has norm"), (1, "the model changed by")):
         joined = join(path, late, "late", epochs=epochs, add=True)
         assert reason in (joined.outcome.rejected or "")
         assert not joined.was_added
     assert (path / "pool.safetensors").read_bytes() == before
     events = [json.loads(line) for line in (path / "joins.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["rejected", "rejected"]
-    assert "a prototype has length" in events[0]["reason"]
+    assert "a prototype has norm" in events[0]["reason"]
 
 
 def test_diverged_training_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:

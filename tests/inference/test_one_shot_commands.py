@@ -14,7 +14,7 @@ from mpfedcl.data.loading import load_federated_data
 from mpfedcl.inference.advice import advise, compare_answers, samples_needed
 from mpfedcl.inference.contribution import find_contributions
 from mpfedcl.inference.one_shot import open_federation
-from mpfedcl.rounds.evaluation import percent_correct
+from mpfedcl.rounds.metrics import percent_correct
 from one_shot_runs import choose, federation, save_client
 from small_experiments import small
 

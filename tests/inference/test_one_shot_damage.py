@@ -13,7 +13,7 @@ from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.inference.membership import leave
 from mpfedcl.inference.predictor import Predictor
-from mpfedcl.rounds.label_prior import estimate_prior
+from mpfedcl.rounds.predictions import estimate_prior
 from mpfedcl.runs.statistics_files import pack_statistics
 from one_shot_runs import choose, federation, save_client
 

@@ -35,7 +35,7 @@ def test_card_states_the_privacy_budget(exchange: Path) -> None:
     assert "for adding or removing one image" in card
     assert "There is no privacy guarantee" not in card
     # A card is made to be published: who holds how much is not in it.
-    assert "how much each holds is not shown" in card
+    assert "numbers of samples are not shown under a privacy budget" in card
     assert "per client" not in card
 
 
@@ -47,7 +47,7 @@ def test_report_states_the_privacy_budget(
     assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in page
     assert "for adding or removing one image" in page
     assert "for adding or removing all images of one client" in page
-    assert "Under a privacy budget it is not shown who holds how much." in page
+    assert "Under a privacy budget the data of clients are not shown." in page
 
 
 def test_predictions_in_the_projected_space(exchange: Path, said: Say) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Arrival, Server, find_method
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import build_federation, small
 
 EQUAL_SPEEDS: dict[str, Any] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Batch, Context, Method
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import assert_same_tensors, build_federation, small
 
 both_engines = pytest.mark.parametrize("engine", ["loop", "stacked"])

@@ -12,7 +12,7 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.methods import Context, Method, find_method
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import build_federation, small
 
 Changes = dict[str, Any]

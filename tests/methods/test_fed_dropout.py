@@ -18,7 +18,7 @@ from mpfedcl.engines.trainers.optimizer import MomentumSGD
 from mpfedcl.methods import Batch, Context, PartialModel
 from mpfedcl.models import Mlp
 from mpfedcl.models.parts import hidden_units, mask_params
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import assert_same_tensors, build_federation, small
 
 HALF: Changes = {"fed_dropout__share": 0.5}

@@ -14,7 +14,7 @@ from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.fedbn import FedBN
 from mpfedcl.methods.messages import Update
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import assemble_federation, assert_same_tensors, tensors_of
 
 SIZE, HIDDEN = 12, 5

@@ -20,7 +20,7 @@ from tiny_method_inputs import apply, draw, make_batch, make_context, make_metho
 from torch import Tensor
 
 from mpfedcl.methods.fedmmd import VARIANCES, discrepancy
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 
 Points = list[list[float]]
 

@@ -24,7 +24,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, Batch, built_in_methods, prototype_rule
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import METHODS, assert_same_tensors, build_federation, small
 
 pytestmark = pytest.mark.usefixtures("example_methods")

@@ -20,8 +20,8 @@ from mpfedcl.gaussian import unit_features
 from mpfedcl.methods import find_method
 from mpfedcl.models import GaussianClassifier, make_mlp
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from mpfedcl.runs.observer import Observer
 from small_experiments import save_vectors, small
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mpfedcl import Experiment, InvalidInput, Method, resume, run, tune
+from mpfedcl.experiment.method_settings import FedProxSettings
 from mpfedcl.methods import find_method
-from mpfedcl.methods.fedprox import FedProx, FedProxSettings
+from mpfedcl.methods.fedprox import FedProx
 from mpfedcl.studies.comparison import Comparison
 from pull_method import GentlePull, Pull, PullSettings
 from small_experiments import assert_same_results, assert_same_run, small

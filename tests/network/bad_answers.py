@@ -146,7 +146,7 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     "count of nothing": (rows("counts", lambda x: x * 0), "counts must be at least 1"),
     "count of too much": (rows("counts", lambda x: x + 1000), "sum to at most"),
     "counts beyond int64": (rows("counts", lambda x: x * 0 + 2**62), "sum to at most"),
-    "long prototypes": (rows("vectors", lambda x: x * 1000), "a prototype has length"),
+    "long prototypes": (rows("vectors", lambda x: x * 1000), "a prototype has norm"),
     "NaN prototypes": (rows("vectors", lambda x: x * float("nan")), NOT_FINITE),
     "narrow prototypes": (rows("vectors", lambda x: x[:, :3]), "vectors has shape"),
     "flat prototypes": (rows("vectors", lambda x: x.ravel()), "prototypes cannot be read"),

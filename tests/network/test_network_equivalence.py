@@ -126,7 +126,7 @@ def test_network_runs_bound_updates_by_default(images: Path, tmp_path: Path, met
     assert_like_simulation(found.path, wanted.path, experiment)
     told = [[each["processed"] for each in read_records(r.path)] for r in (found, wanted)]
     assert told[0] == told[1]
-    assert any("bound on length" in each for each in told[0]) == (method == "mp-fedcl")
+    assert any("bound on norm" in each for each in told[0]) == (method == "mp-fedcl")
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])

@@ -38,6 +38,7 @@ from mpfedcl.network.flower.records import from_records, to_records
 from mpfedcl.network.messages import (
     Introduction,
     ReportedEvaluation,
+    name_dispatch,
     pack_broadcast,
     pack_part,
     pack_part_update,
@@ -416,3 +417,35 @@ def test_partial_models_equal_simulation(
 def test_the_process_of_a_message_does_not_load_torch() -> None:
     code = "import mpfedcl.flower_app, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+WHOLE_EVALUATION: dict[str, Any] = {
+    "table": {"local_test": {"personal_classifier": 3.0}, "global_test": {}},
+    "is_personal": True,
+    "confusion": [[1, 2, 0], [3, 4, 1]],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"table": {"local_test": {}}}, "table by test set"),
+        ({"is_personal": 1}, "is_personal"),
+        ({"table": {"local_test": {"personal_classifier": 101}, "global_test": {}}}, "accuracy"),
+        ({"confusion": [1, 2]}, "confusion"),
+        ({"confusion": [[1, 2], [3, 4]]}, r"confusion must be \[2\]\[3\]"),
+        ({"confusion": [[1, 2, -1], [3, 4, 1]]}, "confusion must be counts"),
+    ],
+)
+def test_a_malformed_evaluation_is_refused(changes: dict[str, Any], field: str) -> None:
+    assert unpack_evaluation(WHOLE_EVALUATION, 2).confusion == [[1, 2, 0], [3, 4, 1]]
+    with pytest.raises(MessageError, match=field):
+        unpack_evaluation(WHOLE_EVALUATION | changes, 2)
+
+
+def test_an_asynchronous_answer_repeats_version_and_dispatch() -> None:
+    pool = PrototypePool.empty(2, 3, 1)
+    broadcast = Broadcast(1, {}, {}, pool)
+    assert name_dispatch(broadcast) == {}
+    known = replace(broadcast, version=4, dispatch=7)
+    assert name_dispatch(known) == {"version": 4, "dispatch": 7}

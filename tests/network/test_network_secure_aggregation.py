@@ -32,8 +32,8 @@ from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
 from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.fixed_point import decode, encode
+from mpfedcl.privacy.secure_aggregation.primitives import is_signed
 from mpfedcl.privacy.secure_aggregation.roster import Session
-from mpfedcl.privacy.secure_aggregation.signatures import is_signed
 from mpfedcl.runs.observer import NO_COMPANIONS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import assert_same_results, read_records, read_summary
@@ -312,7 +312,7 @@ BAD_ANSWERS: list[tuple[str, Change, Change, str]] = [
     ("advertise", lambda _: {"advert": {}}, keep, "channel must be hexadecimal"),
     ("advertise", lambda _: {}, keep, "advert is None"),
     # Keys with which the others could not go on: they would end the sum for all.
-    ("advertise", show_keys(masking="00" * 32), keep, "nobody can agree on a key"),
+    ("advertise", show_keys(masking="00" * 32), keep, "invalid for key agreement"),
     (
         "advertise",
         show_keys(channel="09".ljust(64, "0"), masking="09".ljust(64, "0")),

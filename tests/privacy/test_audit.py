@@ -14,7 +14,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.gaussian import StackedSums
-from mpfedcl.privacy.private_sums import PrivateSums
+from mpfedcl.gaussian.mechanism import PrivateSums
 
 RUNS = 2500
 EPSILON, DELTA = 1.0, 1e-5

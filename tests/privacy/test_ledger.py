@@ -10,7 +10,7 @@ import torch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
+from mpfedcl.gaussian.mechanism import gaussian_multiplier
 from mpfedcl.privacy.ledger import (
     FOLDER,
     BudgetSpent,

@@ -7,9 +7,8 @@ import torch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.gaussian import packed_size, unpack_symmetric
-from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
+from mpfedcl.gaussian.mechanism import PrivateSums, gaussian_multiplier
 from mpfedcl.privacy.plan import Plan, to_json
-from mpfedcl.privacy.private_sums import PrivateSums
 
 
 def plan(**changes: object) -> Plan:

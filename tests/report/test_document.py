@@ -11,7 +11,7 @@ from report_documents import cell_texts, document_of
 from handwritten_runs import accuracy_of, write_json, write_run
 from mpfedcl.core.tensors import pack_tensors
 from mpfedcl.methods import PREDICTORS
-from mpfedcl.rounds.listed_clients import list_accuracies
+from mpfedcl.rounds.metrics import list_accuracies
 from mpfedcl.runs.directory import RunDirectory
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import MeddledEngine, build_federation
 
 

@@ -12,8 +12,8 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import Engine
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import MeddledEngine, assert_same_tensors, tensors_of
 
 VICTIM = "client-1"
@@ -161,7 +161,7 @@ BAD_PROTOTYPES: dict[str, tuple[Tamper, str]] = {
         with_rows(lambda r: {"vectors": filled(r.vectors, math.inf)}),
         "not finite",
     ),
-    "vectors huge": (with_rows(lambda r: {"vectors": filled(r.vectors, 2e6)}), "length 2e+06"),
+    "vectors huge": (with_rows(lambda r: {"vectors": filled(r.vectors, 2e6)}), "norm 2e+06"),
     "vectors float64": (with_rows(lambda r: {"vectors": r.vectors.double()}), "torch.float64"),
     "vectors as integers": (with_rows(lambda r: {"vectors": r.vectors.long()}), "torch.int64"),
     "wrong dimension": (with_rows(lambda r: {"vectors": r.vectors[:, :3]}), "vectors has shape"),

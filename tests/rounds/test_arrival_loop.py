@@ -12,9 +12,9 @@ import torch
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Arrival, Asynchronous, Server, SharesPrototypes
+from mpfedcl.rounds.arrivals import VirtualArrivals
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
-from mpfedcl.rounds.virtual_arrivals import VirtualArrivals
 from small_experiments import assert_same_tensors, build_federation, save_images, small
 
 
@@ -222,11 +222,11 @@ def test_a_synchronous_round_takes_as_long_as_its_slowest_client(images: Path) -
     experiment = small(images, "fedavg", systems__kind="lognormal", dtype="float64")
     loop = build_federation(experiment)
     assert type(loop) is RoundLoop
-    assert loop._pace is not None
+    assert loop._systems is not None
     records = [loop.run_round(evaluate=False) for _ in range(2)]
     size = loop.broadcast().num_bytes
     slowest = [
-        max(loop._pace.seconds(name, number, size, size) for name in loop.engine.sizes)
+        max(loop._systems.seconds(name, number, size, size) for name in loop.engine.sizes)
         for number in (1, 2)
     ]
     assert [r.virtual_seconds for r in records] == [slowest[0], sum(slowest)]

@@ -21,8 +21,8 @@ from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.messages import pack_update, unpack_update
 from mpfedcl.network.transport import Message
 from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.processors import ProcessorChain
-from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import (
     assert_same_results,
     assert_same_tensors,

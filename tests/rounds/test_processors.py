@@ -45,7 +45,7 @@ def test_nothing_asked_for_is_nothing_done() -> None:
 
 
 def test_a_long_change_is_shortened_and_keeps_its_direction() -> None:
-    # (3, 4) has length 5; what is not a parameter counts as it is.
+    # (3, 4) has norm 5; what is not a parameter counts as it is.
     clipped = chain(2.5).outgoing(make_update([4.0, 5.0]), broadcast())
     assert tensors_of(clipped)["w"].tolist() == [2.5, 3.0]
     assert clipped.processed == ("clip",)
@@ -158,7 +158,7 @@ def test_who_says_so_a_thousand_times_is_rejected(images: Path) -> None:
     record = build_federation(small(images, "fedavg", update__clip=1.0), lie).run_round(
         evaluate=False
     )
-    assert record.clients.rejected == {VICTIM: "it was processed twice by the same"}
+    assert record.clients.rejected == {VICTIM: "it was processed twice by the same processor"}
 
 
 def test_a_huge_limit_clips_nothing() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import assert_same_tensors, build_federation, small
 
 

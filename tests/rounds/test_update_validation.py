@@ -26,8 +26,8 @@ from mpfedcl.methods import Server
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_loop import RoundLoop
 from small_experiments import METHODS, assert_same_tensors, build_federation, small, tensors_of
 
 pytestmark = pytest.mark.whole
@@ -211,7 +211,7 @@ def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: floa
         small(images), lambda engine: TamperingEngine(engine, stretch(length))
     )
     for record in run_rounds(attacked):
-        assert record.clients.rejected[VICTIM].startswith("a prototype has length")
+        assert record.clients.rejected[VICTIM].startswith("a prototype has norm")
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def usual() -> Usual:
 
 def test_an_honest_update_is_sound(usual: Usual) -> None:
     validator, broadcast, update = usual
-    assert validator.judge_form(update) is None
-    assert validator.judge_shapes(update) is None
-    assert validator.judge(update, broadcast) is None
+    assert validator.check_form(update) is None
+    assert validator.check_shapes(update) is None
+    assert validator.check(update, broadcast) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_honest_update_is_sound(usual: Usual) -> None:
 )
 def test_plain_values(usual: Usual, changes: dict[str, Any], reason: str | None) -> None:
     validator, broadcast, update = usual
-    assert validator.judge(replace(update, **changes), broadcast) == reason
+    assert validator.check(replace(update, **changes), broadcast) == reason
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_plain_values(usual: Usual, changes: dict[str, Any], reason: str | None)
 )
 def test_the_form(usual: Usual, changes: dict[str, Any], reason: str | None) -> None:
     validator, _, update = usual
-    assert validator.judge_form(replace(update, **changes)) == reason
+    assert validator.check_form(replace(update, **changes)) == reason
 
 
 def test_the_form_of_what_this_process_added_up(usual: Usual) -> None:
     validator, _, update = usual
     stack = StackedSums(torch.ones(2, 5), torch.tensor([0, 1]), [2], 3, None)
-    assert validator.judge_form(replace(update, summed=stack.member(0))) is None
+    assert validator.check_form(replace(update, summed=stack.member(0))) is None
 
 
 def test_names_shapes_and_types(usual: Usual) -> None:
@@ -111,7 +111,7 @@ def test_names_shapes_and_types(usual: Usual) -> None:
     def judge(**tensors: Any) -> str | None:
         made = {**update.averaged, **tensors}  # type: ignore[dict-item]
         kept = {name: value for name, value in made.items() if value is not None}
-        return validator.judge(replace(update, averaged=kept), broadcast)
+        return validator.check(replace(update, averaged=kept), broadcast)
 
     assert judge(x=weight) == "tensors ['x'] are missing or unknown"
     four = dict.fromkeys("wxyz", weight)
@@ -122,7 +122,7 @@ def test_names_shapes_and_types(usual: Usual) -> None:
     said = judge(**{WEIGHT: weight.double()})
     assert said == f"tensor {WEIGHT} has type torch.float64; expected torch.float32"
     extra = replace(update, summed={"s": torch.zeros(1)})
-    assert validator.judge(extra, broadcast) == "tensors ['s'] are missing or unknown"
+    assert validator.check(extra, broadcast) == "tensors ['s'] are missing or unknown"
 
 
 def move(update: Update, by: float) -> Update:
@@ -138,22 +138,22 @@ def test_the_change_is_bounded() -> None:
         value.zero_()
         assert isinstance(update.averaged, dict)
         update.averaged[name].zero_()
-    assert validator.judge(move(update, 4.0), broadcast) is None
-    said = validator.judge(move(update, -4.01), broadcast)
+    assert validator.check(move(update, 4.0), broadcast) is None
+    said = validator.check(move(update, -4.01), broadcast)
     assert said == "the model changed by 4.01; at most 4"
     for odd in (math.nan, math.inf, -math.inf, 1e200):
-        said = validator.judge(move(update, odd), broadcast)
+        said = validator.check(move(update, odd), broadcast)
         assert said == "a tensor holds values that are not finite"
     # What the broadcast did not carry has changed by all that it is.
     without = replace(broadcast, params={})
-    assert validator.judge(move(update, 4.01), without) == "the model changed by 4.01; at most 4"
+    assert validator.check(move(update, 4.01), without) == "the model changed by 4.01; at most 4"
     # The change counts, not the weights.
     for name, value in broadcast.params.items():
         value.fill_(100.0)
         assert isinstance(update.averaged, dict)
         update.averaged[name].fill_(100.0)
-    assert validator.judge(move(update, 4.0), broadcast) is None
-    assert validator.judge(move(update, 4.01), broadcast) == "the model changed by 4.01; at most 4"
+    assert validator.check(move(update, 4.0), broadcast) is None
+    assert validator.check(move(update, 4.01), broadcast) == "the model changed by 4.01; at most 4"
 
 
 def test_a_part_of_a_stack_is_judged_by_what_it_says(usual: Usual) -> None:
@@ -161,7 +161,7 @@ def test_a_part_of_a_stack_is_judged_by_what_it_says(usual: Usual) -> None:
     stack: Any = SimpleNamespace(squared_changes=[0.0, 4e12, math.nan], template=validator.template)
 
     def judge(index: int) -> str | None:
-        return validator.judge(replace(update, averaged=StackMember(stack, index)), broadcast)
+        return validator.check(replace(update, averaged=StackMember(stack, index)), broadcast)
 
     assert judge(0) is None
     assert judge(1) == "the model changed by 2e+06; at most 1e+06"
@@ -170,14 +170,14 @@ def test_a_part_of_a_stack_is_judged_by_what_it_says(usual: Usual) -> None:
 
 def test_only_who_may_withholds() -> None:
     validator, broadcast, update = make_guard(prepare(Withholds))
-    assert validator.judge(replace(update, averaged=None), broadcast) is None
+    assert validator.check(replace(update, averaged=None), broadcast) is None
 
 
 def test_who_trains_nothing_needs_no_loss() -> None:
     validator, broadcast, update = make_guard(prepare("fedncm"))
     assert update.loss is None
-    assert validator.judge(update, broadcast) is None
-    said = validator.judge(replace(update, loss=math.nan), broadcast)
+    assert validator.check(update, broadcast) is None
+    said = validator.check(replace(update, loss=math.nan), broadcast)
     assert said == "loss is nan; it must be finite"
 
 
@@ -187,11 +187,11 @@ def test_announced_counts_are_held_against_the_sums() -> None:
     features = torch.nn.functional.normalize(torch.ones(10, 4), dim=1)
     labels = torch.zeros(10, dtype=torch.int64)
     honest = replace(update, summed=collect_statistics(assembly.method, features, labels))
-    assert validator.judge(honest, broadcast) is None
+    assert validator.check(honest, broadcast) is None
     other, _, _ = make_guard(assembly, label_counts={"a": [9, 1, 0]})
-    assert other.judge(honest, broadcast) is not None
+    assert other.check(honest, broadcast) is not None
     unannounced, _, _ = make_guard(assembly)
-    assert unannounced.judge(honest, broadcast) is None
+    assert unannounced.check(honest, broadcast) is None
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_announced_counts_are_held_against_the_sums() -> None:
 def test_sums_are_bounded(values: Sequence[float], reason: str | None) -> None:
     validator, broadcast, update = make_guard(prepare(AddsUp))
     summed = {**update.summed, "sums": torch.tensor(values, dtype=torch.float64)}
-    assert validator.judge(replace(update, summed=summed), broadcast) == reason
+    assert validator.check(replace(update, summed=summed), broadcast) == reason
 
 
 def test_sums_of_this_process_are_finite_or_not() -> None:
@@ -217,5 +217,5 @@ def test_sums_of_this_process_are_finite_or_not() -> None:
     features[1, 0] = math.nan
     stack = StackedSums(features, torch.tensor([0, 1]), [1, 1], 3, None)
     sound, odd = (replace(update, summed=stack.member(index)) for index in (0, 1))
-    assert validator._judge_sums(sound) is None
-    assert validator._judge_sums(odd) == "the samples hold values that are not finite"
+    assert validator._check_sums(sound) is None
+    assert validator._check_sums(odd) == "the samples hold values that are not finite"

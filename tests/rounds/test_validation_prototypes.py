@@ -43,14 +43,14 @@ LABELS = "prototype labels must lie in 0..2"
         (rows([-1, 0], [1, 1]), LABELS),
         (rows([0, 0, 0], [1, 1, 1]), "a class has 3 prototypes; at most 2"),
         (rows([0], [1], length=1.0009), None),
-        (rows([0], [1], length=1.0011), "a prototype has length 1; at most 1.001"),
+        (rows([0], [1], length=1.0011), "a prototype has norm 1; at most 1.001"),
         (rows([0], [1], length=math.nan), "prototype vectors hold values that are not finite"),
         (rows([0], [1], width=4), "prototype vectors has shape [1, 4]; expected [1, 5]"),
     ],
 )
 def test_prototypes(usual: Usual, prototypes: Prototypes, reason: str | None) -> None:
     validator, broadcast, update = usual
-    assert validator.judge(replace(update, prototypes=prototypes), broadcast) == reason
+    assert validator.check(replace(update, prototypes=prototypes), broadcast) == reason
 
 
 def test_prototypes_of_other_types_and_shapes(usual: Usual) -> None:
@@ -60,7 +60,7 @@ def test_prototypes_of_other_types_and_shapes(usual: Usual) -> None:
         made = object.__new__(Prototypes)
         for name in ("vectors", "labels", "counts"):
             object.__setattr__(made, name, columns.get(name, getattr(rows([0], [1]), name)))
-        return validator.judge(replace(update, prototypes=made), broadcast)
+        return validator.check(replace(update, prototypes=made), broadcast)
 
     assert judge() is None
     said = judge(labels=torch.tensor([0.0]))
@@ -77,24 +77,24 @@ def test_prototypes_of_other_types_and_shapes(usual: Usual) -> None:
 
 def test_prototypes_that_nobody_shares() -> None:
     validator, broadcast, update = make_guard(prepare("fedavg"))
-    said = validator.judge(replace(update, prototypes=rows([0], [1])), broadcast)
+    said = validator.check(replace(update, prototypes=rows([0], [1])), broadcast)
     assert said == "prototypes came although the method shares none"
-    said = validator.judge(replace(update, prototypes=rows([], [], width=4)), broadcast)
+    said = validator.check(replace(update, prototypes=rows([], [], width=4)), broadcast)
     assert said == "prototype vectors has shape [0, 4]; expected [0, 5]"
-    assert validator.judge(replace(update, prototypes=rows([], [])), broadcast) is None
+    assert validator.check(replace(update, prototypes=rows([], [])), broadcast) is None
 
 
 def test_any_number_of_prototypes_where_the_method_says_so() -> None:
     validator, broadcast, update = make_guard(prepare("dp-fedcl"))
     many = replace(update, prototypes=rows([0] * 9, [1] * 9))
-    assert validator.judge(many, broadcast) is None
+    assert validator.check(many, broadcast) is None
 
 
 @pytest.mark.parametrize(("length", "is_sound"), [(2.0, True), (2.0019, True), (2.003, False)])
 def test_raw_embeddings_are_as_long_as_a_change_may_be(length: float, is_sound: bool) -> None:
     validator, broadcast, update = make_guard(prepare("fedproto", validation__max_norm=2.0))
-    said = validator.judge(replace(update, prototypes=rows([0], [1], length=length)), broadcast)
-    assert said == (None if is_sound else "a prototype has length 2; at most 2.002")
+    said = validator.check(replace(update, prototypes=rows([0], [1], length=length)), broadcast)
+    assert said == (None if is_sound else "a prototype has norm 2; at most 2.002")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_prototypes_are_held_to_what_was_announced(
     held: list[int], prototypes: Prototypes, reason: str | None
 ) -> None:
     validator, broadcast, update = make_guard(prepare(), label_counts={"a": held})
-    said = validator.judge(replace(update, prototypes=prototypes), broadcast)
+    said = validator.check(replace(update, prototypes=prototypes), broadcast)
     assert said == (None if reason is None else f"prototypes of {reason}")
 
 
@@ -127,9 +127,9 @@ def test_under_a_budget_nobody_says_how_many() -> None:
     assembly = prepare(privacy__epsilon=3.0, network__max_images=12)
     validator, broadcast, update = make_guard(assembly, label_counts={"a": [0, 0, 0]})
     silent = replace(update, loss=None)
-    assert validator.judge(silent, broadcast) is None
-    assert validator.judge(replace(silent, prototypes=rows([0], [12])), broadcast) is None
-    said = validator.judge(replace(silent, prototypes=rows([0], [13])), broadcast)
+    assert validator.check(silent, broadcast) is None
+    assert validator.check(replace(silent, prototypes=rows([0], [12])), broadcast) is None
+    said = validator.check(replace(silent, prototypes=rows([0], [13])), broadcast)
     assert said == "prototype counts must be at least 1 and sum to at most 12"
-    said = validator.judge(replace(silent, loss=math.nan), broadcast)
+    said = validator.check(replace(silent, loss=math.nan), broadcast)
     assert said == "loss is nan; it must be finite"

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from made_checkpoints import assert_same_checkpoint, make_checkpoint
 from mpfedcl.core.files import FORMAT
-from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState, Dispatch, SentModel
+from mpfedcl.rounds.state import ArrivalCounts, ArrivalState, Dispatch, SentModel
 from mpfedcl.runs.checkpoint import (
     _sign,
     checkpoint_from_bytes,
@@ -200,9 +200,9 @@ ODD_MANIFESTS: dict[str, Callable[[Json], Json]] = {
     "clients as a list": lambda m: {**m, "received": []},
     "a client that is not there": lambda m: {**m, "received": {"nobody": 1}},
     "an age below 0": lambda m: {**m, "received": dict.fromkeys(m["received"], -1)},
-    "a length of nothing": lambda m: {**m, "median_length": 0.0},
-    "a length without end": lambda m: {**m, "median_length": 1e999},
-    "a standing beyond all": lambda m: {**m, "standings": {"client-0": 6.1}},
+    "a length of nothing": lambda m: {**m, "median_norm": 0.0},
+    "a length without end": lambda m: {**m, "median_norm": 1e999},
+    "a standing beyond all": lambda m: {**m, "reputations": {"client-0": 6.1}},
     "a format to come": lambda m: {**m, "format": 999},
 }
 
@@ -233,7 +233,7 @@ def test_the_last_numbers_that_are_allowed(tmp_path: Path) -> None:
 
 
 def test_one_of_before_there_were_bounds_is_read(tmp_path: Path) -> None:
-    bounds = {"median_length", "standings"}
+    bounds = {"median_norm", "reputations"}
     forge_manifest(
         save_three(tmp_path),
         lambda m: {name: each for name, each in m.items() if name not in bounds},
@@ -241,7 +241,7 @@ def test_one_of_before_there_were_bounds_is_read(tmp_path: Path) -> None:
     found, problems = load_checkpoint(tmp_path)
     assert problems == []
     assert found is not None
-    assert (found.state.median_length, found.state.standings) == (None, {})
+    assert (found.state.median_norm, found.state.reputations) == (None, {})
 
 
 def test_signed_tensors_that_are_none_give_way(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from command_results import Cli, Refused
 from mpfedcl import run
+from mpfedcl.core.files import FORMAT
 from small_experiments import flags, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere")]
@@ -60,7 +61,7 @@ def test_no_permission(images: Path, tmp_path: Path, refused: Refused) -> None:
 def test_resume_of_a_newer_format(images: Path, tmp_path: Path, refused: Refused) -> None:
     run(small(images), tmp_path / "run")
     file = tmp_path / "run" / "experiment.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 99"))
+    file.write_text(file.read_text().replace(f"format = {FORMAT}", "format = 99"))
     assert "has format 99" in refused("run", "--resume", tmp_path / "run")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, resume, run
+from mpfedcl.core.files import FORMAT
 from mpfedcl.experiment import Experiment
 from mpfedcl.runs.observer import Observer
 from small_experiments import (
@@ -288,8 +289,8 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 def test_a_run_of_a_newer_format(images: Path, tmp_path: Path) -> None:
     stop_after(images, tmp_path / "run", 1)
     file = tmp_path / "run" / "experiment.toml"
-    file.write_text(file.read_text().replace("format = 1", "format = 2"))
-    with pytest.raises(InvalidInput, match="has format 2; this mpfedcl reads formats up to 1"):
+    file.write_text(file.read_text().replace(f"format = {FORMAT}", "format = 99"))
+    with pytest.raises(InvalidInput, match="has format 99"):
         resume(tmp_path / "run")
 
 

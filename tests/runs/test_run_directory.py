@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpfedcl import InvalidInput, resume, run
+from mpfedcl import InvalidInput, run
+from mpfedcl.core.files import FORMAT
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer
@@ -86,16 +87,9 @@ def test_personal_models_can_be_left_out(images: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_an_experiment_of_an_older_version_is_the_same_experiment(
-    images: Path, tmp_path: Path
-) -> None:
-    experiment = run(small(images, rounds=1), tmp_path / "run").experiment
+def test_run_directory_of_an_older_format_is_rejected(images: Path, tmp_path: Path) -> None:
+    run(small(images, rounds=1), tmp_path / "run")
     file = tmp_path / "run" / "experiment.toml"
-    later = ('name = "mlp"\n', "[systems]", 'kind = "none"\n', "[public]", "size = 0\n")
-    text = file.read_text()
-    assert all(each in text for each in later)
-    for each in ('name = "mlp"\n', 'kind = "none"\n', "size = 0\n"):
-        text = text.replace(each, "")
-    file.write_text(text)
-    assert RunDirectory(tmp_path / "run").read_experiment() == experiment
-    assert resume(tmp_path / "run", rounds=2).summary is not None
+    file.write_text(file.read_text().replace(f"format = {FORMAT}", "format = 1"))
+    with pytest.raises(InvalidInput, match=r"experiment\.toml has format 1; .* reads format 2"):
+        RunDirectory(tmp_path / "run").read_experiment()

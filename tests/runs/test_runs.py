@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment, RunResult, run
+from mpfedcl.core.files import FORMAT
 from mpfedcl.methods import PREDICTORS
 from mpfedcl.runs.observer import Observer
 from small_experiments import (
@@ -250,7 +251,7 @@ def test_the_experiment_can_be_run_again(
 ) -> None:
     path = runs[method].path
     document = tomllib.loads((path / "experiment.toml").read_text())
-    assert document["format"] == 1
+    assert document["format"] == FORMAT
     again = Experiment.from_toml(path / "experiment.toml")
     assert again == runs[method].experiment
     run(again, tmp_path / "again")

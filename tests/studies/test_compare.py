@@ -259,7 +259,7 @@ from mpfedcl import Method
 
 class Mine(Method):
     name = "mine"
-    predictor = "{predictor}"
+    primary_predictor = "{predictor}"
 """
 
 

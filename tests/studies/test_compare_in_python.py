@@ -113,4 +113,4 @@ def test_default_folder(images: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     found = compare(small(images, rounds=1), "local", seeds=[0])
     assert str(found.path) == "runs/comparison"
-    assert "With one seed" in repr(found)
+    assert "one seed" in repr(found)

@@ -17,20 +17,17 @@ from mpfedcl.engines.workers import WorkerGroup
 from mpfedcl.methods import TESTS, Test
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.calibration_error import BinSums, add_bins
+from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.engine import Engine, StatePlace
-from mpfedcl.rounds.evaluation import (
-    Predictions,
-    PredictorColumns,
-    RoundEvaluation,
-)
-from mpfedcl.rounds.process_messages import (
+from mpfedcl.rounds.evaluation import PredictorColumns, RoundEvaluation
+from mpfedcl.rounds.metrics import BinSums, add_bins
+from mpfedcl.rounds.predictions import Predictions
+from mpfedcl.rounds.prototype_pool import (
     pack_named,
     pack_prototypes,
     unpack_named,
     unpack_prototypes,
 )
-from mpfedcl.rounds.update_collector import UpdateCollector
 
 
 class DistributedEngine(Engine):

@@ -8,11 +8,11 @@ from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
 from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange
+from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.privacy.secure_aggregation.roster import Session
 from mpfedcl.privacy.secure_aggregation.server import SumServer
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, WrappedEngine
-from mpfedcl.rounds.sum_layout import SumLayout
 
 Vanishes = Callable[[int, str, str], bool]
 """(round, stage, client) -> whether the client drops out before it answers that stage."""

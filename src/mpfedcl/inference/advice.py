@@ -21,7 +21,7 @@ from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.one_shot import OneShotFederation, open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods.local_gauss import LocalGauss
-from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.rounds.predictions import log_prior
 
 _NAME = "new client"
 _ENOUGH_TESTED = 200

@@ -29,7 +29,7 @@ from mpfedcl.core.json_files import FileContent, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.inference.trained_run import DistanceSpace, PredictionRule
 from mpfedcl.methods import prototype_rule
-from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.rounds.predictions import log_prior
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import FinalModels
 

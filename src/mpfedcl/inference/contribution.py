@@ -15,9 +15,9 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.gaussian import scatter_rows
 from mpfedcl.inference.one_shot import OneShotFederation, open_federation
-from mpfedcl.methods import PredictorName
-from mpfedcl.rounds.evaluation import percent_correct
-from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.methods import PredictorKind, PredictorName
+from mpfedcl.rounds.metrics import percent_correct
+from mpfedcl.rounds.predictions import log_prior
 
 _MOST_PERSONAL_CLASSIFIERS = 2500
 """Without each client all others get a new personal classifier: up to so many in total."""
@@ -161,7 +161,8 @@ class _Evaluator:
             federation.pool.num_clients * len(self.tests) > _MOST_PERSONAL_CLASSIFIERS
         ):
             self.local_predictor = "global_classifier_prior"
-        self._is_personal = self.local_predictor.startswith("personal")
+        self._kind = PredictorKind.of(self.local_predictor)
+        self._is_personal = self._kind.model == "personal"
         self._own = {name: self._prepare(federation.statistics_of(name)) for name in self.tests}
 
     def _prepare(self, own: Tensors) -> Tensors:
@@ -180,7 +181,7 @@ class _Evaluator:
                 personal = federation.method.personalize_from(fitted.received, self._own[name])
                 if personal is not None:
                     own_scores = federation.scores(personal, self._inputs[rows])
-            if self.local_predictor.endswith("prior"):
+            if self._kind.prior == "labels":
                 prior = log_prior(self._own[name]["counts"])
             predicted = (own_scores + prior.to(own_scores)).argmax(1)
             by_client[name] = predicted == self._labels[rows]

@@ -44,8 +44,8 @@ from mpfedcl.inference.trained_run import (
     read_pool,
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.evaluation import percent_correct
-from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.rounds.metrics import percent_correct
+from mpfedcl.rounds.predictions import log_prior
 from mpfedcl.runs.change import change_files
 from mpfedcl.runs.directory import RunDirectory, pack_pool
 

@@ -20,8 +20,9 @@ from mpfedcl.methods import prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
-from mpfedcl.rounds.evaluation import Evaluator, as_stack, percent_correct
-from mpfedcl.rounds.update_collector import UpdateCollector
+from mpfedcl.rounds.collector import UpdateCollector
+from mpfedcl.rounds.metrics import percent_correct
+from mpfedcl.rounds.predictions import Evaluator, as_stack
 from mpfedcl.rounds.validation import UpdateValidator
 
 Accuracies = dict[str, float | None]

@@ -31,7 +31,7 @@ from mpfedcl.inference.trained_run import (
     find_run,
     load_trained_run,
 )
-from mpfedcl.rounds.label_prior import estimate_prior
+from mpfedcl.rounds.predictions import estimate_prior
 from mpfedcl.runs.directory import RunDirectory
 
 _SAMPLES_AT_ONCE = 256

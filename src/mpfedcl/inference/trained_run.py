@@ -36,7 +36,7 @@ from mpfedcl.models.encoders.torch_encoders import make_model
 from mpfedcl.network.client.state import FINAL_FOLDER
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.label_prior import log_prior
+from mpfedcl.rounds.predictions import log_prior
 from mpfedcl.runs.directory import RunDirectory
 
 JOINED = "joined"

@@ -35,11 +35,11 @@ from mpfedcl.gaussian import (
     totals_of_one,
     unit_features,
 )
+from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods._prototypes import PrototypeRule, SharesPrototypes
 from mpfedcl.methods.base import Method, PredictorName, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import GaussianClassifier, Model
-from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 _MOST_FEATURES = 8192

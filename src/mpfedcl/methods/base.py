@@ -57,6 +57,44 @@ Family = Literal[
 ]
 
 
+@dataclass(frozen=True)
+class PredictorKind:
+    """The parts that a predictor's name stands for.
+
+    Example:
+        >>> PredictorKind("global", "prototype", "labels").name
+        'global_prototype_prior'
+        >>> PredictorKind.of("personal_classifier").model
+        'personal'
+    """
+
+    model: Literal["personal", "global"]
+    rule: Literal["classifier", "prototype"]
+    """Largest score of the classifier, or nearest prototype."""
+    prior: Literal["none", "labels", "estimated"] = "none"
+    """The label prior added to the scores: none, from the client's training labels, or estimated
+    from its unlabeled test samples."""
+
+    @property
+    def name(self) -> str:
+        """The name in settings, files and tables."""
+        endings = {"none": "", "labels": "_prior", "estimated": "_estimated"}
+        return f"{self.model}_{self.rule}{endings[self.prior]}"
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the parts of a predictor, given its name."""
+        return cls(*_PARTS[name])
+
+
+_PARTS = {
+    PredictorKind(model, rule, prior).name: (model, rule, prior)
+    for model in get_args(Literal["personal", "global"])
+    for rule in get_args(Literal["classifier", "prototype"])
+    for prior in get_args(Literal["none", "labels", "estimated"])
+}
+
+
 # Values that hooks are given and return
 
 

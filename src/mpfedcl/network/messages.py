@@ -22,7 +22,8 @@ from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
 from mpfedcl.network.transport import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.evaluation import AccuracyTable, ConfusionCounts, RoundEvaluation
+from mpfedcl.rounds.evaluation import AccuracyTable, RoundEvaluation
+from mpfedcl.rounds.metrics import ConfusionCounts
 
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22

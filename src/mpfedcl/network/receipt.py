@@ -17,19 +17,19 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.gaussian.mechanism import gaussian_multiplier
 from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, find_method, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.messages import Introduction, pack_broadcast, pack_experiment
 from mpfedcl.network.transport import FORMAT, Kind, Message, MessageError
 from mpfedcl.privacy.accounting import spent_epsilon
-from mpfedcl.privacy.gaussian_mechanism import gaussian_multiplier
+from mpfedcl.privacy.releases import check_budget
 from mpfedcl.privacy.secure_aggregation.client import SumClient
+from mpfedcl.privacy.secure_aggregation.layout import fix_noise
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.budget_check import check_budget
-from mpfedcl.rounds.noise_shares import fix_noise
 
 Counts = NDArray[numpy.int64]
 """Number of samples by class."""

@@ -1,1 +1,1 @@
-"""Differential privacy: sensitivities, noise, accounting, and the ledger of a budget."""
+"""Differential privacy (accounting, ledger, releases) and secure aggregation."""

@@ -1,7 +1,7 @@
-"""What releases have cost together.
+"""The epsilon that releases cost together.
 
-Where all take part in every release there is a closed form, which is exact. Where clients are drawn
-it is the sum of privacy loss distributions by Google's dp-accounting.
+If all clients take part in every release there is an exact closed form. If clients are sampled, it
+is the composition of privacy loss distributions by Google's dp-accounting.
 """
 
 import math
@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from functools import lru_cache, reduce
 from typing import Any
 
-from mpfedcl.privacy.extra import import_extra
-from mpfedcl.privacy.gaussian_mechanism import (
+from mpfedcl.gaussian.mechanism import (
     composed_multiplier,
     gaussian_epsilon,
     gaussian_multiplier,
+    import_extra,
 )
 
 Releases = Mapping[float, int]
-"""How many releases there were with which noise multiplier."""
+"""Number of releases by noise multiplier."""
 
 _FINE, _COARSE = 1e-4, 1e-3
-"""Steps in which the loss is counted: of what is said, and of what is only searched by."""
+"""Discretization of the privacy loss: for results, and for the search of a multiplier."""
 _STEP = 1.0002
-"""By how much noise grows until the accountant agrees."""
+"""Factor by which noise grows until the accountant agrees."""
 
 
 def spent_epsilon(
@@ -31,16 +31,16 @@ def spent_epsilon(
     """Return the epsilon that releases have cost together, at a delta.
 
     Args:
-        releases: How many there were with which noise multiplier.
-        delta: The chance with which the promise may fail.
-        sampling: With which probability each client took part in a release, drawn for each anew.
-        interval: In what steps the loss is counted; the result is never below the truth.
+        releases: Number of releases by noise multiplier.
+        delta: The failure probability.
+        sampling: The probability with which each client takes part in a release.
+        interval: Discretization of the privacy loss; the result is an upper bound.
     """
     kinds = [(multiplier, count) for multiplier, count in sorted(releases.items()) if count]
     if not kinds:
         return 0.0
     if sampling == 1:
-        # Several Gaussians are as one of less noise.
+        # Several Gaussian mechanisms cost as much as one with less noise.
         return gaussian_epsilon(composed_multiplier(dict(kinds)), delta)
     losses = [
         _loss_distribution(multiplier, sampling, interval).self_compose(count)
@@ -53,7 +53,7 @@ def spent_epsilon(
 
 @lru_cache(maxsize=16)
 def _loss_distribution(multiplier: float, sampling: float, interval: float) -> Any:
-    """Return the loss of one release: dear to make, and the same in every round."""
+    """Return the privacy loss of one release; expensive, and the same in every round."""
     losses = import_extra("dp_accounting.pld.privacy_loss_distribution")
     return losses.from_gaussian_mechanism(
         multiplier,
@@ -68,16 +68,15 @@ def calibrate_multiplier(
 ) -> float:
     """Return the least noise multiplier z that keeps a budget over all releases.
 
-    `weights` says how many releases there are of which sensitivity: one of sensitivity s has the
-    multiplier z/s.
+    `weights` is the number of releases by sensitivity: one of sensitivity s has the multiplier z/s.
     """
     unsampled = gaussian_multiplier(epsilon, delta) / composed_multiplier(
         {1 / sensitivity: count for sensitivity, count in weights.items()}
     )
     if sampling == 1:
-        # So that rounding never makes more of it than the budget.
+        # So that rounding never exceeds the budget.
         return unsampled * (1 + 1e-9)
-    # By halving the ratio: each look takes a second, and a hundredth is near enough to grow from.
+    # Bisection of the ratio: each evaluation takes a second, so a rough result is grown below.
     low, high = unsampled * sampling / 4, unsampled
     while high / low > 1.003:
         middle = math.sqrt(low * high)
@@ -87,7 +86,7 @@ def calibrate_multiplier(
 
 
 def _grow(z: float, epsilon: float, delta: float, weights: Releases, sampling: float) -> float:
-    """Return at least as much noise, and so much that the accountant does not say more."""
+    """Return the noise, increased until the accountant confirms the budget."""
     while spent_epsilon(_scale(z, weights), delta, sampling=sampling) > epsilon:
         z *= _STEP
     return z

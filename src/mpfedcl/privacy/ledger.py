@@ -1,8 +1,7 @@
-"""What a run has spent of its budget, and what it has let out: on disk before anybody uses it.
+"""The privacy ledger of a run: the spent budget and the releases, on disk before they are used.
 
-A release is drawn once. Were its noise drawn again after a crash, two noisy copies of the same
-numbers would be out, which costs twice; so the noisy numbers are stored, and a round that is run
-again takes them from here.
+A release is drawn once. If its noise were drawn again after a crash, two noisy copies of the same
+values would be public, which costs twice; so releases are stored, and a repeated round reads them.
 """
 
 import json
@@ -19,7 +18,7 @@ from mpfedcl.privacy.accounting import spent_epsilon
 
 FOLDER = "privacy"
 _KEPT = 2
-"""Releases that are kept: as many as there are checkpoints to return to."""
+"""Releases that are kept: as many as there are checkpoints."""
 _SLACK = 1 + 1e-6
 
 
@@ -29,22 +28,22 @@ class BudgetSpent(InvalidInput):
 
 @dataclass(frozen=True)
 class Ledger:
-    """A budget and what is spent of it."""
+    """A budget and the releases that were charged to it."""
 
     unit: Literal["record", "client"]
     epsilon: float
     delta: float
     multiplier: float
-    """Noise over a sensitivity of 1, fixed when the run began."""
+    """Noise over sensitivity, fixed when the run began."""
     sampling: float = 1.0
     """The probability with which each client takes part in a round."""
     clients: int = 1
-    """The clients that there were when the run began: noise is divided by as many."""
+    """Number of clients when the run began, by which sums are divided."""
     releases: dict[float, int] = field(default_factory=dict)
-    """How many releases there were with which multiplier."""
+    """Number of releases by multiplier."""
 
     def charge(self, multiplier: float) -> Self:
-        """Return the ledger with one more release; refuse what the budget does not cover."""
+        """Return the ledger with one more release; raise BudgetSpent if it is not covered."""
         count = self.releases.get(multiplier, 0) + 1
         charged = replace(self, releases={**self.releases, multiplier: count})
         if charged.spent > self.epsilon * _SLACK:
@@ -56,7 +55,7 @@ class Ledger:
 
     @property
     def num_releases(self) -> int:
-        """Releases so far."""
+        """Number of releases so far."""
         return sum(self.releases.values())
 
     @property
@@ -65,7 +64,7 @@ class Ledger:
         return spent_epsilon(self.releases, self.delta, sampling=self.sampling)
 
     def told(self) -> dict[str, Any]:
-        """Return what records and the summary say."""
+        """Return the fields of records and of the summary."""
         return {
             "unit": self.unit,
             "epsilon": self.epsilon,
@@ -104,11 +103,11 @@ class ReleaseLog:
     def __init__(self) -> None:
         self.ledger: Ledger | None = None
         self._released: dict[int, tuple[int, Tensors]] = {}
-        """By round: which of all releases it was, and what was released."""
+        """By round: the number of the release, and its tensors."""
         self._chosen: dict[int, list[str]] = {}
 
     def begin(self, ledger: Ledger) -> None:
-        """Take a ledger, where the run has none yet."""
+        """Set the ledger, unless the run has one."""
         if self.ledger is None:
             self._write_ledger(ledger)
 
@@ -119,7 +118,7 @@ class ReleaseLog:
         number = self.ledger.num_releases + 1
         if found is not None and found[0] < number:
             return found[1]
-        # Before anything is drawn: what the budget does not cover is never made.
+        # Charged before noise is drawn: a release that is not covered is never made.
         charged = self.ledger.charge(multiplier)
         if found is None:
             found = number, make()
@@ -128,12 +127,12 @@ class ReleaseLog:
         return found[1]
 
     def charge(self, multiplier: float, epsilon: float) -> None:
-        """Charge for a release that somebody else keeps, up to an epsilon."""
+        """Charge a release that is stored elsewhere, up to an epsilon."""
         assert self.ledger is not None
         self._write_ledger(replace(self.ledger, epsilon=epsilon).charge(multiplier))
 
     def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
-        """Return who takes part in a round: as drawn before, else drawn and stored."""
+        """Return the clients of a round: the stored sample, or a new one that is stored."""
         if round_number not in self._chosen:
             self._chosen[round_number] = draw()
         return self._chosen[round_number]
@@ -149,7 +148,7 @@ class ReleaseLog:
 
 
 class ReleaseFolder(ReleaseLog):
-    """The same in a run's folder; only its owner may look into it: who took part is a secret."""
+    """The log in a run's folder, readable by its owner only: participation is secret."""
 
     def __init__(self, run: Path) -> None:
         super().__init__()
@@ -157,7 +156,7 @@ class ReleaseFolder(ReleaseLog):
         self.ledger = read_ledger(run)
 
     def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
-        """Return who takes part in a round: as drawn before, else drawn and stored."""
+        """Return the clients of a round: the stored sample, or a new one that is stored."""
         path = self._folder / f"chosen-{round_number:06d}.json"
         if path.is_file():
             return [str(name) for name in json.loads(path.read_bytes())]
@@ -172,7 +171,7 @@ class ReleaseFolder(ReleaseLog):
         return None
 
     def _write_release(self, round_number: int, number: int, released: Tensors) -> None:
-        # The number tells after a crash whether it has been charged.
+        # After a crash, the number shows whether the release was charged.
         name = f"release-{round_number:06d}-{number:06d}.safetensors"
         self._write(self._folder / name, pack_tensors(released))
         self._drop_old("release")
@@ -192,7 +191,7 @@ class ReleaseFolder(ReleaseLog):
 
 
 def read_ledger(run: Path) -> Ledger | None:
-    """Return the ledger of a run, None where it has spent nothing; a damaged one is refused."""
+    """Return the ledger of a run, None if nothing was spent; reject a damaged one."""
     path = run / FOLDER / "ledger.json"
     if not path.is_file():
         return None

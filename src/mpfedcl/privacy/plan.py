@@ -1,4 +1,4 @@
-"""What a budget costs, told before anything is run: from numbers alone, no data are read."""
+"""Plan a privacy budget: the noise of a run, computed from sizes before any data is read."""
 
 import math
 from collections.abc import Sequence
@@ -7,31 +7,31 @@ from typing import Any, Literal
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.settings import PrivacySettings
+from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.privacy.accounting import calibrate_multiplier
-from mpfedcl.privacy.private_sums import PrivateSums
 
 _USEFUL_MEANS = 0.5
-"""Error of a class mean, in features' lengths, up to which it was of use where it was measured
+"""Largest useful error of a class mean, relative to the norm of features
 (docs/differential-privacy.md)."""
 _USEFUL_MOMENTS = 3.0
-"""Noise over the mean eigenvalue, up to which second moments were better than means alone."""
+"""Largest noise over mean eigenvalue at which second moments improve on means."""
 _USEFUL_MODEL = 2.0
-"""Noise over the longest change, up to which a model lost only a few points."""
+"""Largest noise over clip at which a model loses only a few points."""
 
 
 @dataclass(frozen=True)
 class SumsPlan:
-    """One exchange of sums under a budget."""
+    """One-shot statistics under a budget."""
 
     epsilon: float
     sigma_means: float
-    """Deviation of the noise in each count, and in each number of a sum, of means alone."""
+    """Standard deviation of the noise in counts and sums, if only means are sent."""
     means_error: float
-    """Expected length of the error of a class mean, where features have length 1."""
+    """Expected norm of the error of a class mean, for features of norm 1."""
     sigma_moments: float
-    """Deviation in counts and sums where second moments are sent too."""
+    """The same if second moments are sent too."""
     moment_sigma: float
-    """The same in each number of the moment, off its diagonal."""
+    """Standard deviation in the second moment, off its diagonal."""
     moments_error: float
     """Largest eigenvalue of the moment's noise over the moment's mean eigenvalue."""
     advice: Literal["nothing", "means", "moments"]
@@ -43,27 +43,27 @@ class RoundsPlan:
 
     epsilon: float
     multiplier: float
-    """Noise over the clip, in the sum of a round."""
+    """Noise over clip in the sum of a round."""
     model_error: float
-    """Expected length of the noise in the mean change, over the longest change of a client."""
+    """Expected norm of the noise in the mean change, relative to the clip."""
     clients_needed: int
-    """With so many clients of the same fraction it would be 1."""
+    """The number of clients at which the error would be 1."""
     advice: Literal["nothing", "model"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is planned for.
+    """The sizes of the planned run.
 
     Args:
-        unit: record (one exchange) or client.
-        images, clients, classes: In all.
-        dimensions: Of a feature after projection.
-        rounds: 0 for one exchange of sums.
-        fraction: Of the clients that train in a round, drawn anew each round.
-        parameters: Numbers of the model that rounds train.
-        model: Who adds the noise to sums.
-        clip: Unit client: the longest contribution of a client to sums.
+        unit: record (one-shot methods) or client.
+        images, clients, classes: Totals.
+        dimensions: Dimension of a projected feature.
+        rounds: 0 for a one-shot method.
+        fraction: Fraction of the clients that train in a round.
+        parameters: Parameters of the trained model.
+        model: central or local DP.
+        clip: Unit client: largest norm of a client's statistics.
     """
 
     unit: Literal["record", "client"]
@@ -87,16 +87,16 @@ class Plan:
             raise InvalidInput(f"fraction is {self.fraction:g}; it must be above 0 and at most 1.")
         if self.rounds and self.unit == "record":
             raise InvalidInput(
-                "unit is 'record'; with rounds it must be client: only sums of one exchange can be "
+                "unit is 'record'; with rounds it must be client: only one-shot statistics can be "
                 "kept private for single images."
             )
 
     def for_sums(self, epsilons: Sequence[float]) -> list[SumsPlan]:
-        """Return what each epsilon costs in one exchange."""
+        """Return the plan of a one-shot method for each epsilon."""
         return [self._plan_sums(epsilon) for epsilon in epsilons]
 
     def for_rounds(self, epsilons: Sequence[float]) -> list[RoundsPlan]:
-        """Return what each epsilon costs over all rounds."""
+        """Return the plan of all rounds for each epsilon."""
         return [self._plan_rounds(epsilon) for epsilon in epsilons]
 
     def _plan_sums(self, epsilon: float) -> SumsPlan:
@@ -104,8 +104,8 @@ class Plan:
         means, moments = (self._mechanism(epsilon, has_moments) for has_moments in (False, True))
         per_class = self._kept_share(means) * self.images / self.classes
         means_error = means.sigma * math.sqrt(noises * self.dimensions) / per_class
-        # Noise of deviation s makes eigenvalues up to 2 s sqrt(d); features of length 1 have a
-        # moment of trace n.
+        # Noise of standard deviation s has eigenvalues up to 2 s sqrt(d); features of norm 1
+        # have a moment of trace n.
         stated = moments.deviations(noises)
         largest = 2 * stated["moment"] * math.sqrt(self.dimensions)
         middle = self._kept_share(moments) * self.images / self.dimensions
@@ -133,13 +133,13 @@ class Plan:
         return found
 
     def _kept_share(self, mechanism: PrivateSums) -> float:
-        """Return what the clip leaves of a client with an even share of all images and classes."""
+        """Return the share of an average client's statistics that the clip keeps."""
         if self.unit == "record":
             return 1.0
         each = self.images / self.clients
         # Counts and sums of C classes with each / C images: sqrt(2 / C) times as many as images.
-        length = each * math.sqrt(2 / self.classes)
-        return min(1.0, mechanism.sensitivity / length)
+        norm = each * math.sqrt(2 / self.classes)
+        return min(1.0, mechanism.sensitivity / norm)
 
     def _plan_rounds(self, epsilon: float) -> RoundsPlan:
         multiplier = calibrate_multiplier(

@@ -36,8 +36,8 @@ from mpfedcl.report.tables import (
     name_predictors,
     predictors_table,
 )
-from mpfedcl.rounds.calibration_error import pool_bins
-from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.rounds.metrics import pool_bins
+from mpfedcl.rounds.record import training_seconds
 from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
 
 MOST_CLIENTS = 40

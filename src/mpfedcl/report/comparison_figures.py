@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.report.figures import INK, SOFT, Drawing, MethodStyle, Panel, escape_math
-from mpfedcl.report.formatting import deviation, finite_values, mean
+from mpfedcl.report.formatting import deviation, finite_values
 from mpfedcl.report.run_figures import accuracy_drawing, draw_lines, panel_tests
 
 _GUTTER = 3.5
@@ -68,7 +68,7 @@ def _draw_seeds(axes: Axes, groups: Sequence[Json], test: str) -> None:
         values, style = group["end"][test], _dot(group)
         known = finite_values(values)
         if known:
-            middle = mean(known)
+            middle = sum(known) / len(known)
             axes.errorbar(
                 middle, row, xerr=deviation(known), color=style["color"], elinewidth=6, alpha=0.28
             )

@@ -14,7 +14,7 @@ from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test
 from mpfedcl.report.file_schemas import SearchRecord
 from mpfedcl.report.run import RunRecords
 from mpfedcl.report.tuning import format_settings
-from mpfedcl.rounds.clock import training_seconds
+from mpfedcl.rounds.record import training_seconds
 
 Library = Literal["polars", "pandas", "columns"]
 Value = str | int | float | bool | None

@@ -82,7 +82,8 @@ class Loaded(ABC):
         Args:
             figure: Which figure, one of `.figures`.
         """
-        return _choose("figure", figure, self.figures).figure()
+        drawn: DrawnFigure = _choose("figure", figure, self.figures).figure()
+        return drawn
 
     def __repr__(self) -> str:
         return table_as_text(*self._headline())

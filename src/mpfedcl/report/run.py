@@ -21,7 +21,7 @@ from mpfedcl.report.reproduction import (
     run_command,
 )
 from mpfedcl.report.tables import tests_differ
-from mpfedcl.rounds.fairness import Fairness, measure_fairness
+from mpfedcl.rounds.metrics import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Confusion, Partition, Summary

@@ -470,9 +470,9 @@ def _draw_map(axes: Axes, found: Json) -> None:
         own = [place for place, each in enumerate(prototypes["class"]) if each == label]
         if not own:
             continue
-        middle = [float(numpy.median([prototypes[axis][place] for place in own])) for axis in "xy"]
+        x, y = (float(numpy.median([prototypes[axis][place] for place in own])) for axis in "xy")
         axes.text(
-            *middle, escape_math(name, 16), ha="center", va="center", fontsize=9, fontweight="bold",
+            x, y, escape_math(name, 16), ha="center", va="center", fontsize=9, fontweight="bold",
             bbox={"facecolor": "#ffffff", "edgecolor": PALETTE[label % len(PALETTE)], "alpha": 0.85,
                   "boxstyle": "round,pad=0.25"},
         )  # fmt: skip

@@ -1,1 +1,1 @@
-"""One round without files or processes: guard, aggregation, evaluation, the loop itself."""
+"""The round loop, collector, update validation, aggregation, processors and evaluation."""

@@ -1,4 +1,4 @@
-"""What a federation is made of, put together once for simulation, server, client and tests."""
+"""The parts of a federation, assembled once for simulation, server, client and tests."""
 
 from dataclasses import dataclass
 
@@ -17,24 +17,24 @@ from mpfedcl.methods import (
     update_template,
 )
 from mpfedcl.models import Model
-from mpfedcl.rounds.budget_check import check_budget
-from mpfedcl.rounds.clock import Clock
-from mpfedcl.rounds.timing_checks import check_timing
+from mpfedcl.privacy.releases import check_budget
+from mpfedcl.rounds.record import Clock
+from mpfedcl.rounds.systems import check_timing
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """An experiment's method and model, with the parameters that all begin with."""
+    """An experiment's method and model with the initial parameters."""
 
     experiment: Experiment
     method: Method
     model: Model
     initial: Tensors
-    """The parameters before round 1: the same on every machine."""
+    """The parameters before round 1, the same on every machine."""
     template: Tensors
     """Tensors of the names, shapes and types that a client's update has to average."""
     sums: Tensors
-    """Zeros of the shapes and types of what clients send to be added up."""
+    """Zeros with the shapes and types of the statistics that clients send."""
     device: torch.device
     clock: Clock
 
@@ -50,16 +50,16 @@ def assemble(
     initial: Tensors | None = None,
     public: tuple[Tensor, Tensor] | None = None,
 ) -> Assembly:
-    """Make the method and draw the first parameters of a resolved experiment.
+    """Make the method and the initial parameters of a resolved experiment.
 
     Args:
-        experiment: The settings; nothing is left open.
-        model: The model that fits the data, where the method does not bring its own.
-        num_classes, input_size: Classes of the data set, and numbers that stand for one sample.
-        device: Where tensors live; the CPU by default.
-        method_class: In place of the method that the experiment names.
-        initial: In place of drawn parameters.
-        public: Inputs and labels of samples that the server has.
+        experiment: The resolved settings.
+        model: The model, unless the method brings its own.
+        num_classes, input_size: Classes of the data set, and values of one sample.
+        device: The device of tensors; the CPU by default.
+        method_class: Replaces the method that the experiment names.
+        initial: Replaces the random initial parameters.
+        public: Inputs and labels of the server's public samples.
     """
     device = device or torch.device("cpu")
     kind = method_class or find_method(experiment.method)
@@ -72,7 +72,7 @@ def assemble(
         method.public = Public(model.apply, *public)
     dtype = getattr(torch, experiment.dtype)
     drawn = model.init(generator(experiment.seed, "weights"), dtype)
-    # Files have parameters in the order of their names; a model has them in that of its layers.
+    # Files order parameters by name, models by layer.
     initial = drawn if initial is None else {name: initial[name] for name in drawn}
     initial = {name: value.to(device) for name, value in initial.items()}
     method.initial = initial

@@ -10,8 +10,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.evaluation import RoundEvaluation
-from mpfedcl.rounds.update_collector import UpdateCollector
 
 _NO_DISPATCHES = (
     "method is asynchronous; it must be one with rounds, because these clients are only asked "

@@ -1,61 +1,75 @@
-"""RoundEvaluation: which model predicts, by which rule, on whose test images."""
+"""The evaluation of a round, a table of predictors x test sets, and when a run is evaluated."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from itertools import count
+from typing import Any, Self
 
-import torch
 from torch import Tensor
 
-from mpfedcl.methods import PREDICTORS, TESTS, Method, PredictorName, Test
-from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.calibration_error import (
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import (
+    PREDICTORS,
+    TESTS,
+    Method,
+    PredictorKind,
+    PredictorName,
+    Test,
+    prototype_rule,
+)
+from mpfedcl.rounds.metrics import (
     BinSums,
+    ConfusionCounts,
     describe_bins,
     expected_calibration_error,
+    list_accuracies,
 )
-from mpfedcl.rounds.listed_clients import ListedAccuracies, list_accuracies
+from mpfedcl.rounds.predictions import Column
 
 AccuracyTable = dict[str, dict[str, float | None]]
-"""Percent correct by test and reading; None where a method has no such thing, and no entry at all
-where nobody has read it."""
-Column = list[float | None]
-"""One reading of several clients, in their order."""
+"""Percent correct by test set and predictor; None if the method has no such predictor, and no entry
+if it was not evaluated."""
 PredictorColumns = dict[Test, dict[PredictorName, Column]]
 WantedPredictors = Mapping[Test, Collection[PredictorName]]
-"""What is to be read on which test."""
-ConfusionCounts = list[list[int]]
-"""Test images by true class (rows) and by the class said (columns); the last column: no answer."""
+"""The predictors to evaluate on each test set."""
 
-_CHUNK = 4096
-"""Images that pass through a model together."""
-_READ_AT_ONCE = 16384
-"""Images times models that are read together."""
+MANY_CLIENTS = 1000
+"""Of a larger population, not all personal models are evaluated."""
+SOME_CLIENTS, FEWEST_CLIENTS = 100, 10
+"""The largest number that are, and the smallest if evaluation is expensive."""
+_TRAINING_FACTOR = 1.5
+"""Time of a multiplication in training, in small batches, relative to one in evaluation."""
 
 
 def wanted_predictors(method: Method, *, is_complete: bool) -> WantedPredictors:
-    """Return what a round reads: everything, or only what the method is judged by on each test.
+    """Return all predictors, or only the primary one on each test set.
 
-    Everything in a round that is read completely, as the last one is, or where settings ask for it.
+    All if the evaluation is complete, as in the last round, or if settings ask for it.
     """
     if is_complete or method.experiment.evaluate_predictors == "all":
         return dict.fromkeys(TESTS, PREDICTORS)
     return {test: (method.predictor_on(test),) for test in TESTS}
 
 
+def is_wanted(wanted: WantedPredictors, tests: Sequence[Test] = TESTS, **parts: str) -> bool:
+    """Return whether a predictor with these parts (model, rule, prior) is wanted on some test."""
+    kinds = (PredictorKind.of(name) for test in tests for name in wanted[test])
+    return any(all(getattr(kind, part) == value for part, value in parts.items()) for kind in kinds)
+
+
 @dataclass(frozen=True)
 class RoundEvaluation:
-    """What every client measured in a round."""
+    """The clients' accuracies after a round."""
 
     names: Sequence[str]
     columns: PredictorColumns
-    """What was read, of each client in the order of names."""
+    """Percent correct of each client, in the order of names."""
     trained: Collection[str]
     """The clients whose personal models count: those that trained in this round."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
-    """Counted only where asked for: the method's own predictor on each client's local test set."""
+    """Only if asked for: of the primary predictor on each client's local test set."""
     bins: dict[Test, BinSums] = field(default_factory=dict)
-    """Counted with it: probabilities of the predictor that each test is judged by, of all clients."""
+    """Only if asked for: calibration bins of the primary predictor, of all clients together."""
 
     @classmethod
     def of_tables(
@@ -64,7 +78,7 @@ class RoundEvaluation:
         trained: Collection[str],
         confusion: dict[str, ConfusionCounts] | None = None,
     ) -> Self:
-        """Join what clients have read one by one."""
+        """Join tables that clients have made one by one."""
         columns: PredictorColumns = {
             test: {r: [table[test].get(r) for table in tables.values()] for r in PREDICTORS}
             for test in TESTS
@@ -79,134 +93,180 @@ class RoundEvaluation:
         """Return one predictor on each client's local test set."""
         return dict(zip(self.names, self.columns["local_test"][predictor], strict=True))
 
-    def listed(self, predictor: PredictorName, took_part: Collection[str]) -> ListedAccuracies:
-        """Return what a record says of that predictor."""
-        return list_accuracies(self.per_client(predictor), took_part)
-
-    def only(self, told: Collection[PredictorName]) -> Self:
-        """Return the predictors that may be told; the others are as if there were no such thing."""
+    def only(self, released: Collection[PredictorName]) -> Self:
+        """Return the evaluation with all other predictors undefined."""
         hidden: Column = [None] * len(self.names)
         columns: PredictorColumns = {
-            test: {r: column if r in told else hidden for r, column in row.items()}
+            test: {r: column if r in released else hidden for r, column in row.items()}
             for test, row in self.columns.items()
         }
         return replace(self, columns=columns)
 
     def limited_to(self, wanted: WantedPredictors) -> Self:
-        """Return the wanted predictors; the others are as if nobody had read them."""
+        """Return the evaluation of the wanted predictors only, as if others were not evaluated."""
         columns: PredictorColumns = {
             test: {r: column for r, column in row.items() if r in wanted[test]}
             for test, row in self.columns.items()
         }
         return replace(self, columns=columns)
 
+    def to_record(
+        self, primary: PredictorName, took_part: Collection[str], *, with_bins: bool
+    ) -> dict[str, Any]:
+        """Return the fields of a round's record; `primary` is the predictor listed per client."""
+        listed = list_accuracies(self.per_client(primary), took_part)
+        fields: dict[str, Any] = {
+            "accuracy": self.table(),
+            "accuracy_per_client": listed.rows,
+            "accuracy_spread": listed.spread,
+        }
+        if with_bins:
+            fields["calibration_error"] = self.calibration_error()
+            fields["calibration_bins"] = self.calibration_bins()
+        return fields
+
     def calibration_error(self) -> dict[Test, float | None]:
-        """Return the expected calibration error in %; None where no classifier is judged."""
+        """Return the expected calibration error in percent; None if undefined."""
         return {test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS}
 
     def calibration_bins(self) -> dict[Test, list[list[float]]] | None:
-        """Return the bins of that error which hold images; None where no classifier is judged."""
+        """Return the bins of that error that hold images; None if there are none."""
         found = {test: describe_bins(bins) for test, bins in self.bins.items()}
         return {test: bins for test, bins in found.items() if bins} or None
 
     def _mean(self, test: Test, predictor: PredictorName) -> float | None:
         column = self.columns[test][predictor]
-        if predictor.startswith("personal"):
+        if PredictorKind.of(predictor).model == "personal":
             trained = set(self.trained)
             column = [c for n, c in zip(self.names, column, strict=True) if n in trained]
         known = [value for value in column if value is not None]
         return sum(known) / len(known) if known else None
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What one model says of each test image: the class by each rule, -1 for none, and scores."""
-
-    classifier: Tensor
-    """[n] classes."""
-    prototype: Tensor | None
-    """[n] classes; None without prototypes."""
-    scores: Tensor
-    """[n, C] of the classifier."""
-    similarities: Tensor | None = None
-    """[n, C] max z.p / temperature over a class's prototypes; -inf where it has none."""
-
-    def select(self, rows: Tensor) -> "Predictions":
-        """Return what it says of some images."""
-        return self.map(lambda part: part[rows])
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Predictions":
-        """Return the same with all of its tensors changed."""
-        prototype, similarities = self.prototype, self.similarities
-        return Predictions(
-            change(self.classifier),
-            None if prototype is None else change(prototype),
-            change(self.scores),
-            None if similarities is None else change(similarities),
-        )
+# When a run is evaluated
 
 
 @dataclass(frozen=True)
-class Evaluator:
-    """Asks models about test images, mostly the union of all clients'."""
+class Workload:
+    """The sizes that determine the cost of a run.
 
-    inputs: Tensor
-    labels: Tensor
-    project: Callable[[Tensor], Tensor]
-    reference: PrototypePool | None
-    temperature: float = 0.07
-    """By which similarities to prototypes are divided."""
-    read_at_once: int = _READ_AT_ONCE
+    The evaluation schedule depends on these counts and never on seconds, so that an experiment is
+    evaluated in the same rounds on every machine.
+    """
 
-    @property
-    def models_at_once(self) -> int:
-        """How many models may read together; the memory stays flat."""
-        return max(1, self.read_at_once // max(1, min(len(self.labels), _CHUNK)))
+    num_clients: int
+    train_samples: int
+    """Of all clients together."""
+    test_images: int
+    """Of the global test set."""
+    own_images: int
+    """Of all local test sets, added up."""
+    parameters: int
+    """Multiplications to pass a sample through the model, about."""
+    prototype_numbers: int
+    """Values of the prototype pool: multiplications to compare one embedding with it."""
 
-    @torch.no_grad()
-    def predict(
-        self,
-        apply: Callable[[Tensor], tuple[Tensor, Tensor]],
-        *,
-        with_similarities: bool = False,
-    ) -> list[Predictions]:
-        """Return what each of several models answers.
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        label_counts: Tensor,
+        tests: tuple[int, int],
+        parameters: int,
+        width: int,
+    ) -> "Workload":
+        """Count; `label_counts` are [N, C], `tests` images of the global and of all local tests."""
+        settings = method.experiment.prototypes
+        held = int((label_counts > 0).sum()) * (prototype_rule(method).num_prototypes or 1)
+        most = held if settings.pool_size is None else settings.pool_size * label_counts.shape[1]
+        total = int(label_counts.sum())
+        return cls(len(label_counts), total, *tests, parameters, min(held, most) * width)
 
-        `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
-        """
-        scores, prototype, similarities = [], [], []
-        for inputs in torch.split(self.inputs, _CHUNK):
-            embeddings, logits = apply(inputs)
-            scores.append(logits)
-            if self.reference is not None:
-                projected = self.project(embeddings).flatten(0, 1)
-                nearest, _ = self.reference.nearest(projected)
-                prototype.append(nearest.view(embeddings.shape[:2]))
-                if with_similarities:
-                    found = self.reference.similarities_by_class(projected) / self.temperature
-                    similarities.append(found.view(*embeddings.shape[:2], -1))
-        all_scores = torch.cat(scores, dim=1)
-        count = len(all_scores)
-        nearby = torch.cat(prototype, dim=1) if prototype else [None] * count
-        similar = torch.cat(similarities, dim=1) if similarities else [None] * count
-        answers = zip(all_scores.argmax(dim=2), nearby, all_scores, similar, strict=True)
-        return [Predictions(*each) for each in answers]
+    def participants(self, experiment: Experiment) -> int:
+        """Return the number of clients of a round."""
+        drawn = max(experiment.min_clients, round(experiment.fraction * self.num_clients))
+        return min(self.num_clients, drawn)
+
+    def training(self, method: Method) -> float:
+        """Return the cost of training in a round: forward, and twice as much backward."""
+        share = self.participants(method.experiment) / max(1, self.num_clients)
+        passes = 3 * method.local_training(1).passes if method.trains else 1
+        return _TRAINING_FACTOR * passes * share * self.train_samples * self.parameters
+
+    def evaluation(self, method: Method, wanted: WantedPredictors) -> float:
+        """Return the cost of an evaluation of the wanted predictors."""
+        experiment = method.experiment
+        part = self.participants(experiment)
+        evaluated = min(part, experiment.evaluate_clients or part)
+        is_shared = self.own_images >= self.num_clients * self.test_images
+        images = 0.0
+        if is_wanted(wanted, ["global_test"], model="personal") or (
+            is_wanted(wanted, ["local_test"], model="personal") and is_shared
+        ):
+            images = evaluated * self.test_images
+        elif is_wanted(wanted, ["local_test"], model="personal"):
+            images = evaluated * self.own_images / max(1, self.num_clients)
+        cost = images * self._per_image(is_wanted(wanted, model="personal", rule="prototype"))
+        if is_wanted(wanted, model="global"):
+            compares = is_wanted(wanted, model="global", rule="prototype")
+            cost += self.test_images * self._per_image(compares)
+        return cost
+
+    def _per_image(self, compares: bool) -> int:
+        return self.parameters + (self.prototype_numbers if compares else 0)
 
 
-def as_stack(outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return what one model gives in the form of several: [1, B, ...]."""
-    return outputs[0].unsqueeze(0), outputs[1].unsqueeze(0)
+def settle_evaluation(experiment: Experiment, method: Method, work: Workload) -> Experiment:
+    """Return the experiment with `evaluate_clients` and `evaluate_every` filled in."""
+    if experiment.evaluate_clients is None and work.num_clients > MANY_CLIENTS:
+        experiment = experiment.replace(evaluate_clients=_choose_clients(method, work))
+        method = type(method)(experiment, method.num_classes)
+    if experiment.evaluate_every != "auto":
+        return experiment
+    between = work.evaluation(method, wanted_predictors(method, is_complete=False))
+    last = work.evaluation(method, wanted_predictors(method, is_complete=True))
+    every = choose_spacing(experiment.rounds, work.training(method), between, last)
+    return experiment.replace(evaluate_every=every)
 
 
-def count_confusions(said: Tensor, labels: Tensor, num_classes: int) -> ConfusionCounts:
-    """Count [C][C + 1] answers by true class and class said; the last column holds the -1."""
-    columns = num_classes + 1
-    places = labels * columns + said.where(said >= 0, num_classes)
-    return torch.bincount(places, minlength=num_classes * columns).view(-1, columns).tolist()
+def _choose_clients(method: Method, work: Workload) -> int | None:
+    """Return how many personal models the last round evaluates in a fifth of the run's cost."""
+    part = work.participants(method.experiment)
+    wanted = wanted_predictors(method, is_complete=True)
+    one, two = (
+        work.evaluation(type(method)(method.experiment.replace(evaluate_clients=n), 1), wanted)
+        for n in (1, 2)
+    )
+    left = method.experiment.rounds * work.training(method) / 4 - (one - (two - one))
+    affordable = int(left / max(1.0, two - one))
+    chosen = min(SOME_CLIENTS, max(FEWEST_CLIENTS, affordable))
+    return None if chosen >= part else chosen
 
 
-def percent_correct(correct: Tensor | None) -> float | None:
-    """Return the share of right answers; None without any."""
-    if correct is None or correct.numel() == 0:
-        return None
-    return 100 * int(correct.sum()) / correct.numel()
+def choose_spacing(rounds: int, training: float, between: float, last: float) -> int:
+    """Return the least of 1, 2, 3, 5, 10, 20, ... rounds between evaluations that is cheap enough.
+
+    All evaluations together cost at most a fifth of the run, which is a quarter of its training. If
+    the last one alone costs (nearly) that much, the others get a twentieth of the training.
+
+    Args:
+        rounds: Rounds of the run.
+        training: Cost of training in a round.
+        between: Cost of an evaluation before the last round.
+        last: Cost of the complete evaluation in the last round.
+
+    Example:
+        >>> choose_spacing(60, training=9.0, between=10.0, last=60.0)
+        10
+        >>> choose_spacing(60, training=1.0, between=10.0, last=60.0)
+        60
+    """
+    budget = max(rounds * training / 4 - last, rounds * training / 20)
+    for power in count():
+        for digit in (1, 2, 3, 5):
+            every: int = digit * 10**power
+            if every >= rounds:
+                return rounds
+            if (rounds - 1) // every * between <= budget:
+                return every
+    raise AssertionError("unreachable: spacings grow beyond the number of rounds")

@@ -1,4 +1,4 @@
-"""All clients of a federation, of whom a round asks some: what is known of them in advance."""
+"""The population of clients, from which rounds sample."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
@@ -9,11 +9,11 @@ import numpy
 
 
 class Population:
-    """The clients' names and sizes, so that a round costs what its participants cost.
+    """The names and sizes of the clients; a round does not iterate over all of them.
 
     Args:
         sizes: Training samples by client name.
-        is_fixed: Nobody comes or leaves, so that all clients are walked over once and never again.
+        is_fixed: Whether clients never join or leave, so that they are counted once.
     """
 
     def __init__(self, sizes: Mapping[str, int], *, is_fixed: bool) -> None:
@@ -22,19 +22,19 @@ class Population:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again who there is, where clients come and leave."""
+        """Count the clients again."""
         self._names = sorted(self._sizes)
         self._num_samples = sum(self._sizes.values())
         self._median_size: int | None = None
 
     def begin_round(self) -> None:
-        """Take in who has come since the round before."""
+        """Take in clients that joined since the round before."""
         if not self._is_fixed:
             self.refresh()
 
     @property
     def num_samples(self) -> int:
-        """Training samples of all clients together."""
+        """Training samples of all clients."""
         return self._num_samples
 
     @property
@@ -45,16 +45,16 @@ class Population:
         return self._median_size
 
     def without(self, absent: Collection[str]) -> Sequence[str]:
-        """Return those who are not absent, in name order."""
+        """Return the clients that are not absent, in name order."""
         return [name for name in self._names if name not in absent] if absent else self._names
 
 
 class Others(Sequence[str]):
-    """Names but for a few of them, without a copy of all.
+    """Names without a few of them, without copying the rest.
 
     Args:
-        names: In order.
-        left_out: Some of these.
+        names: Sorted names.
+        left_out: The names to leave out.
     """
 
     def __init__(self, names: Sequence[str], left_out: Collection[str]) -> None:
@@ -81,10 +81,9 @@ class Others(Sequence[str]):
 
 
 def sample_names(names: Sequence[str], count: int, draw: numpy.random.Generator) -> list[str]:
-    """Draw so many of the names without replacement; return them in order.
+    """Sample `count` names without replacement; return them in order.
 
-    These are the names that `draw.choice(names, count, replace=False)` returns, but for its copy of
-    all of them.
+    The same names as `draw.choice(names, count, replace=False)`, without its copy of all names.
     """
     places = draw.choice(len(names), count, replace=False)
     return sorted(names[place] for place in places.tolist())

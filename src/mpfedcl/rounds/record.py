@@ -1,12 +1,15 @@
-"""The record of a round: one line of rounds.jsonl, written and read by this declaration."""
+"""The record of a round: one line of rounds.jsonl, and the clock that measures its phases."""
 
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from mpfedcl.core.json_files import FileContent, Json, load_json
 from mpfedcl.methods import PredictorName, Test
-from mpfedcl.rounds.listed_clients import AccuracySpread
+from mpfedcl.rounds.metrics import AccuracySpread
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -15,11 +18,11 @@ _Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 LAST_ROUND_ONLY = ("calibration_error", "calibration_bins")
-"""What is measured in a run's last round alone."""
+"""Fields that only the last round of a run has."""
 
 
 class Attendance(FileContent):
-    """Who took part in a round."""
+    """The clients of a round by outcome."""
 
     answered: list[str]
     missing: list[str]
@@ -27,73 +30,73 @@ class Attendance(FileContent):
 
 
 class ArrivalRecord(FileContent):
-    """What came in the time of a record, with asynchronous methods."""
+    """The arrivals of a record, with asynchronous methods."""
 
     version: _Count
-    """How often the server's model has been changed so far."""
+    """Number of changes of the server's model so far."""
     by_client: dict[str, _Count]
-    """Answers that were accepted, by client."""
+    """Accepted answers by client."""
     staleness: dict[Literal["mean", "largest"], _Seconds]
-    """Of these: how often the model had changed since its client was sent it."""
+    """Number of changes of the model between dispatch and arrival."""
     left_out: list[str] = Field(default_factory=list)
-    """Clients whose answer was given no weight."""
+    """Clients whose answer has no weight."""
     under_way: _Count = 0
-    """Clients that were sent the model and are not back yet."""
+    """Clients that were sent the model and have not answered."""
 
 
 CalibrationBin = Annotated[list[_Number], Field(min_length=3, max_length=3)]
-"""Test images, those of them that were right, and the mean probability of the class predicted."""
+"""Test images, correct predictions, and the mean probability of the predicted class."""
 
 
 class RoundRecord(FileContent):
-    """What is written down of a round."""
+    """The record of a round."""
 
     round: Annotated[int, Field(ge=1, le=10**9)]
     loss: _Number | None
     accuracy: dict[Test, dict[PredictorName, _Percent | None]] | None
     accuracy_per_client: dict[str, _Percent | None] | None
-    """Of all clients; where there are more than 1,000, of those that took part and were read."""
+    """Of all clients; of more than 1,000, only of the evaluated participants."""
     loss_per_client: dict[str, _Number | None] | None = None
-    """Of the clients that were accepted."""
+    """Of the accepted clients."""
     seconds: dict[str, _Seconds]
     bytes: dict[str, _Count]
     clients: Attendance
     sent: dict[str, _Count] = Field(default_factory=dict)
     """The largest upload of one client: parameters, and floats of prototypes."""
     unchanged: bool = False
-    """True where no client was accepted, so that the state stayed as it was."""
+    """Whether no client was accepted, so that the state did not change."""
     withheld: list[str] = Field(default_factory=list)
-    """Clients that have answered and had nothing to send."""
+    """Clients that answered without an update."""
     processed: dict[str, list[str]] = Field(default_factory=dict)
-    """Whose updates each processor has changed."""
+    """The clients whose updates each processor has changed."""
     remarks: dict[str, Any] = Field(default_factory=dict)
-    """What else the method and the engine say of the round."""
+    """Further remarks of the method and the engine."""
     calibration_error: dict[Test, _Percent | None] | None = None
-    """Expected calibration error in %, of the predictors that are judged; of the last round."""
+    """Expected calibration error in percent of the primary predictors; in the last round."""
     calibration_bins: dict[Test, list[CalibrationBin]] | None = None
-    """What it is made of: bins that hold images, by rising probability."""
+    """The bins of that error that hold images, by rising probability."""
     privacy: dict[str, Any] | None = None
-    """The budget and what is spent of it after this round, where there is one."""
+    """The privacy budget and the epsilon spent after this round, if there is one."""
     accuracy_spread: AccuracySpread | None = None
-    """Of all clients that were read, where not all are listed."""
+    """Over all evaluated clients, if not all are listed."""
     virtual_seconds: _Seconds | None = None
-    """What the virtual clock shows at the end, where there is one."""
+    """The time of the virtual clock at the end, if there is one."""
     elapsed_seconds: _Seconds | None = None
-    """Asynchronous methods over a network: real seconds that the run has taken so far."""
+    """Asynchronous methods over a network: wall-clock seconds of the run so far."""
     arrivals: ArrivalRecord | None = None
-    """Asynchronous methods: a record is of as many answers as a round has clients."""
+    """Asynchronous methods only."""
 
     def has_diverged(self, predictor: PredictorName) -> bool:
-        """Tell of a last round whether the run ended in numbers that are none.
+        """Return whether a run with this last round has diverged.
 
-        Then no update of it was accepted, or the reading has no finite accuracy.
+        Then no update was accepted, or the predictor has no finite accuracy.
         """
         if self.unchanged and self.clients.rejected:
             return True
         return self.accuracy is not None and self.accuracy["local_test"].get(predictor) is None
 
     def to_json(self) -> Json:
-        """Return plain values; without what was measured of other rounds alone, or not at all."""
+        """Return plain values without the optional fields that are None."""
         clocks = ("virtual_seconds", "elapsed_seconds")
         told = ("accuracy_spread", "privacy", "arrivals")
         measured = (*LAST_ROUND_ONLY, *told, *clocks)
@@ -103,7 +106,7 @@ class RoundRecord(FileContent):
 
 
 def parse_record(line: bytes) -> Json | None:
-    """Return a line of rounds.jsonl as plain values, or None where it is no record of a round."""
+    """Return a line of rounds.jsonl as plain values, or None if it is not a record."""
     try:
         values = load_json(line)
         RoundRecord.model_validate(values, strict=True)
@@ -111,3 +114,46 @@ def parse_record(line: bytes) -> Json | None:
         return None
     found: Json = values
     return found
+
+
+PHASES = (
+    "broadcast",
+    "train",
+    "embed",
+    "cluster",
+    "exchange",
+    "aggregate",
+    "evaluate",
+    "checkpoint",
+)
+"""exchange: between the processes of one run, including the wait for the slowest."""
+NOT_TRAINING = ("evaluate", "checkpoint")
+"""Phases that are not part of the algorithm."""
+
+
+def training_seconds(phases: Mapping[str, float]) -> float:
+    """Return the seconds of the phases that belong to the algorithm."""
+    return sum(seconds for name, seconds in phases.items() if name not in NOT_TRAINING)
+
+
+class Clock:
+    """Seconds by phase; `with clock.phase("train"):` adds to one."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            passed = time.perf_counter() - began
+            self._seconds[name] = self._seconds.get(name, 0.0) + passed
+
+    def lap(self) -> dict[str, float]:
+        """Return the seconds since the last lap, and reset."""
+        seconds = {name: round(value, 6) for name, value in self._seconds.items()}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        return seconds

@@ -1,34 +1,41 @@
-"""How long clients take, in virtual seconds.
+"""System heterogeneity: how long clients take, in virtual seconds, and stragglers.
 
-Time is never measured: it follows from settings, keys and sizes, so that who comes first is the
-same on every machine. The server, and evaluation, take no time.
+Time is never measured: it follows from settings, random keys and sizes, so that arrivals have the
+same order on every machine. The server and evaluation take no time.
 """
 
 from collections.abc import Mapping, Sequence
+from inspect import isabstract
 from itertools import pairwise
 from statistics import median
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
+from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import SystemsSettings
-from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.methods import Asynchronous, Method, PartialModel, SharesPrototypes
+from mpfedcl.methods.messages import Broadcast
+
+if TYPE_CHECKING:
+    from mpfedcl.rounds.assembly import Assembly
 
 _TIER_DELAYS = ((0.0, 0.0), (0.0, 5.0), (6.0, 10.0), (11.0, 15.0), (20.0, 30.0))
-"""Seconds that clients wait, from the fastest fifth of them to the slowest (Chai et al., 2021)."""
+"""Delays in seconds, from the fastest fifth of the clients to the slowest (Chai et al., 2021)."""
 _SPEEDS = 4
-"""Of training, downloads, uploads and single messages."""
+"""Speeds of a client: training, download, upload and latency."""
 
 
 class SystemModel:
     """The clients' speeds.
 
     Args:
-        settings: What they are drawn from.
-        seed: The run's.
+        settings: The distribution of the speeds.
+        seed: The seed of the run.
         label_counts: Training samples of each class, by client.
-        passes: How often a client trains on each of its samples when it is asked once.
+        passes: Passes over a client's samples in one round.
     """
 
     def __init__(
@@ -52,8 +59,8 @@ class SystemModel:
         }
 
     @classmethod
-    def of(cls, assembly: Assembly, label_counts: Mapping[str, Sequence[int]]) -> Self | None:
-        """Return the pace that an experiment asks for; None where it has no clock."""
+    def of(cls, assembly: "Assembly", label_counts: Mapping[str, Sequence[int]]) -> Self | None:
+        """Return the speeds that an experiment asks for; None without a virtual clock."""
         experiment = assembly.experiment
         if not experiment.systems.has_clock:
             return None
@@ -61,7 +68,7 @@ class SystemModel:
         return cls(experiment.systems, experiment.seed, label_counts, passes)
 
     def seconds(self, client: str, dispatch: int, bytes_down: int, bytes_up: int) -> float:
-        """Return how long a client takes from being sent a model to the arrival of its answer."""
+        """Return the seconds from sending a model to a client to the arrival of its answer."""
         jitter, delay = 1.0, self._delays[client]
         if self._settings.jitter:
             draw = numpy_generator(self._seed, client, dispatch, "jitter")
@@ -70,30 +77,30 @@ class SystemModel:
         return wait + self._without_delay(client, jitter, bytes_down, bytes_up)
 
     def expected(self, client: str, bytes_down: int, bytes_up: int) -> float:
-        """Return how long it mostly takes."""
+        """Return the typical seconds of a client."""
         return sum(self._delays[client]) / 2 + self._without_delay(client, 1, bytes_down, bytes_up)
 
     def gives_up_after(self, client: str, bytes_down: int, bytes_up: int) -> float:
-        """Return after how many seconds nobody waits for a lost answer any more."""
+        """Return the seconds after which a lost answer is given up."""
         return self._settings.patience * self.expected(client, bytes_down, bytes_up)
 
     def typical(self, bytes_down: int, bytes_up: int) -> float:
-        """Return what half of the clients mostly need."""
+        """Return the median over clients of their typical seconds."""
         return median(self.expected(name, bytes_down, bytes_up) for name in self._sizes)
 
     def loses(self, client: str, dispatch: int) -> bool:
-        """Tell whether a client's answer is lost on its way."""
+        """Return whether a client's answer is lost."""
         if not self._settings.drop:
             return False
         draw = numpy_generator(self._seed, client, dispatch, "drop")
         return bool(draw.random() < self._settings.drop)
 
     def in_tiers(self, names: Sequence[str], number: int, bytes_up: int) -> list[list[str]]:
-        """Sort clients into so many tiers by the seconds they mostly take, the fastest first.
+        """Sort clients into tiers by their typical seconds, the fastest first.
 
         Tiers are equally large, up to one client; ties go by name.
         """
-        # What is sent down is as much as comes up.
+        # The download is as large as the upload.
         ordered = sorted(names, key=lambda name: (self.expected(name, bytes_up, bytes_up), name))
         return sort_into_tiers(ordered, number)
 
@@ -108,7 +115,7 @@ class SystemModel:
         )
 
     def _from_fast_to_slow(self, label_counts: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return the clients in an order in which speeds may follow what they hold."""
+        """Return the clients from fast to slow, by their data if `follows` asks for it."""
         if self._settings.follows == "size":
             return sorted(label_counts, key=lambda name: (self._sizes[name], name))
         if self._settings.follows == "label":
@@ -125,19 +132,153 @@ class SystemModel:
         return [names[place] for place in drawn]
 
     def _draw_slowness(self, order: Sequence[str]) -> dict[str, list[float]]:
-        """Return by how much each of a client's speeds is below the median's."""
+        """Return the factor by which each speed of a client is below the median."""
         spread = self._settings.spread if self._settings.kind == "lognormal" else 0.0
         drawn = numpy.array(
             [numpy_generator(self._seed, name, "pace").standard_normal(_SPEEDS) for name in order]
         )
         if self._settings.follows != "none":
-            # The same speeds in all; those that are slowest altogether go to whoever is last.
+            # The same draws, sorted: the slowest go to the last clients of the order.
             drawn = drawn[numpy.argsort(drawn.sum(axis=1), kind="stable")]
         return dict(zip(order, numpy.exp(spread * drawn).tolist(), strict=True))
 
 
 def sort_into_tiers(ordered: Sequence[str], number: int) -> list[list[str]]:
-    """Cut clients that are ordered by speed into so many tiers, or as many as there are clients."""
+    """Split clients ordered by speed into equal tiers, at most one per client."""
     number = min(number, len(ordered))
     ends = [len(ordered) * place // number for place in range(number + 1)]
     return [sorted(ordered[a:b]) for a, b in pairwise(ends)]
+
+
+class WaitingRound:
+    """A round that ends once enough of its clients have answered.
+
+    Stragglers and clients with lost answers are missing. If too few answers are left, the round
+    waits until all the others are given up.
+
+    Args:
+        systems: The speeds of the clients.
+        broadcast: The message to the clients.
+        chosen: The clients of the round.
+        enough: Share of the clients to wait for.
+        bytes_up: Size of a full update, as known in advance.
+    """
+
+    def __init__(
+        self,
+        systems: SystemModel,
+        broadcast: Broadcast,
+        chosen: Sequence[str],
+        *,
+        enough: float,
+        bytes_up: int,
+    ) -> None:
+        self._systems, self._number, self._chosen = systems, broadcast.round, chosen
+        self._down = {name: broadcast.num_bytes_to([name]) for name in chosen}
+        reached = [name for name in chosen if not systems.loses(name, self._number)]
+        needed = max(1, round(enough * len(chosen)))
+        self._is_enough = len(reached) >= needed
+        # A part of the model returns with the size that was sent.
+        parts = {name: self._down[name] for name in broadcast.units}
+        expected = {name: self._seconds(name, parts.get(name, bytes_up)) for name in reached}
+        first = sorted(reached, key=lambda name: (expected[name], name))[:needed]
+        self.in_time = sorted(first) if self._is_enough else reached
+        """The clients whose answers count."""
+
+    def seconds(self, uploads: Mapping[str, int], otherwise: int) -> float:
+        """Return the seconds of the round, given the uploaded bytes by client."""
+        awaited = self.in_time if self._is_enough else self._chosen
+        taken = []
+        for name in awaited:
+            up, down = uploads.get(name, otherwise), self._down[name]
+            is_lost = self._systems.loses(name, self._number)
+            taken.append(
+                self._systems.gives_up_after(name, down, up) if is_lost else self._seconds(name, up)
+            )
+        return max(taken, default=0.0)
+
+    def _seconds(self, name: str, bytes_up: int) -> float:
+        return self._systems.seconds(name, self._number, self._down[name], bytes_up)
+
+
+def check_timing(method: type[Method], experiment: Experiment) -> None:
+    """Reject settings that do not fit an asynchronous method or lost answers."""
+    if experiment.systems.drop and experiment.secure_aggregation:
+        raise InvalidInput(
+            f"systems.drop is {experiment.systems.drop:g}; with secure_aggregation it must be 0: "
+            "clients that vanish from a sum are not simulated."
+        )
+    if (
+        experiment.systems.has_clock
+        and experiment.secure_aggregation
+        and experiment.network.enough < 1
+    ):
+        raise InvalidInput(
+            f"network.enough is {experiment.network.enough:g}; with secure_aggregation on a "
+            "virtual clock it must be 1: clients that vanish from a sum are not simulated."
+        )
+    if not issubclass(method, Asynchronous):
+        return
+    told = f"with {experiment.method}, which is asynchronous, it must be"
+    if issubclass(method, SharesPrototypes) or not method.trains:
+        raise InvalidInput(
+            f"method is {experiment.method!r}, which is asynchronous; it must be an "
+            "mpfedcl.methods.Asynchronous that trains and shares no prototypes."
+        )
+    if isabstract(method):
+        raise InvalidInput(
+            f"method is {experiment.method!r}, which does not say what the server does with an "
+            "answer; it must have the method arrive(server, arrivals)."
+        )
+    if issubclass(method, PartialModel):
+        raise InvalidInput(
+            f"method is {experiment.method!r}, which sends parts of a model and is asynchronous; "
+            "it must be one or the other."
+        )
+    if experiment.asked_workers > 1:
+        raise InvalidInput(
+            f"workers is {experiment.workers}; {told} 1: clients answer one after the other."
+        )
+    if experiment.secure_aggregation:
+        raise InvalidInput(
+            f"secure_aggregation is on; {told} off: there is no round whose clients could be "
+            "summed."
+        )
+    if experiment.privacy.has_budget:
+        raise InvalidInput(
+            f"privacy.epsilon is {experiment.privacy.epsilon:g}; {told} left out: the budget "
+            "counts rounds, and here clients answer as often as they can."
+        )
+    if experiment.aggregation.rule != "mean":
+        raise InvalidInput(
+            f"aggregation.rule is {experiment.aggregation.rule!r}; {told} mean: other rules "
+            "compare the clients of a round."
+        )
+    if experiment.validation.bounds == "on":
+        raise InvalidInput(
+            f"validation.bounds is 'on'; {told} auto or off: bounds compare the clients of a round."
+        )
+
+
+def check_clock(method: type[Method], experiment: Experiment) -> None:
+    """Reject the simulation of an asynchronous method without a virtual clock."""
+    if issubclass(method, Asynchronous) and not experiment.systems.has_clock:
+        raise InvalidInput(
+            f"systems.kind is {experiment.systems.kind or 'none'!r}; with {experiment.method}, "
+            "which is asynchronous, it must be lognormal or tiers. Clients are equally fast with "
+            "lognormal and systems.spread 0."
+        )
+
+
+def refuse_over_network(method: type[Method], experiment: Experiment) -> None:
+    """Reject settings that only a simulation has: its clock and public images."""
+    if experiment.systems.has_clock:
+        raise InvalidInput(
+            f"systems.kind is {experiment.systems.kind!r}; over a network it must be none or left "
+            "out: time is real there."
+        )
+    if experiment.public.size and "public__size" not in method.defaults:
+        raise InvalidInput(
+            f"public.size is {experiment.public.size}; over a network it must be 0 or left out: "
+            f"with {experiment.method} the server has no images there."
+        )

@@ -1,11 +1,19 @@
-"""The guard: every update is judged before it touches the server's state.
+"""Update validation: every update is checked before it touches the server's state.
 
-In federated learning the server computes with what strangers send. One NaN, a forged sample count
-or a tensor of another shape must cost that client its round, never the others their model.
+The server of a federation computes with values from clients that it cannot trust. A NaN, a forged
+sample count or a tensor of another shape must cost that client its round, never the other clients
+their model.
+
+Prototypes and class means are also compared with those of the other clients. They cannot be
+averaged robustly: prototypes are collected, and statistics must stay sums. So misplaced ones are
+left out: single prototypes, or a client's statistics as a whole. The center of a class is the
+geometric median of its holders' means, which fewer than half of them cannot move far. A class with
+fewer than five holders is not checked.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,22 +23,24 @@ from mpfedcl.gaussian import MemberSums
 from mpfedcl.methods import CollectsStatistics, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.aggregation.geometric_median import weiszfeld
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.processors.clip import squared_change
 
 LARGEST_LOSS = 1e12
-"""Of one client, either way; beyond it the mean of all says nothing, and might not be finite."""
+"""Largest absolute loss of a client, so that the mean over clients stays finite."""
 LARGEST_SUM = 1e100
-"""Of any number that is added up: all clients' together stay far from the end of the floats."""
+"""Largest absolute value of a statistic, so that sums over clients stay finite."""
 
 
 class UpdateValidator:
-    """Judges updates against what an honest client would send.
+    """Checks updates against what an honest client could send.
 
     Args:
-        assembly: The method, the model and what clients begin with.
+        assembly: The method, the model and the initial parameters.
         sizes: Training samples by client.
-        label_counts: The same by class, of clients on other machines; they are judged more closely.
+        label_counts: Training samples by class as announced by clients on other machines; None for
+            clients of this program.
     """
 
     def __init__(
@@ -42,9 +52,9 @@ class UpdateValidator:
         method = assembly.method
         self._method = method
         self.template = assembly.template
-        """Tensors of the shapes and types of what is averaged."""
+        """Tensors with the shapes and types of the averaged parameters."""
         self.sums = assembly.sums
-        """The same of what is added up."""
+        """Tensors with the shapes and types of the summed statistics."""
         self._sizes = sizes
         self._label_counts = label_counts
         self._trains = method.trains
@@ -56,24 +66,24 @@ class UpdateValidator:
         self._most_prototypes = prototype_rule(method).max_prototypes
         self._shares_prototypes = isinstance(method, SharesPrototypes)
         self._max_norm = method.experiment.validation.max_norm
-        # A unit vector may come out a rounding longer than 1, and 1 may be the bound.
-        self._max_length = min(1.001 * self._max_norm, prototype_rule(method).max_norm)
+        # The norm of a unit vector may exceed 1 by rounding, and 1 may be the bound.
+        self._max_prototype_norm = min(1.001 * self._max_norm, prototype_rule(method).max_norm)
 
     @property
     def bytes_up(self) -> int:
-        """What a client sends at most, but for prototypes."""
+        """The size of a full update without prototypes."""
         tensors = [*self.template.values(), *self.sums.values()]
         return sum(each.numel() * each.element_size() for each in tensors)
 
-    def judge_form(self, update: Update) -> str | None:
-        """Return why this is no update at all, or None: what follows may then look into it."""
+    def check_form(self, update: Update) -> str | None:
+        """Return why an update is malformed, or None if its tensors can be inspected."""
         if not isinstance(update.client, str):
             return "the client's name is not text"
         if not isinstance(update.prototypes, Prototypes) or not isinstance(
             update.averaged, dict | StackMember | None
         ):
             return "tensors or prototypes are missing"
-        # A share is this process's own; only tensors may come from a stranger.
+        # Stack members are made in this process; only tensors come from other machines.
         averaged = update.averaged if isinstance(update.averaged, dict) else {}
         summed = {} if isinstance(update.summed, MemberSums) else update.summed
         parts = {**averaged, **summed, "vectors": update.prototypes.vectors}
@@ -84,24 +94,24 @@ class UpdateValidator:
                 return f"{name} holds no values"
         return None
 
-    def judge_shapes(self, update: Update) -> str | None:
-        """Return which tensors are not of the names, shapes and types that were asked for."""
+    def check_shapes(self, update: Update) -> str | None:
+        """Return which tensors have an unexpected name, shape or type, or None."""
         averaged = update.averaged if isinstance(update.averaged, dict) else self.template
-        return _judge_tensors(averaged, self.template) or _judge_tensors(
+        return _check_tensors(averaged, self.template) or _check_tensors(
             update.summed_shapes, self.sums
         )
 
-    def judge(self, update: Update, broadcast: Broadcast) -> str | None:
-        """Return why a well-formed update must be rejected, or None if it is sound."""
+    def check(self, update: Update, broadcast: Broadcast) -> str | None:
+        """Return why a well-formed update must be rejected, or None if it is valid."""
         return (
-            self._judge_numbers(update)
-            or self.judge_shapes(update)
-            or self._judge_change(update.averaged, broadcast)
-            or self._judge_sums(update)
-            or self._judge_prototypes(update, broadcast.pool.vectors.dtype)
+            self._check_numbers(update)
+            or self.check_shapes(update)
+            or self._check_change(update.averaged, broadcast)
+            or self._check_sums(update)
+            or self._check_prototypes(update, broadcast.pool.vectors.dtype)
         )
 
-    def _judge_numbers(self, update: Update) -> str | None:
+    def _check_numbers(self, update: Update) -> str | None:
         expected = self._sizes.get(update.client)
         if expected is None:
             return f"{update.client!r} is not a client of this federation"
@@ -115,7 +125,7 @@ class UpdateValidator:
             return f"loss is {update.loss:.3g}; at most {LARGEST_LOSS:g}"
         return None
 
-    def _judge_change(
+    def _check_change(
         self, averaged: Tensors | StackMember | None, broadcast: Broadcast
     ) -> str | None:
         if averaged is None:
@@ -128,28 +138,28 @@ class UpdateValidator:
             return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
         return None
 
-    def _judge_sums(self, update: Update) -> str | None:
+    def _check_sums(self, update: Update) -> str | None:
         if isinstance(update.summed, MemberSums):
-            # Made in this process from the samples themselves.
+            # Computed in this process from the samples.
             sound = update.summed.stack.is_finite[update.summed.index]
             return None if sound else "the samples hold values that are not finite"
         for name, value in update.summed.items():
-            if problem := _judge_size(value):
+            if problem := _check_size(value):
                 return f"the sums {name} {problem}"
         if not isinstance(self._method, CollectsStatistics):
             return None
         announced = None if self._label_counts is None else self._label_counts[update.client]
         return self._method.judge_sums(update, announced=announced)
 
-    def _judge_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
+    def _check_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
         prototypes = update.prototypes
         count = prototypes.labels.shape[0] if prototypes.labels.ndim == 1 else -1
         if count and not self._shares_prototypes:
             return "prototypes came although the method shares none"
         for problem in (
-            _judge_tensor("labels", prototypes.labels, torch.Size([count]), torch.int64),
-            _judge_tensor("counts", prototypes.counts, torch.Size([count]), torch.int64),
-            _judge_tensor(
+            _check_tensor("labels", prototypes.labels, torch.Size([count]), torch.int64),
+            _check_tensor("counts", prototypes.counts, torch.Size([count]), torch.int64),
+            _check_tensor(
                 "vectors", prototypes.vectors, torch.Size([count, self._dimension]), dtype
             ),
         ):
@@ -160,23 +170,23 @@ class UpdateValidator:
         if not prototypes.vectors.isfinite().all():
             return "prototype vectors hold values that are not finite"
         longest = float(prototypes.vectors.norm(dim=1).max())
-        if longest > self._max_length:
-            return f"a prototype has length {longest:.3g}; at most {self._max_length:g}"
+        if longest > self._max_prototype_norm:
+            return f"a prototype has norm {longest:.3g}; at most {self._max_prototype_norm:g}"
         if int(prototypes.labels.min()) < 0 or int(prototypes.labels.max()) >= self._num_classes:
             return f"prototype labels must lie in 0..{self._num_classes - 1}"
-        # Under a budget nobody says how many samples there are.
+        # Under a privacy budget, clients do not disclose their numbers of samples.
         most = self._max_images if self._is_private else update.num_samples
         if int(prototypes.counts.min()) < 1 or int(prototypes.counts.double().sum()) > most:
             return f"prototype counts must be at least 1 and sum to at most {most}"
         found = int(prototypes.labels.bincount().max())
         if self._most_prototypes is not None and found > self._most_prototypes:
             return f"a class has {found} prototypes; at most {self._most_prototypes}"
-        return self._judge_announced(update)
+        return self._check_announced(update)
 
-    def _judge_announced(self, update: Update) -> str | None:
-        """Hold prototypes to what a client on another machine has said that it holds."""
+    def _check_announced(self, update: Update) -> str | None:
+        """Compare prototypes with the label counts that a client has announced."""
         announced = (self._label_counts or {}).get(update.client)
-        # Under a budget nobody says what it holds.
+        # Under a privacy budget, clients do not announce their label counts.
         if announced is None or self._is_private:
             return None
         counts = torch.zeros(self._num_classes, dtype=torch.float64)
@@ -191,27 +201,186 @@ class UpdateValidator:
         return None
 
 
-def _judge_size(value: Tensor) -> str | None:
+def _check_size(value: Tensor) -> str | None:
     largest = float(value.double().abs().max()) if value.numel() else 0.0
     if not math.isfinite(largest):
         return "hold values that are not finite"
     return None if largest <= LARGEST_SUM else f"reach {largest:.3g}; at most {LARGEST_SUM:g}"
 
 
-def _judge_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:
+def _check_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:
     if tensors.keys() != template.keys():
         odd = sorted(tensors.keys() ^ template.keys())
         return f"tensors {odd[:3]} are missing or unknown"
     for name, value in tensors.items():
         wanted = template[name]
-        if problem := _judge_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
+        if problem := _check_tensor(f"tensor {name}", value, wanted.shape, wanted.dtype):
             return problem
     return None
 
 
-def _judge_tensor(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> str | None:
+def _check_tensor(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtype) -> str | None:
     if value.shape != shape:
         return f"{name} has shape {list(value.shape)}; expected {list(shape)}"
     if value.dtype != dtype:
         return f"{name} has type {value.dtype}; expected {dtype}"
     return None
+
+
+FEWEST_HOLDERS = 5
+"""Clients that must hold a class before their prototypes of it are compared."""
+_ROUNDING = 1e-5
+_TWICE = 2.0
+"""Multiple of the median that honest clients do not reach."""
+
+
+@dataclass(frozen=True)
+class ClassCenters:
+    """The center of each class: the geometric median of its holders' means."""
+
+    vectors: Tensor
+    """[C, d] float64; zeros for a class that is not checked."""
+    checked: Tensor
+    """[C] bool: the classes with enough holders."""
+    held: Tensor
+    """[C] bool: the classes that some client holds."""
+    means: dict[str, tuple[Tensor, Tensor, Tensor]]
+    """By client: classes [k], means [k, d] and counts [k], float64."""
+
+    @property
+    def unchecked(self) -> list[int]:
+        """The classes that too few clients hold."""
+        return (self.held & ~self.checked).nonzero().squeeze(1).tolist()
+
+
+def find_centers(prototypes: Mapping[str, Prototypes], num_classes: int) -> ClassCenters:
+    """Return the geometric medians of the clients' class means."""
+    means = {name: _class_means(each) for name, each in sorted(prototypes.items()) if len(each)}
+    like = next((each for _, each, _ in means.values()), torch.zeros(0, 1, dtype=torch.float64))
+    vectors = like.new_zeros(num_classes, like.shape[1])
+    holders = torch.zeros(num_classes, dtype=torch.int64)
+    for label in range(num_classes):
+        rows = [mean[labels == label] for labels, mean, _ in means.values()]
+        points = torch.cat(rows) if rows else like[:0]
+        holders[label] = len(points)
+        if len(points) >= FEWEST_HOLDERS:
+            vectors[label] = weiszfeld(torch.cdist(points, points).square()) @ points
+    return ClassCenters(vectors, holders >= FEWEST_HOLDERS, holders > 0, means)
+
+
+@dataclass(frozen=True)
+class KeptPrototypes:
+    """The prototypes that are kept, and those that are dropped."""
+
+    prototypes: dict[str, Prototypes]
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+    """By client: the classes of dropped prototypes."""
+    unchecked: list[int] = field(default_factory=list)
+    """Classes with too few holders."""
+
+
+def drop_misplaced(
+    prototypes: Mapping[str, Prototypes], num_classes: int, factor: float
+) -> KeptPrototypes:
+    """Drop prototypes that are nearer to another class's center than to their own.
+
+    Honest prototypes can be misplaced too, if clients differ or the model has trained little. So
+    they are dropped only from a client with more than half of its prototypes misplaced and twice
+    the share of the median client, or if they are twice as far from their center as the median; and
+    never from a class with more than half of its prototypes misplaced. A prototype is also dropped
+    if its norm is `factor` times the largest norm of the median client.
+    """
+    centers = find_centers(prototypes, num_classes)
+    present = {name: each for name, each in sorted(prototypes.items()) if len(each)}
+    labels = torch.cat([each.labels for each in present.values()]) if present else torch.zeros(0)
+    if not len(labels):
+        return KeptPrototypes(dict(prototypes))
+    vectors = torch.cat([each.vectors for each in present.values()]).double()
+    sizes = [len(each) for each in present.values()]
+    own = (vectors - centers.vectors[labels]).norm(dim=1)
+    misplaced = _find_misplaced(vectors, labels, own, centers)
+    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    by_client = _shares_of(misplaced, owners, len(sizes))
+    is_odd = (by_client > 0.5) & (by_client > _TWICE * by_client.quantile(0.5))
+    is_far = own > _TWICE * _medians_by(own, labels, num_classes)[labels]
+    far = misplaced & (is_odd[owners] | is_far)
+    far &= _shares_of(misplaced, labels, num_classes)[labels] <= 0.5
+    longest = torch.stack([each.vectors.double().norm(dim=1).max() for each in present.values()])
+    if len(longest) >= FEWEST_HOLDERS:
+        far |= vectors.norm(dim=1) > factor * longest.quantile(0.5)
+    kept, dropped = dict(prototypes), {}
+    parts = torch.split(far, sizes)
+    for (name, each), odd in zip(present.items(), parts, strict=True):
+        if bool(odd.any()):
+            kept[name] = Prototypes(each.vectors[~odd], each.labels[~odd], each.counts[~odd])
+            dropped[name] = sorted(set(each.labels[odd].tolist()))
+    return KeptPrototypes(kept, dropped, centers.unchecked)
+
+
+def find_odd_clients(
+    prototypes: Mapping[str, Prototypes], num_classes: int, factor: float
+) -> dict[str, float]:
+    """Return the clients whose class means differ by more than chance, and their ratios.
+
+    Features have norm 1, so samples of a class with mean m have the variance b = 1 - |m|² around
+    it, and the mean of n samples has b/n, plus the variance a between clients, estimated by the
+    median over all holders. A client's ratio is Σ_c n_c d_c² / Σ_c n_c (a + b/n_c) over the checked
+    classes: about 1 for an honest client of any size.
+    """
+    centers = find_centers(prototypes, num_classes)
+    spread = (1 - centers.vectors.square().sum(1)).clamp(min=0)
+    total = torch.zeros_like(spread)
+    for labels, _, counts in centers.means.values():
+        total[labels] += counts
+    seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for name, (labels, means, counts) in centers.means.items():
+        checked = centers.checked[labels]
+        labels, means, counts = labels[checked], means[checked], counts[checked]
+        squares = (means - centers.vectors[labels]).square().sum(1)
+        # The center is estimated from samples too.
+        expected = spread[labels] * (1 / counts + 1 / total[labels])
+        seen[name] = counts, squares, expected
+    excess = [squares - expected for _, squares, expected in seen.values() if len(squares)]
+    between = torch.cat(excess).quantile(0.5).clamp(min=0) if excess else 0.0
+    ratios = {
+        name: float((counts * squares).sum() / (counts * (expected + between)).sum())
+        for name, (counts, squares, expected) in seen.items()
+        if len(counts)
+    }
+    # If all clients are equal the ratio is 0/0, which is not above the factor.
+    return {name: ratio for name, ratio in ratios.items() if ratio > factor}
+
+
+def _find_misplaced(vectors: Tensor, labels: Tensor, own: Tensor, centers: ClassCenters) -> Tensor:
+    """Return which vectors [M] of checked classes are nearer to another checked center."""
+    places = centers.checked.nonzero().squeeze(1)
+    if not len(places):
+        return torch.zeros_like(labels, dtype=torch.bool)
+    distances = torch.cdist(vectors, centers.vectors[places])
+    others = distances.masked_fill(places == labels.unsqueeze(1), torch.inf)
+    misplaced: Tensor = own > others.min(1).values + _ROUNDING
+    return misplaced & centers.checked[labels]
+
+
+def _shares_of(flags: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the flagged share of each group [count]."""
+    sizes = torch.bincount(groups, minlength=count)
+    return torch.bincount(groups[flags], minlength=count) / sizes.clamp(min=1)
+
+
+def _medians_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the median value of each group [count]; 0 for an empty group."""
+    medians = torch.zeros(count, dtype=values.dtype, device=values.device)
+    for group in groups.unique().tolist():  # type: ignore[no-untyped-call]
+        medians[group] = values[groups == group].quantile(0.5)
+    return medians
+
+
+def _class_means(prototypes: Prototypes) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a client's classes, the mean of each weighted by counts, and the counts."""
+    labels, place = torch.unique(prototypes.labels, return_inverse=True)
+    counts = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
+    counts.index_add_(0, place, prototypes.counts.double())
+    sums = counts.new_zeros(len(labels), prototypes.dimension)
+    sums.index_add_(0, place, prototypes.counts.unsqueeze(1) * prototypes.vectors.double())
+    return labels, sums / counts.unsqueeze(1), counts

@@ -9,7 +9,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import SharesPrototypes, find_method
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
-from mpfedcl.rounds.budget_check import planned_releases
+from mpfedcl.privacy.releases import planned_releases
 
 _SLACK = 1 + 1e-6
 

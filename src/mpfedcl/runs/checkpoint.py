@@ -19,10 +19,9 @@ from mpfedcl.core.json_files import FileContent, load_json, validate_content
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
 from mpfedcl.methods import Server
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rounds.arrival_state import ArrivalCounts, ArrivalState
-from mpfedcl.rounds.process_messages import stack_prototypes, unstack_prototypes
+from mpfedcl.rounds.prototype_pool import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.round_state import RoundState
+from mpfedcl.rounds.state import ArrivalCounts, ArrivalState, RoundState
 
 _KEPT = 2
 _MOST_TENSOR_BYTES = 2**40
@@ -36,8 +35,8 @@ class _Manifest(FileContent):
     round: Annotated[int, Field(ge=1, le=10**9)]
     received: dict[str, Annotated[int, Field(ge=0, le=10**9)]]
     """In which round each client's prototypes came."""
-    median_length: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    standings: dict[str, Annotated[float, Field(ge=-6, le=6)]] = Field(default_factory=dict)
+    median_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    reputations: dict[str, Annotated[float, Field(ge=-6, le=6)]] = Field(default_factory=dict)
     virtual_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     arrivals: ArrivalCounts | None = None
     """Who was under way, with asynchronous methods."""
@@ -110,8 +109,8 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
         "format": FORMAT,
         "round": state.round,
         "received": {name: received for name, (received, _) in state.prototypes.items()},
-        "median_length": state.median_length,
-        "standings": dict(state.standings),
+        "median_norm": state.median_norm,
+        "reputations": dict(state.reputations),
         "virtual_seconds": state.virtual_seconds,
         "arrivals": state.arrivals.counts.to_json() if state.arrivals else None,
         "record": checkpoint.record,
@@ -177,8 +176,8 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         manifest["round"],
         server,
         {name: (received[name], each) for name, each in rows.items()},
-        median_length=manifest.get("median_length"),
-        standings=manifest.get("standings", {}),
+        median_norm=manifest.get("median_norm"),
+        reputations=manifest.get("reputations", {}),
         virtual_seconds=manifest.get("virtual_seconds", 0.0),
         arrivals=arrivals,
     )

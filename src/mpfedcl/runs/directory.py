@@ -17,7 +17,7 @@ from mpfedcl.data.client_split import compact_table, expand_table
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PredictorName
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.evaluation import ConfusionCounts
+from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
 from mpfedcl.runs.change import finish_change, is_changing
 from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition

@@ -28,8 +28,7 @@ from mpfedcl.methods import (
 )
 from mpfedcl.models import Mlp
 from mpfedcl.rounds.assembly import Assembly, assemble
-from mpfedcl.rounds.loop_choice import make_loop
-from mpfedcl.rounds.round_loop import RoundLoop
+from mpfedcl.rounds.loop import RoundLoop, make_loop
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.checkpoint import Checkpoint, checkpoint_from_bytes, checkpoint_to_bytes
 

@@ -10,8 +10,7 @@ from mpfedcl.core.files import FORMAT
 from mpfedcl.core.json_files import FileContent, Json
 from mpfedcl.data.tables import TableColumns
 from mpfedcl.methods import TESTS, PredictorName, Test
-from mpfedcl.rounds.fairness import Fairness
-from mpfedcl.rounds.listed_clients import AccuracySpread
+from mpfedcl.rounds.metrics import AccuracySpread, Fairness
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -15,8 +15,8 @@ from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, StatePlace
-from mpfedcl.rounds.evaluation import ConfusionCounts
-from mpfedcl.rounds.loop_choice import make_loop
+from mpfedcl.rounds.loop import make_loop
+from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.background_writer import BackgroundWriter

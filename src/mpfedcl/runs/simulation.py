@@ -24,17 +24,16 @@ from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.methods import Asynchronous, ClosedForm, find_method
 from mpfedcl.models import Model
 from mpfedcl.models.feature_cache import shared_inputs
-from mpfedcl.rounds.assembly import Assembly, assemble
-from mpfedcl.rounds.engine import Engine
-from mpfedcl.rounds.evaluation_plan import Workload, settle_evaluation
-from mpfedcl.rounds.noise_shares import fix_noise
-from mpfedcl.rounds.secure_checks import (
+from mpfedcl.privacy.secure_aggregation.checks import (
     check_enough_clients,
     check_secure_aggregation,
     describe_secure_aggregation,
 )
-from mpfedcl.rounds.systems import SystemModel
-from mpfedcl.rounds.timing_checks import check_clock, check_timing
+from mpfedcl.privacy.secure_aggregation.layout import fix_noise
+from mpfedcl.rounds.assembly import Assembly, assemble
+from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.evaluation import Workload, settle_evaluation
+from mpfedcl.rounds.systems import SystemModel, check_clock, check_timing
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Callbacks, FinalModels, Observer, RunResult

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mpfedcl.methods import TESTS, Method, name_method
-from mpfedcl.rounds.fairness import measure_fairness
+from mpfedcl.rounds.metrics import measure_fairness
 from mpfedcl.runs.run_files import Summary
 
 

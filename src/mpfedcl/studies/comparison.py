@@ -10,11 +10,9 @@ from mpfedcl.core.json_files import validate_content
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.experiment import take_choices
 from mpfedcl.methods import PREDICTORS, TESTS, OneShot, built_in_methods, find_method
-from mpfedcl.rounds.calibration_error import pool_bins
-from mpfedcl.rounds.clock import training_seconds
-from mpfedcl.rounds.fairness import measure_fairness
-from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.rounds.timing_checks import check_clock, check_timing
+from mpfedcl.rounds.metrics import measure_fairness, pool_bins
+from mpfedcl.rounds.record import RoundRecord, training_seconds
+from mpfedcl.rounds.systems import check_clock, check_timing
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference

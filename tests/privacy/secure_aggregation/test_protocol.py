@@ -283,8 +283,8 @@ def test_server_takes_no_shares_that_nobody_may_see() -> None:
     running.mask(gone=["ed"])
     server: SumServer = running.server
     for name, revealed, words in [
-        ("ana", Revealed({"ed": bytes(32)}), "nobody may see"),
-        ("ana", Revealed({}, {"bo": bytes(32)}), "nobody may see"),
+        ("ana", Revealed({"ed": bytes(32)}), "must stay secret"),
+        ("ana", Revealed({}, {"bo": bytes(32)}), "must stay secret"),
         ("ana", Revealed({"bo": b"1"}), "32 bytes"),
         ("ed", Revealed(), "sent no numbers"),
     ]:

@@ -343,13 +343,19 @@ def test_drawing_takes_a_bounded_share_of_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr(
-        run_page, "_show_blocks", lambda content: drawn.append(content["run"]["rounds"]) or []
-    )
+
+    def show(content: Any) -> list[Any]:
+        drawn.append(content["run"]["rounds"])
+        return []
+
     now = [100.0]
-    monkeypatch.setattr(
-        run_page.time, "monotonic", lambda: now.__setitem__(0, now[0] + 1) or now[0]
-    )
+
+    def tell() -> float:
+        now[0] += 1
+        return now[0]
+
+    monkeypatch.setattr(run_page, "_show_blocks", show)
+    monkeypatch.setattr("mpfedcl.report.watch.run_page.time.monotonic", tell)
     path = write_run(tmp_path / "run", rounds=2, finished=False)
     watcher = WatchedRuns(tmp_path)
     name = look(watcher)["run"]["id"]

@@ -14,7 +14,7 @@ from mpfedcl.engines.workers import is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.methods import find_method, name_method
-from mpfedcl.rounds.listed_clients import mean_accuracy
+from mpfedcl.rounds.metrics import mean_accuracy
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow

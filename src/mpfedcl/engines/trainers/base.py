@@ -16,7 +16,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.evaluation import Evaluator, Predictions
+from mpfedcl.rounds.predictions import Evaluator, Predictions
 
 
 def draw_batches(

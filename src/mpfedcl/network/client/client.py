@@ -17,6 +17,7 @@ from mpfedcl.data.reader import open_own_samples
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_vectors
+from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods import Asynchronous, Method, find_method, is_built_in, prototype_rule
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Model
@@ -34,10 +35,9 @@ from mpfedcl.network.messages import (
 )
 from mpfedcl.network.transport import FORMAT, Kind, Message
 from mpfedcl.privacy.ledger import BudgetSpent
-from mpfedcl.privacy.private_sums import PrivateSums
+from mpfedcl.privacy.secure_aggregation.checks import check_secure_aggregation
+from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.secure_checks import check_secure_aggregation
-from mpfedcl.rounds.sum_layout import SumLayout
 
 _MOST_EPSILON = 100.0
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")

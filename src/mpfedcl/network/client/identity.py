@@ -13,7 +13,7 @@ from pathlib import Path
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.privacy.secure_aggregation import ProtocolError
-from mpfedcl.privacy.secure_aggregation.signatures import signature_algorithm
+from mpfedcl.privacy.secure_aggregation.primitives import signature_algorithm
 
 
 class Identity:

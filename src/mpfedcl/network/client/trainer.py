@@ -11,6 +11,7 @@ from mpfedcl.methods import (
     PREDICTORS,
     Asynchronous,
     ClosedForm,
+    PredictorKind,
     PredictorName,
     SharesPrototypes,
     prototype_rule,
@@ -18,16 +19,16 @@ from mpfedcl.methods import (
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.client.state import FinalState
 from mpfedcl.network.messages import ReportedEvaluation
+from mpfedcl.privacy.releases import released_predictors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.budget_check import released_predictors
-from mpfedcl.rounds.client_tests import GlobalReader, PersonalReader
-from mpfedcl.rounds.evaluation import (
+from mpfedcl.rounds.metrics import count_confusions, percent_correct
+from mpfedcl.rounds.predictions import (
     Evaluator,
+    GlobalScorer,
+    PersonalScorer,
     Predictions,
     as_stack,
-    count_confusions,
-    percent_correct,
 )
 
 
@@ -102,11 +103,17 @@ class ClientTrainer:
         tests = self._engine.predictors.tests
         said: dict[PredictorName, Tensor | None] = {}
         if averaged is not None and len(tests.labels):
-            reader = GlobalReader(tests, averaged, tests.sizes.new_zeros(1))
-            said |= {r: reader.say(r, 0) for r in PREDICTORS if r.startswith("global")}
+            shared = GlobalScorer(tests, averaged, tests.sizes.new_zeros(1))
+            said |= {
+                r: shared.predict(r, 0) for r in PREDICTORS if PredictorKind.of(r).model == "global"
+            }
         if personal is not None:
-            own = PersonalReader(tests, 0, personal, True)
-            said |= {r: own.say("local_test", r) for r in PREDICTORS if r.startswith("personal")}
+            own = PersonalScorer(tests, 0, personal, True)
+            said |= {
+                r: own.predict("local_test", r)
+                for r in PREDICTORS
+                if PredictorKind.of(r).model == "personal"
+            }
         return {predictor: each for predictor, each in said.items() if each is not None}
 
     def final_state(

@@ -40,12 +40,12 @@ from mpfedcl.network.transport import (
     Transport,
 )
 from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
+from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.privacy.secure_aggregation.roster import Session
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
-from mpfedcl.rounds.sum_layout import SumLayout
 
 SPILL_BYTES = 2**20
 """Smallest update that is spilled to disk."""

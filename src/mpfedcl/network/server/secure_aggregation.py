@@ -7,9 +7,9 @@ from mpfedcl.methods.messages import Failure, Total
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
 from mpfedcl.privacy.secure_aggregation.client import Revealed
+from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Session, find_odd, read_bytes
 from mpfedcl.privacy.secure_aggregation.server import SumServer
-from mpfedcl.rounds.sum_layout import SumLayout
 
 LIGHT_SHARE, HEAVY_SHARE = 1 / 6, 1 / 2
 """Fractions of a round's time: each of the three stages without training, and the training."""

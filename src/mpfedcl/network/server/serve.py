@@ -24,11 +24,14 @@ from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS
+from mpfedcl.privacy.secure_aggregation.checks import (
+    check_secure_aggregation,
+    describe_secure_aggregation,
+)
+from mpfedcl.privacy.secure_aggregation.layout import fix_noise
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.evaluation import RoundEvaluation
-from mpfedcl.rounds.noise_shares import fix_noise
-from mpfedcl.rounds.secure_checks import check_secure_aggregation, describe_secure_aggregation
-from mpfedcl.rounds.timing_checks import check_timing, refuse_over_network
+from mpfedcl.rounds.systems import check_timing, refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_COMPANIONS, Callbacks, Observer, RunResult

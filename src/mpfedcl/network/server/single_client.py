@@ -16,9 +16,9 @@ from mpfedcl.network.server.serve import make_network_model
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
-from mpfedcl.rounds.update_collector import UpdateCollector
 from mpfedcl.rounds.validation import UpdateValidator
 
 Json = dict[str, Any]

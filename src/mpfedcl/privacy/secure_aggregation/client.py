@@ -1,4 +1,4 @@
-"""A client's part in one secure sum. What it has said once it does not say again differently."""
+"""The client's part in a secure sum; a stage is answered once."""
 
 import secrets
 from collections.abc import Collection, Mapping
@@ -32,10 +32,10 @@ class Revealed:
 
 
 class SumClient:
-    """One client in one sum; `to_values` and `from_values` carry it over a restart.
+    """One client in one sum; `to_values` and `from_values` save it over a restart.
 
     Args:
-        name: The client's.
+        name: The name of the client.
         session: The sum.
     """
 
@@ -59,7 +59,7 @@ class SumClient:
         own = roster.adverts.get(self._name)
         if roster.session != self._session:
             raise ProtocolError("the roster is of another run or round")
-        # Not the signature, which is added by somebody else.
+        # Without the signature, which is added elsewhere.
         if own is None or own.signed(b"", b"") != self._advert():
             raise ProtocolError("the roster does not have this client's own keys")
         self._roster = roster
@@ -74,9 +74,9 @@ class SumClient:
         }
 
     def mask(self, numbers: Ring, sealed: Mapping[str, bytes]) -> Ring:
-        """Return the masked numbers, given the shares that others have sealed for this client.
+        """Return the masked values, given the shares that others have sealed for this client.
 
-        Those others, and this client, are whose masks the sum will have.
+        The sum will have the masks of these clients and of this one.
         """
         self._enter("mask")
         roster = self._known_roster
@@ -103,25 +103,25 @@ class SumClient:
         for other in sorted(self._sealed):
             content = self._unseal(other)
             if content is None:
-                # Whoever has sealed nonsense: the others' shares must do.
+                # An invalid share: those of the others must suffice.
                 continue
             if other in left:
                 seeds[other] = content[SECRET_BYTES:]
             else:
                 keys[other] = content[:SECRET_BYTES]
-        # Nothing is left that could be asked for a second time.
+        # Deleted, so that a second request cannot be answered.
         self._secrets, self._sealed = {}, {}
         return Revealed(seeds, keys)
 
     @property
     def num_clients(self) -> int:
-        """How many clients are in the roster, which bounds what each may add."""
+        """The number of clients in the roster, which bounds the values of each."""
         if self._roster is None:
             raise ProtocolError(f"mask was asked for; the next stage here is {self._next}")
         return len(self._roster.names)
 
     def to_values(self) -> dict[str, Any]:
-        """Return what this client must remember, as plain values; they are secret."""
+        """Return the secret state of this client as plain values."""
         return {
             "next": self._next,
             "secrets": {name: value.hex() for name, value in self._secrets.items()},
@@ -134,7 +134,7 @@ class SumClient:
 
     @classmethod
     def from_values(cls, name: str, session: Session, values: Mapping[str, Any]) -> Self:
-        """Return the client that `to_values` was asked of."""
+        """Restore a client from `to_values`."""
         client = cls(name, session)
         client._next = values["next"]
         client._secrets = {n: bytes.fromhex(text) for n, text in values["secrets"].items()}
@@ -151,7 +151,7 @@ class SumClient:
         )
 
     def _enter(self, stage: str) -> None:
-        """Refuse what comes twice or too early: answering it could show a secret."""
+        """Reject a repeated or early stage: an answer could reveal a secret."""
         if stage != self._next:
             raise ProtocolError(f"{stage} was asked for; the next stage here is {self._next}")
         self._next = _STAGES[_STAGES.index(stage) + 1]
@@ -187,6 +187,6 @@ def own_key(roster: Roster, name: str, seed: bytes) -> bytes:
 
 
 def pair_key(roster: Roster, name: str, other: str, secret: bytes) -> bytes:
-    """Return the key of the mask of two clients, from the secret of one and the other's public."""
+    """Return the key of a pair's mask, from the secret of one and the public key of the other."""
     purpose = roster.purpose("pair mask", *sorted((name, other)))
     return agree(secret, roster.adverts[other].masking, purpose)

@@ -1,8 +1,8 @@
-"""Numbers as integers modulo 2^64, whose sums are exact and independent of order.
+"""Values as integers modulo 2^64, whose sums are exact and independent of order.
 
-A fraction x is sent as round(x 2^24). What n clients send must lie in ±2^38/n, so that no sum
-leaves ±2^38; whole numbers are sent as they are, in ±2^62/n. A number beyond that is refused,
-never cut.
+A real x is sent as round(x 2^24). The values of n clients must lie in ±2^38/n, so that no sum
+leaves ±2^38; integers are sent as they are, in ±2^62/n. A value beyond that is rejected, never
+clipped.
 """
 
 from typing import Any
@@ -15,18 +15,18 @@ from mpfedcl.core.errors import InvalidInput
 FRACTION_BITS = 24
 """The sum of n clients is exact to n 2^-25."""
 _SUM_BITS = 62
-"""Of the largest sum: one bit is the sign, one tells sums that nobody can have sent honestly."""
+"""Bits of the largest sum; of the other two, one is the sign and one detects impossible sums."""
 
 Ring = NDArray[numpy.uint64]
 """Integers modulo 2^64."""
 
 
 class OutOfRange(InvalidInput):
-    """A number that cannot be added up."""
+    """A value too large for a secure sum."""
 
 
 def largest(num_clients: int, *, is_whole: bool = False) -> float:
-    """Return the largest number that each of so many clients may send.
+    """Return the largest value that each of `num_clients` clients may send.
 
     Example:
         >>> largest(4), largest(4, is_whole=True) == 2**60
@@ -37,16 +37,16 @@ def largest(num_clients: int, *, is_whole: bool = False) -> float:
 
 
 def encode(name: str, values: NDArray[Any], num_clients: int) -> Ring:
-    """Return numbers as integers modulo 2^64, flat; what is out of range is refused by name."""
+    """Return values as flat integers modulo 2^64; raise OutOfRange with the name."""
     is_whole = values.dtype.kind in "iub"
     flat = values.reshape(-1)
     bound = largest(num_clients, is_whole=is_whole)
     size = float(numpy.abs(flat.astype(numpy.float64)).max(initial=0.0))
-    # Written so that what is no number is refused too.
+    # Written so that NaN is rejected too.
     if not size <= bound:
         raise OutOfRange(
-            f"{name} holds {size:.4g}; with secure aggregation of {num_clients} clients it must be finite "
-            f"and at most {bound:.4g}."
+            f"{name} holds {size:.4g}; with secure aggregation of {num_clients} clients it must be "
+            f"finite and at most {bound:.4g}."
         )
     if not is_whole:
         flat = numpy.rint(flat.astype(numpy.float64) * 2.0**FRACTION_BITS)
@@ -54,13 +54,13 @@ def encode(name: str, values: NDArray[Any], num_clients: int) -> Ring:
 
 
 def decode(total: Ring, *, is_whole: bool = False) -> NDArray[Any]:
-    """Return a sum as numbers: int64, or float64 where fractions were encoded."""
+    """Return a sum as int64, or as float64 if reals were encoded."""
     signed = total.view(numpy.int64)
     return signed.copy() if is_whole else signed.astype(numpy.float64) / 2.0**FRACTION_BITS
 
 
 def is_possible(total: Ring) -> bool:
-    """Tell whether a sum is one that clients in range can have."""
+    """Return whether clients with values in range can have this sum."""
     signed = total.view(numpy.int64)
     # Each client's bound is rounded to 53 bits.
     bound = 2**_SUM_BITS + 2**11

@@ -1,22 +1,27 @@
-"""The cryptography that the protocol is made of, all of it from kept libraries.
+"""The cryptographic primitives of the protocol, all of them from maintained libraries.
 
 X25519 (key agreement), HKDF with SHA-256 (keys), ChaCha20 (streams), ChaCha20-Poly1305 (sealed
-shares) are those of `cryptography`; Shamir's secret sharing is pycryptodome's. Both are imported
-where they are used: they belong to the extra `flower`, and every run imports this module.
+shares) and ECDSA (signatures by the clients' OpenSSH keys) come from `cryptography`, Shamir's
+secret sharing from pycryptodome. Functions import them at the first use: they belong to the extra
+`flower`, and every run imports this module.
 """
 
 import hashlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy
 
 from mpfedcl.privacy.secure_aggregation.fixed_point import Ring
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
 SECRET_BYTES = 32
 _HALF = 16
-"""What pycryptodome shares at a time: a secret is two of them."""
+"""Bytes that pycryptodome splits at a time; a secret has two halves."""
 _CHUNK = 2**17
-"""Numbers that a stream is made of at a time: a megabyte."""
+"""Values of a stream made at a time: a megabyte."""
 _ZEROS = bytes(8 * _CHUNK)
 
 
@@ -28,7 +33,7 @@ def public_key(secret: bytes) -> bytes:
 
 
 def agree(secret: bytes, public: bytes, purpose: bytes) -> bytes:
-    """Return the key that two parties share for a purpose, and nobody else."""
+    """Return the key that two parties share for a purpose."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     exchanged = X25519PrivateKey.from_private_bytes(secret).exchange(
@@ -38,7 +43,7 @@ def agree(secret: bytes, public: bytes, purpose: bytes) -> bytes:
 
 
 def is_usable(public: bytes) -> bool:
-    """Tell whether keys can be agreed on with a public key: with some all keys come out alike."""
+    """Return whether a public key is valid for key agreement (not of low order)."""
     try:
         agree(b"any secret will do for this test", public, b"")
     except ValueError:
@@ -55,12 +60,12 @@ def derive(secret: bytes, purpose: bytes) -> bytes:
 
 
 def commit(secret: bytes, purpose: bytes) -> bytes:
-    """Return what binds to a random secret without showing it."""
+    """Return a commitment to a random secret."""
     return hashlib.sha256(b"commitment" + purpose + secret).digest()
 
 
 def add_stream(numbers: Ring, key: bytes, *, subtract: bool = False) -> None:
-    """Add the stream of a key to numbers, in place; a key serves for one stream only."""
+    """Add the stream of a key to values in place; a key makes one stream only."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
@@ -75,14 +80,14 @@ def add_stream(numbers: Ring, key: bytes, *, subtract: bool = False) -> None:
 
 
 def seal(key: bytes, content: bytes, about: bytes) -> bytes:
-    """Encrypt content, bound to what it is about; a key seals once."""
+    """Encrypt content with associated data; a key seals once."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(bytes(12), content, about)
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
-    """Return the content; None where it is not what was sealed under this key about this."""
+    """Decrypt content; None if key, content or associated data do not match."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -93,7 +98,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
 
 
 def split_secret(secret: bytes, num_shares: int, threshold: int) -> list[bytes]:
-    """Return shares of a secret of 32 bytes, of which any `threshold` give it back."""
+    """Split a secret of 32 bytes into shares, any `threshold` of which recover it."""
     from Crypto.Protocol.SecretSharing import Shamir
 
     halves = [
@@ -104,9 +109,9 @@ def split_secret(secret: bytes, num_shares: int, threshold: int) -> list[bytes]:
 
 
 def join_shares(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of exactly as many shares as its threshold, by place from 0.
+    """Recover a secret from exactly `threshold` shares by place from 0.
 
-    Shares of something else give something else: who knows how to check it must.
+    Wrong shares give a wrong secret, so the caller must check it.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -115,3 +120,27 @@ def join_shares(shares: Mapping[int, bytes]) -> bytes:
         for half in (slice(_HALF), slice(_HALF, None))
     ]
     return b"".join(parts)
+
+
+def signature_algorithm() -> "ec.ECDSA":
+    """Return the algorithm that clients sign with."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.ECDSA(hashes.SHA384())
+
+
+def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Return whether the owner of a public key has signed the content."""
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, content, signature_algorithm())
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Who takes part in a sum, with the keys of this one sum."""
+"""The participants of a secure sum with their keys for this sum."""
 
 import json
 from collections import Counter
@@ -14,13 +14,12 @@ from mpfedcl.privacy.secure_aggregation import (
     ProtocolError,
     least_left,
 )
-from mpfedcl.privacy.secure_aggregation.primitives import SECRET_BYTES, is_usable
-from mpfedcl.privacy.secure_aggregation.signatures import is_signed
+from mpfedcl.privacy.secure_aggregation.primitives import SECRET_BYTES, is_signed, is_usable
 
 
 @dataclass(frozen=True)
 class Session:
-    """Which sum this is: what belongs to another run or round is of no use in it."""
+    """The identity of a sum; messages of another run or round do not fit."""
 
     run: str
     round: int
@@ -29,7 +28,7 @@ class Session:
 
     @property
     def label(self) -> bytes:
-        """What keys and messages of the session are bound to."""
+        """The label that keys and messages of the session are bound to."""
         return json.dumps(
             ["mpfedcl secure aggregation 1", self.run, self.round, self.share]
         ).encode()
@@ -37,16 +36,16 @@ class Session:
 
 @dataclass(frozen=True)
 class Advert:
-    """What a client shows of its secrets."""
+    """The public keys and commitment of a client."""
 
     channel: bytes
-    """Public key by which others seal shares for it."""
+    """Public key with which others seal shares for the client."""
     masking: bytes
     """Public key of its pairwise masks."""
     commitment: bytes
-    """To the seed of its own mask, so that shares of another seed are noticed."""
+    """To the seed of its own mask, so that shares of another seed are detected."""
     signature: bytes = b""
-    """By the client's key in the federation, where it has one."""
+    """By the client's key in the federation, if it has one."""
     identity: bytes = b""
     """That key's public half."""
 
@@ -57,15 +56,15 @@ class Advert:
         if self.channel == self.masking:
             raise ProtocolError("channel and masking must be two keys")
         if not (is_usable(self.channel) and is_usable(self.masking)):
-            raise ProtocolError("nobody can agree on a key with these")
+            raise ProtocolError("these keys are invalid for key agreement")
 
     def signed_content(self, session: Session, client: str) -> bytes:
-        """Return what the signature is of."""
+        """Return the signed content."""
         parts = [each.hex() for each in (self.channel, self.masking, self.commitment)]
         return session.label + json.dumps(["advert", client, *parts]).encode()
 
     def is_signed(self, session: Session, client: str) -> bool:
-        """Tell whether the owner of the identity has signed these keys, for this sum."""
+        """Return whether the owner of the identity has signed these keys for this sum."""
         return is_signed(self.identity, self.signature, self.signed_content(session, client))
 
     def to_values(self) -> dict[str, str]:
@@ -74,7 +73,7 @@ class Advert:
 
     @classmethod
     def from_values(cls, values: object) -> Self:
-        """Read what a stranger sent."""
+        """Read plain values from a client."""
         if not isinstance(values, dict):
             raise ProtocolError("an advert must be a table")
         return cls(
@@ -85,16 +84,16 @@ class Advert:
         )
 
     def signed(self, signature: bytes, identity: bytes) -> Self:
-        """Return the advert with a signature, and the key to check it by."""
+        """Return the advert with a signature and its public key."""
         return replace(self, signature=signature, identity=identity)
 
 
 def find_odd(
     session: Session, adverts: Mapping[str, Advert], identities: Mapping[str, bytes]
 ) -> dict[str, str]:
-    """Return whose keys the other clients would not take, and why: they would end the sum for all.
+    """Return the clients whose keys the others would reject, which would end the sum, and why.
 
-    `identities` are those that clients have shown before.
+    `identities` are the keys that clients have used before.
     """
     shown = Counter(key for each in adverts.values() for key in (each.channel, each.masking))
     have_keys = 2 * sum(bool(each.identity) for each in adverts.values()) > len(adverts)
@@ -138,7 +137,7 @@ class Roster:
 
     @cached_property
     def label(self) -> bytes:
-        """What everything after the adverts is bound to: who was told another roster is alone."""
+        """The label of all later messages: clients with different rosters cannot interact."""
         parts = [[name, self.adverts[name].to_values()] for name in self.names]
         return self.session.label + sha256(json.dumps(parts).encode()).digest()
 
@@ -147,12 +146,12 @@ class Roster:
         return self.names.index(name)
 
     def purpose(self, word: str, *clients: str) -> bytes:
-        """Return what a key is for: one use between some clients of this roster."""
+        """Return the purpose of a key: one use between some clients of this roster."""
         return self.label + json.dumps([word, *clients]).encode()
 
 
 def read_bytes(value: object, name: str, *, most: int = 4096) -> bytes:
-    """Return the bytes of a hexadecimal text that a stranger sent."""
+    """Return the bytes of a hexadecimal text from a client."""
     if not isinstance(value, str) or len(value) > 2 * most:
         raise ProtocolError(f"{name} must be hexadecimal digits of at most {most} bytes")
     try:

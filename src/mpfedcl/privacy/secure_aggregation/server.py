@@ -1,4 +1,4 @@
-"""The server's part in one secure sum: it passes shares on, adds up, and opens the sum alone."""
+"""The server's part in a secure sum: it forwards shares, adds masked values and opens the sum."""
 
 from collections.abc import Callable, Mapping
 from itertools import combinations, islice
@@ -20,16 +20,16 @@ from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
 SEALED_BYTES = 2 * SECRET_BYTES + 16
 """Two shares, and the tag that authenticates them."""
 _MOST_TRIALS = 200
-"""Choices of shares that are tried: a client may have given others shares of nothing."""
+"""Combinations of shares that are tried: a client may have sent invalid shares."""
 
 
 class SumServer:
-    """One sum. What one client says wrongly raises `ProtocolError` and costs that client alone.
+    """One sum. A wrong answer raises `ProtocolError` and excludes that client only.
 
     Args:
         session: The sum.
-        size: The numbers that each client adds.
-        adverts: Of the clients that have answered.
+        size: Number of values that each client adds.
+        adverts: The adverts of the clients that have answered.
     """
 
     def __init__(self, session: Session, size: int, adverts: Mapping[str, Advert]) -> None:
@@ -40,7 +40,7 @@ class SumServer:
         self._revealed: dict[str, Revealed] = {}
 
     def take_shares(self, name: str, sealed: Mapping[str, bytes]) -> None:
-        """Take in the shares that a client has sealed for each of the others."""
+        """Add the shares that a client has sealed for each of the others."""
         self._check_known(name, self._sealed)
         if set(sealed) != set(self.roster.names) - {name}:
             raise ProtocolError("it must seal a share for each of the others")
@@ -50,16 +50,16 @@ class SumServer:
 
     @property
     def sharers(self) -> list[str]:
-        """The clients whose shares have come, in order of name: they are asked for numbers."""
+        """The clients whose shares have arrived, in order of name; they are asked for values."""
         self._refuse_few(len(self._sealed))
         return sorted(self._sealed)
 
     def shares_for(self, name: str) -> dict[str, bytes]:
-        """Return what the others have sealed for a client."""
+        """Return the shares that the others have sealed for a client."""
         return {other: self._sealed[other][name] for other in self.sharers if other != name}
 
     def take_masked(self, name: str, masked: Ring) -> None:
-        """Add a client's masked numbers to the sum."""
+        """Add a client's masked values to the sum."""
         self._check_known(name, self._survivors)
         if name not in self._sealed:
             raise ProtocolError("it has not shared its secrets")
@@ -73,28 +73,28 @@ class SumServer:
 
     @property
     def survivors(self) -> list[str]:
-        """The clients whose numbers are in the sum, in order of name."""
+        """The clients whose values are in the sum, in order of name."""
         self._refuse_few(len(self._survivors))
         return sorted(self._survivors)
 
     def take_revealed(self, name: str, revealed: Revealed) -> None:
-        """Take in the shares that a survivor reveals."""
+        """Add the shares that a survivor reveals."""
         self._check_known(name, self._revealed)
         left = set(self.survivors)
         if name not in left:
             raise ProtocolError("it has sent no numbers")
         vanished = self._sealed.keys() - left
         if not (set(revealed.seeds) <= left and set(revealed.keys) <= vanished):
-            raise ProtocolError("it reveals shares that nobody may see")
+            raise ProtocolError("it reveals shares that must stay secret")
         shares = [*revealed.seeds.values(), *revealed.keys.values()]
         if any(len(each) != SECRET_BYTES for each in shares):
             raise ProtocolError(f"a share must have {SECRET_BYTES} bytes")
         self._revealed[name] = revealed
 
     def open(self) -> Ring:
-        """Return the sum of the survivors' numbers; with too few shares it stays closed."""
+        """Return the sum of the survivors' values; raise NothingOpened with too few shares."""
         survivors = self.survivors
-        # All secrets first: a sum is opened as a whole or not at all.
+        # All secrets first: a sum is opened completely or not at all.
         seeds = {name: self._find_seed(name) for name in survivors}
         vanished = sorted(self._sealed.keys() - set(survivors))
         secrets = {name: self._find_masking(name) for name in vanished}
@@ -103,14 +103,14 @@ class SumServer:
             add_stream(total, own_key(self.roster, name, seed), subtract=True)
         for name, secret in secrets.items():
             for other in survivors:
-                # What the survivor has added for this pair, taken away again.
+                # Remove the mask that the survivor has added for this pair.
                 key = pair_key(self.roster, name, other, secret)
                 add_stream(total, key, subtract=other < name)
         return total
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of keys, shares and masked numbers that have come."""
+        """Bytes of received keys, shares and masked values."""
         keys = [bytes_ for each in self.roster.adverts.values() for bytes_ in vars(each).values()]
         sealed = [share for each in self._sealed.values() for share in each.values()]
         revealed = [

@@ -49,7 +49,7 @@ from mpfedcl.report.watch.files import (
     read_regular_file,
 )
 from mpfedcl.report.watch.run_list import show_state
-from mpfedcl.rounds.listed_clients import MOST_LISTED
+from mpfedcl.rounds.metrics import MOST_LISTED
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
 

@@ -1,4 +1,4 @@
-"""How the clients' tensors become one. A rule is a file of this folder, found by its name."""
+"""Aggregation rules: each is a file of this folder, found by its name."""
 
 from functools import cache
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What every rule of aggregation offers to the round loop."""
+"""The interface of aggregation rules."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,26 +17,26 @@ from mpfedcl.experiment.settings import AggregationSettings
 from mpfedcl.methods.messages import Update
 
 _FARTHEST = 1e6
-"""Median distances: what is farther from the others has no place in a combination of them."""
+"""Multiple of the median distance beyond which an update is left out."""
 
 
 class Peers(Protocol):
-    """The processes of a run that share its clients, this one included."""
+    """The processes of a run, including this one."""
 
     def sum(self, tensors: Tensors) -> Tensors:
         """Return the sums of the same tensors over all processes."""
 
     def gather(self, content: bytes) -> list[bytes]:
-        """Return what each process has given, to all of them."""
+        """Return the content of each process, to all of them."""
 
 
 class Aggregator(ABC):
-    """Makes one of the tensors that clients send to be averaged, for one round.
+    """Aggregates the parameters that clients send in one round.
 
     Args:
-        template: A tensor of the right shape and type for each name that clients send.
-        experiment: All settings, a rule's own among them.
-        round_number: The round, which what is drawn depends on.
+        template: A tensor with the shape and type of each parameter.
+        experiment: All settings, including those of the rule.
+        round_number: The round, a key of random draws.
     """
 
     def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
@@ -47,34 +47,34 @@ class Aggregator(ABC):
     @classmethod
     @abstractmethod
     def check(cls, experiment: Experiment, num_clients: int) -> None:
-        """Refuse an experiment whose rounds have too few clients for what is asked of the rule."""
+        """Reject an experiment whose rounds have too few clients for the rule."""
 
     @abstractmethod
     def add(self, update: Update, weight: float) -> None:
-        """Take in an update. They come in order of client name; a weight of 0 counts for nothing.
+        """Add an update, in order of client name; a weight of 0 does not count.
 
-        What an update holds may be used by others: it must not be changed.
+        The tensors of an update may be shared and must not be changed.
         """
 
     @abstractmethod
     def merge(self, peers: Peers) -> None:
-        """Take in what the other processes of this run were given."""
+        """Combine with the other processes of this run."""
 
     @abstractmethod
     def result(self) -> Tensors:
-        """Return what the updates come to; empty where there was none."""
+        """Return the aggregate; empty without updates."""
 
     def remarks(self) -> list[str]:
-        """Return what the round's record should say of the result."""
+        """Return remarks for the round's record."""
         return []
 
 
 class RuleOverAll(Aggregator):
-    """A rule that must see every update at once: it keeps them until the round is over.
+    """A rule over all updates at once: it keeps them until the round is over.
 
-    All clients count alike: a weight is what a client says of itself. Where `aggregation.bucket` is
-    more than 1, clients are drawn into buckets of so many, and the rule sees the buckets' means
-    (Karimireddy, He and Jaggi, 2022): these differ less than the clients do.
+    All clients count alike, because weights are claims of the clients. With `aggregation.bucket`
+    above 1, clients are randomly put into buckets of that size, and the rule sees the means of the
+    buckets (Karimireddy, He and Jaggi, 2022), which differ less than clients do.
     """
 
     def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
@@ -84,19 +84,19 @@ class RuleOverAll(Aggregator):
 
     @classmethod
     def most_attackers(cls, count: int) -> int:
-        """Return how many of `count` updates may be hostile; below 0 the rule has no result."""
+        """Return how many of `count` updates may be malicious; below 0 the rule is undefined."""
         return (count - 1) // 2
 
     @abstractmethod
     def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
-        """Return one of all updates, which are at least one, in an order that decides nothing.
+        """Return the combination of one or more updates, independent of their order.
 
-        `attackers` of them may be hostile; the rule can withstand so many.
+        `attackers` of them may be malicious; the rule tolerates that many.
         """
 
     @classmethod
     def check(cls, experiment: Experiment, num_clients: int) -> None:
-        """Refuse to withstand more attackers than the rule can."""
+        """Reject more attackers than the rule tolerates."""
         settings = experiment.aggregation
         count, wanted = math.ceil(num_clients / settings.bucket), _attackers(settings, num_clients)
         most = max(0, cls.most_attackers(count))
@@ -126,7 +126,7 @@ class RuleOverAll(Aggregator):
                 self._updates.setdefault(client, {})[name] = value.to(device)
 
     def result(self) -> Tensors:
-        """Return what the rule makes of all updates."""
+        """Return the combination of all updates."""
         if not self._updates:
             return {}
         seen = self._fill_buckets()
@@ -143,7 +143,7 @@ class RuleOverAll(Aggregator):
         return self.combine(seen, min(most, max(1, wanted)))
 
     def remarks(self) -> list[str]:
-        """Say where fewer attackers are withstood than may be there."""
+        """Return a remark if the rule tolerates fewer attackers than expected."""
         return self._remarks
 
     def _fill_buckets(self) -> list[Tensors]:
@@ -157,14 +157,14 @@ class RuleOverAll(Aggregator):
 
 
 class RuleByDistances(RuleOverAll):
-    """A rule whose result is a combination of updates that their distances alone decide.
+    """A rule that combines updates by weights that depend on their distances only.
 
-    All of it happens in the distances [n, n]: models are read once, and never laid side by side.
+    It works on the distances [n, n], so that models are never stacked.
     """
 
     @abstractmethod
     def shares(self, squared_distances: Tensor, attackers: int) -> Tensor:
-        """Return how much of each update [n] is in the result; they sum to 1, all in float64."""
+        """Return the weight of each update [n], float64; they sum to 1."""
 
     def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
         """Return the combination."""
@@ -172,7 +172,7 @@ class RuleByDistances(RuleOverAll):
         near = _find_near(squares)
         updates = [updates[place] for place in near]
         shares = self.shares(squares[near][:, near], min(attackers, self.most_attackers(len(near))))
-        # An update that is left out must not count, whatever it holds.
+        # An update that is left out must not count, even if it holds NaN.
         kept = [(each, float(share)) for each, share in zip(updates, shares, strict=True) if share]
         return {
             name: sum((share * each[name] for each, share in kept), torch.zeros_like(value))
@@ -197,7 +197,7 @@ def squared_distances(updates: Sequence[Tensors]) -> Tensor:
 
 
 def _find_near(squared_distances: Tensor) -> list[int]:
-    """Return which updates are not out of all proportion, with which distances cannot be taken."""
+    """Return the updates without extreme outliers, which spoil the precision of distances."""
     typical = squared_distances.median(dim=1).values
     return (typical <= _FARTHEST**2 * typical.median()).nonzero().squeeze(1).tolist()
 
@@ -212,12 +212,12 @@ def distances_to(shares: Tensor, squared_distances: Tensor) -> Tensor:
 
 
 def _attackers(settings: AggregationSettings, num_clients: int) -> int:
-    # A share of 0.3 of 10 clients is 3 of them, whatever the product rounds to.
+    # 0.3 of 10 clients are 3, despite rounding of the product.
     return int(settings.attackers * num_clients + 1e-9)
 
 
 def _pack(updates: Mapping[str, Tensors]) -> bytes:
-    # A client's name has no slash, so that the first one ends it.
+    # Client names have no slash, so the first one ends the name.
     return pack_tensors(
         {f"{c}/{name}": value for c, each in updates.items() for name, value in each.items()}
     )

@@ -1,4 +1,4 @@
-"""What is done to updates between clients and guard. A processor is a file of this folder."""
+"""Processors change updates between clients and validation. Each is a file of this folder."""
 
 import pkgutil
 from collections.abc import Collection, MutableMapping
@@ -23,32 +23,32 @@ class ProcessorChain:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What may stand in `Update.processed`."""
+        """The names allowed in `Update.processed`."""
         return tuple(each.name for each in self._processors)
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
-        """Process an update where its client is, before it leaves."""
+        """Process an update at the client, before it is sent."""
         for each in self._processors:
             update = each.outgoing(update, broadcast)
         return update
 
     def end_round(self) -> None:
-        """Say that all updates of a round are out."""
+        """Release what was kept for a round, after its last update."""
         for each in self._processors:
             each.end_round()
 
     def keep_accepted(self, accepted: Collection[str]) -> None:
-        """Keep what goes with the updates that the server has accepted."""
+        """Keep the state that belongs to accepted updates."""
         for each in self._processors:
             each.keep_accepted(accepted)
 
     def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:
-        """Say where processors keep, by client, what they need for its next update."""
+        """Set where processors keep their state by client."""
         for each in self._processors:
             each.keep_in(kept)
 
     def unpack(self, update: Update, broadcast: Broadcast) -> Update:
-        """Return an update as it was before it was compressed, so that its shapes can be judged."""
+        """Return the decompressed update, so that its shapes can be checked."""
         for each in reversed(self._processors):
             if each.stage == "compress":
                 update = each.incoming(update, broadcast)

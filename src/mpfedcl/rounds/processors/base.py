@@ -1,4 +1,4 @@
-"""What every processor of updates offers."""
+"""The interface of update processors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, MutableMapping
@@ -10,14 +10,14 @@ from mpfedcl.methods.messages import Broadcast, Update
 
 Stage = Literal["clip", "noise", "compress", "mask"]
 STAGES: tuple[Stage, ...] = ("clip", "noise", "compress", "mask")
-"""In this order on the way out, and the other way round on the way in."""
+"""The order at the client; the server reverses it."""
 
 
 class Processor(ABC):
     """Changes updates on their way from the clients to the server.
 
-    One that has changed an update adds its name to `Update.processed`; the round's record says
-    whose updates they were.
+    A processor that changes an update adds its name to `Update.processed`, which the round's
+    record lists by client.
     """
 
     name: ClassVar[str]
@@ -26,21 +26,21 @@ class Processor(ABC):
     @classmethod
     @abstractmethod
     def of(cls, experiment: Experiment) -> Self | None:
-        """Return the processor that an experiment asks for, None where it does not."""
+        """Return the processor that an experiment asks for, or None."""
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
-        """Return what leaves the client."""
+        """Return the update that leaves the client."""
         return update
 
     def keep_accepted(self, accepted: Collection[str]) -> None:  # noqa: B027
-        """Keep what goes with the updates that the server has accepted."""
+        """Keep the state that belongs to accepted updates."""
 
     def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:  # noqa: B027
-        """Say where to keep, by client, what is needed for its next update."""
+        """Set where the state is kept by client."""
 
     def end_round(self) -> None:  # noqa: B027  -- most keep nothing
-        """Forget what was kept for the clients of a round; all their updates are out."""
+        """Release what was kept for a round, after its last update."""
 
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
-        """Return what the guard sees of what came in, which a stranger may have made up."""
+        """Return the update that is validated, given the untrusted one that arrived."""
         return update

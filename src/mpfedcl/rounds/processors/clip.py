@@ -1,4 +1,4 @@
-"""No client changes the model by more than a given length."""
+"""Clip the norm of the change of the model that a client sends."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,18 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
+from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING
 from mpfedcl.rounds.processors.base import Processor
 
-ROUNDING = 1e-5
-"""What a clipped change may be longer than the limit when its length is taken again."""
-MODEL_CLIP = 1.0
-"""The same limit under a privacy budget that names none: honest changes are 0.2 to 1.6 long."""
 _STACKS_KEPT = 4
-"""Stacks whose clients take turns in the order of names."""
+"""Stacks kept at a time: their clients alternate in name order."""
 
 
 class Clip(Processor):
-    """Shortens changes that are longer than `update.clip`; directions stay.
+    """Scales changes down to the norm `update.clip`.
 
-    The change is what a client sends to be averaged, less what it was sent under the same names.
-    The server looks again: a client that does not clip is clipped.
+    The change is the difference between the parameters that a client sends and those it was sent.
+    The server clips again, in case a client did not.
     """
 
     name = "clip"
@@ -45,19 +42,19 @@ class Clip(Processor):
         return None if limit is None else cls(limit)
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
-        """Shorten the change."""
+        """Clip the change."""
         if isinstance(update.averaged, StackMember):
             return self._clip_member(update, update.averaged, broadcast)
         return self._clip_tensors(update, broadcast, self._limit)
 
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
-        """Shorten the change of a client that has not done so itself."""
+        """Clip the change of a client that did not."""
         if isinstance(update.averaged, StackMember):
             return update
         return self._clip_tensors(update, broadcast, self._limit * (1 + ROUNDING))
 
     def end_round(self) -> None:
-        """Let go of the stacks, which keep their clients' models in memory."""
+        """Release the stacks, which hold their clients' models in memory."""
         self._stacks = {}
 
     @torch.no_grad()
@@ -79,10 +76,10 @@ class Clip(Processor):
         return _mark(replace(update, averaged=clipped), self._mark)
 
     def _clip_member(self, update: Update, member: StackMember, broadcast: Broadcast) -> Update:
-        """Clip within the stack, so that its clients are still summed without being written out."""
+        """Clip within the stack, whose clients are summed without being written out."""
         key = id(member.stack)
         if key not in self._stacks:
-            # The last few only, for the same reason.
+            # Only the last few, because stacks hold models in memory.
             kept = list(self._stacks.items())[1 - _STACKS_KEPT :]
             clipped = ClippedStack(member.stack, broadcast.params, self._limit)
             self._stacks = dict([*kept, (key, clipped)])
@@ -118,7 +115,7 @@ class ClippedStack:
 
     @property
     def squared_changes(self) -> Sequence[float]:
-        """The squared lengths of the clipped changes."""
+        """The squared norms of the clipped changes."""
         pairs = zip(self._stack.squared_changes, self.scales, strict=True)
         return [squares * scale**2 for squares, scale in pairs]
 
@@ -132,14 +129,14 @@ class ClippedStack:
 
 @torch.no_grad()
 def squared_change(averaged: Tensors | StackMember, broadcast: Broadcast) -> float:
-    """Return |x_i - x|² of what a client sends to be averaged; not finite where a value is not."""
+    """Return |x_i - x|² of a client's parameters; not finite if a value is not."""
     if isinstance(averaged, StackMember):
         return averaged.stack.squared_changes[averaged.index]
     return _squares(changes_of(averaged, broadcast))
 
 
 def changes_of(averaged: Tensors, broadcast: Broadcast) -> Tensors:
-    """Return what a client sends less what it was sent under the same names."""
+    """Return the difference between the parameters that a client sends and those it was sent."""
     return {
         name: value - broadcast.params[name] if name in broadcast.params else value
         for name, value in averaged.items()
@@ -147,14 +144,14 @@ def changes_of(averaged: Tensors, broadcast: Broadcast) -> Tensors:
 
 
 def _squares(changes: Tensors) -> float:
-    # Rows first: a sum in double precision of all that is there takes three times as long.
+    # Rows first: summing everything in double precision takes three times as long.
     return sum(float(each.square().sum(-1).sum(dtype=torch.float64)) for each in changes.values())
 
 
 def _scale(squares: float, limit: float) -> float:
-    """Return what shortens a change of this squared length to the limit; 1 where it is shorter.
+    """Return the factor that scales a change of this squared norm to the limit; at most 1.
 
-    Also where a value is not finite, which is the guard's to say.
+    1 also if a value is not finite, which validation rejects.
     """
     length = math.sqrt(squares) if squares < math.inf else math.nan
     return limit / length if length > limit else 1.0

@@ -1,4 +1,4 @@
-"""Small messages: what clients send in fewer bytes than its numbers take."""
+"""Compress uploads: half precision, one byte per value, or only the largest changes."""
 
 import math
 from collections.abc import Collection, MutableMapping
@@ -17,19 +17,18 @@ from mpfedcl.rounds.processors.base import Processor
 
 Rounding = Literal["half", "int8"]
 FEWEST_NUMBERS = 256
-"""A tensor of fewer is sent as it is: there is little to save."""
+"""Smaller tensors are sent as they are."""
 _LARGEST_CODE = 127
 _MATRIX_AXES = 2
 _LONG_ROW = 16
-"""Numbers for which a scale of their own is worth its bytes."""
+"""Shortest row that has a scale of its own."""
 _KEPT = 0.05
 
 
 class Compress(Processor):
-    """Sends changes of the model, prototypes and sums in fewer bytes.
+    """Compresses changes of the model, prototypes and statistics.
 
-    A tensor keeps its name. What it must be multiplied by to be read, or where its numbers belong,
-    is in `Update.coding`.
+    A tensor keeps its name. Its scales, or the positions of its values, are in `Update.coding`.
     """
 
     name = "compress"
@@ -40,28 +39,28 @@ class Compress(Processor):
         self._keep = keep
         self._seed = seed
         self._unsent: MutableMapping[str, Tensors] = {}
-        """topk, by client: what its accepted updates have not sent yet."""
+        """topk: changes by client that accepted updates have not sent yet."""
         self._pending: dict[str, Tensors] = {}
         """The same after updates that the server may still reject."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
-        """Return what `update.compress` names."""
+        """Return the compression that `update.compress` names."""
         kind = experiment.update.compress
         if kind is None or kind == "none":
             return None
         if experiment.secure_aggregation:
             raise InvalidInput(
-                f"update.compress is {kind!r}; with secure_aggregation it must be none: masked numbers "
-                "have no size that could be left out."
+                f"update.compress is {kind!r}; with secure_aggregation it must be none: masked "
+                "numbers have no size that could be left out."
             )
         return cls(kind, experiment.update.keep or _KEPT, experiment.seed)
 
     @torch.no_grad()
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
-        """Return the update with its large tensors in fewer bytes."""
+        """Compress the large tensors of an update."""
         if update.left_out:
-            # A part of a model is small already, and only the server knows where its numbers go.
+            # A part of a model is small, and only the server knows the positions of its values.
             return update
         key = (self._seed, broadcast.round, broadcast.dispatch or 0, update.client, "rounding")
         encoder = _Encoder(key)
@@ -77,7 +76,7 @@ class Compress(Processor):
                     )
                     for name, value in averaged.items()
                 }
-        # Sums must still be possible sums, which a byte is too coarse for.
+        # Statistics must stay possible, for which a byte is too coarse.
         summed = {n: encoder.encode(f"summed/{n}", v, "half") for n, v in update.summed.items()}
         kind: Rounding = "half" if self._kind == "topk" else self._kind
         vectors = encoder.encode("prototypes", update.prototypes.vectors, kind)
@@ -91,7 +90,7 @@ class Compress(Processor):
 
     @torch.no_grad()
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
-        """Return the update with its numbers in full, whatever a stranger has sent."""
+        """Decompress an untrusted update."""
         if not update.coding:
             return update
         assert not isinstance(update.averaged, StackMember)
@@ -119,19 +118,19 @@ class Compress(Processor):
         )
 
     def keep_accepted(self, accepted: Collection[str]) -> None:
-        """Remember what accepted updates have left out; a rejected one was never sent."""
+        """Keep what accepted updates have left out; rejected ones do not count as sent."""
         for client in accepted:
             if client in self._pending:
                 self._unsent[client] = self._pending.pop(client)
 
     def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:
-        """Keep there, by client, what is still to be sent."""
+        """Set where unsent changes are kept by client."""
         self._unsent = kept
 
     def _send_largest(
         self, client: str, averaged: Tensors, broadcast: Broadcast, coding: Tensors
     ) -> Tensors:
-        """Return the largest changes of each large tensor, with what earlier rounds have left."""
+        """Return the largest changes of each large tensor, including unsent earlier changes."""
         before, sent, left = self._unsent.get(client, {}), {}, {}
         for name, value in averaged.items():
             start = broadcast.params.get(name)
@@ -141,7 +140,7 @@ class Compress(Processor):
             if name in before:
                 change += before[name].to(change)
             count = max(1, math.ceil(self._keep * len(change)))
-            # Ordered by place: equal updates are equal bytes.
+            # Sorted, so that equal updates have equal bytes.
             places = change.abs().topk(count).indices.sort().values
             sent[name] = change[places]
             coding[f"averaged/{name}"] = places.int()
@@ -151,7 +150,7 @@ class Compress(Processor):
 
 
 class _Encoder:
-    """Writes one client's tensors in one byte or two per number, and notes down their scales."""
+    """Encodes one client's tensors in one or two bytes per value, with their scales."""
 
     def __init__(self, key: tuple[int, int, int, str, str]) -> None:
         self._key = key
@@ -160,15 +159,15 @@ class _Encoder:
     def encode(
         self, key: str, value: Tensor, kind: Rounding, start: Tensor | None = None
     ) -> Tensor:
-        """Return a tensor, or its change, in fewer bytes where that is worth it."""
+        """Encode a tensor, or its change, if it is large."""
         if not _is_worth_it(value):
             return value
         change = value if start is None else value - start
-        # A row for each unit or prototype: an error goes with the largest number beside it.
+        # One scale per unit or prototype, because errors are relative to the largest value.
         by_row = kind == "int8" and change.ndim == _MATRIX_AXES and len(change.T) >= _LONG_ROW
         largest = change.abs().amax(1, keepdim=True) if by_row else change.abs().max()
         if not bool(largest.isfinite().all()):
-            # The guard's to reject, so that nothing may be rounded to a sound number.
+            # Sent as it is, so that validation can reject it.
             return value
         largest = largest.where(largest > 0, 1)
         if kind == "int8":
@@ -181,14 +180,14 @@ class _Encoder:
 
 
 def _is_worth_it(value: Tensor) -> bool:
-    """Tell whether a tensor is large, and not of whole numbers, which stay exact."""
+    """Return whether a tensor is large and not integral; integers stay exact."""
     if value.numel() < FEWEST_NUMBERS or value.dtype not in (torch.float32, torch.float64):
         return False
     return not bool((value == value.round()).all())
 
 
 def _decode(sent: Tensor, code: Tensor, start: Tensor | None) -> Tensor:
-    """Return a tensor in full: scaled, or with its numbers in their places; plus its start."""
+    """Decode a tensor: scale it, or put its values at their positions, and add the start."""
     if code.dtype == torch.int32:
         if start is None or code.ndim != 1 or code.shape != sent.shape:
             raise ValueError("places must be as many as numbers, of a tensor that was sent")

@@ -1,20 +1,20 @@
-"""Sums under a privacy budget: bounded, and where nobody is trusted noisy, before they leave."""
+"""Clip and, with local DP, add noise to a client's statistics under a privacy budget."""
 
 from dataclasses import replace
 from typing import Self
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
+from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.privacy.private_sums import PrivateSums
 from mpfedcl.rounds.processors.base import Processor
 
 
 class Noise(Processor):
-    """Does a client's part of a budget on sums; models are clipped by `clip`.
+    """Does a client's part for private statistics; models are clipped by `clip`.
 
-    Where the promise is about clients, sums are shortened to the clip, and the server looks again.
-    With `privacy.model nobody` noise is added too.
+    With client-level DP, statistics are clipped at the client and again at the server. With
+    `privacy.model local`, the client adds noise too.
     """
 
     name = "noise"
@@ -25,11 +25,11 @@ class Noise(Processor):
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
-        """Return a processor where there is a budget."""
+        """Return a processor if there is a privacy budget."""
         return cls(experiment) if experiment.privacy.has_budget else None
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
-        """Bound the sums, and add noise where it is the client's to add."""
+        """Clip the statistics and, with local DP, add noise."""
         mechanism = self._mechanism(update)
         if mechanism is None or not (mechanism.is_local or mechanism.unit == "client"):
             return update
@@ -39,7 +39,7 @@ class Noise(Processor):
         return _mark(_with_sums(update, mechanism.add_noise(bounded)))
 
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
-        """Shorten the sums of a client that has not done so itself."""
+        """Clip the statistics of a client that did not."""
         mechanism = self._mechanism(update)
         if mechanism is None or mechanism.is_local or mechanism.unit == "record":
             return update

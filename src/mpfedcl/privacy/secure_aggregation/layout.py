@@ -1,0 +1,205 @@
+"""The vector that a client adds to a secure sum, with its share of a privacy budget's noise.
+
+The server cannot add noise, because it must not see the sum without it. Each client adds noise of
+standard deviation sigma / sqrt(t) before masking, with t the number of clients that must be left to
+open the sum: variances add up, so the opened sum has noise of sigma or more.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.experiment import Experiment
+from mpfedcl.gaussian.mechanism import draw_noise, share_sigma
+from mpfedcl.methods import CollectsStatistics, Method, OneShot, find_method
+from mpfedcl.methods.messages import Total, Update
+from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
+from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING, planned_releases
+from mpfedcl.privacy.secure_aggregation import least_left
+from mpfedcl.privacy.secure_aggregation.fixed_point import Ring, decode, encode, is_possible
+
+if TYPE_CHECKING:
+    from mpfedcl.rounds.assembly import Assembly
+
+_SLACK = 1 + 1e-6
+
+
+def fix_noise(experiment: Experiment) -> Experiment:
+    """Return the experiment with `privacy.noise` set, if clients must know it.
+
+    The noise stays fixed when the run is resumed with another number of rounds.
+    """
+    settings, method = experiment.privacy, find_method(experiment.method)
+    if not (experiment.secure_aggregation and settings.epsilon and method.trains) or settings.noise:
+        return experiment
+    planned = planned_releases(experiment, shares_prototypes=False)
+    return experiment.replace(
+        privacy__noise=calibrate_multiplier(settings.epsilon, settings.delta, planned)
+    )
+
+
+class NoiseShares:
+    """One client's shares of the noise.
+
+    Args:
+        method: A method with a privacy budget and secure aggregation.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._settings = method.experiment.privacy
+        self._share = method.experiment.secure.threshold
+
+    def check(self) -> None:
+        """Reject noise that does not keep the budget: clients verify the server's request."""
+        epsilon, noise = self._settings.epsilon, self._settings.noise
+        if epsilon is None or not self._method.trains:
+            return
+        rounds = self._method.experiment.rounds
+        if noise is None or spent_epsilon({noise: rounds}, self._settings.delta) > epsilon * _SLACK:
+            raise InvalidInput(
+                f"privacy.noise is {noise}; with secure_aggregation it must be so much that "
+                f"{rounds} rounds cost at most privacy.epsilon, {epsilon:g}."
+            )
+
+    def on_sums(self, summed: Tensors, num_clients: int) -> Tensors:
+        """Return a client's one-shot statistics with its share of the noise."""
+        assert isinstance(self._method, OneShot)
+        mechanism = self._method.private_sums
+        assert mechanism is not None
+        sigma = share_sigma(mechanism.sigma, least_left(num_clients, self._share))
+        return mechanism.with_share(sigma).add_noise(summed)
+
+    def on_model(self, value: Tensor, num_clients: int) -> Tensor:
+        """Return a tensor of a client's model with its share of the noise, in float64."""
+        assert self._settings.noise is not None
+        sigma = self._settings.noise * (self._settings.clip or MODEL_CLIP) * (1 + ROUNDING)
+        share = share_sigma(sigma, least_left(num_clients, self._share))
+        return value.double() + draw_noise(share, value.shape).to(value.device)
+
+    def in_sum(self, num_left: int, num_clients: int) -> Tensor:
+        """Return the variance of the noise in a sum relative to sigma²: at least 1."""
+        return torch.tensor(num_left / least_left(num_clients, self._share), dtype=torch.float64)
+
+
+class SumLayout:
+    """Names, shapes and order of the values, equal at the server and at every client.
+
+    A client adds w_i x_i and w_i, with w_i = n_i its number of samples, its statistics, n_i and
+    n_i loss_i. Under a privacy budget all weights are 1, n_i and losses are left out, and the other
+    values have the client's share of the noise.
+    """
+
+    def __init__(self, assembly: "Assembly") -> None:
+        self._method, self._device = assembly.method, assembly.device
+        self._noise = NoiseShares(self._method) if assembly.experiment.privacy.has_budget else None
+        averaged = assembly.template
+        tensors = {
+            **{f"averaged/{name}": value.double() for name, value in averaged.items()},
+            **_named("summed", self._totals_of(assembly.sums)),
+            **_numbers(0.0, 0, 0.0),
+        }
+        self._tensors = {name: tensors[name] for name in sorted(tensors)}
+        self.size = sum(value.numel() for value in self._tensors.values())
+
+    def encode(self, update: Update, num_clients: int) -> Ring:
+        """Return a client's values as integers; raise OutOfRange for too large values."""
+        written = update.written_out()
+        assert isinstance(written.averaged, dict | None)
+        own = (
+            self._bare_numbers(update, written.averaged, written.summed)
+            if self._noise is None
+            else self._noisy_numbers(self._noise, written.averaged, written.summed, num_clients)
+        )
+        parts = [
+            # A client that withholds its update adds zeros.
+            encode(name, _to_numpy(own.get(name, torch.zeros_like(like))), num_clients)
+            for name, like in self._tensors.items()
+        ]
+        return numpy.concatenate(parts)
+
+    def _totals_of(self, summed: Mapping[str, torch.Tensor]) -> Tensors:
+        method = self._method
+        return method.totals_of(summed) if isinstance(method, CollectsStatistics) else {}
+
+    def _bare_numbers(
+        self, update: Update, averaged: Tensors | None, summed: Mapping[str, torch.Tensor]
+    ) -> Tensors:
+        weight = 0.0 if averaged is None else float(update.num_samples)
+        loss = 0.0 if update.loss is None else update.num_samples * update.loss
+        models = {
+            f"averaged/{name}": weight * value.detach().double()
+            for name, value in (averaged or {}).items()
+        }
+        sums = _named("summed", self._totals_of(summed))
+        return {**models, **sums, **_numbers(weight, update.num_samples, loss)}
+
+    def _noisy_numbers(
+        self,
+        noise: NoiseShares,
+        averaged: Tensors | None,
+        summed: Mapping[str, torch.Tensor],
+        num_clients: int,
+    ) -> Tensors:
+        noise.check()
+        models = {
+            f"averaged/{name}": noise.on_model(value.detach(), num_clients)
+            for name, value in (averaged or {}).items()
+        }
+        sums = self._totals_of(summed)
+        noisy = _named("summed", noise.on_sums(sums, num_clients)) if sums else {}
+        return {**models, **noisy, **_numbers(0.0 if averaged is None else 1.0, 1, 0.0)}
+
+    def total(self, numbers: Ring, clients: list[str], of: int, num_bytes: int) -> Total:
+        """Return the total of some clients' values, `of` the participants."""
+        found: Tensors = {}
+        place = 0
+        for name, like in self._tensors.items():
+            count = prod(like.shape)
+            part = decode(numbers[place : place + count], is_whole=not like.is_floating_point())
+            found[name] = torch.from_numpy(part).view(like.shape).to(self._device)
+            place += count
+        return Total(
+            tuple(sorted(clients)),
+            weight=float(found["weight"]),
+            averaged=_group(found, "averaged"),
+            summed=_group(found, "summed"),
+            num_samples=int(found["samples"]),
+            loss=float(found["loss"]),
+            is_possible=is_possible(numbers),
+            num_parameters=self.size,
+            num_bytes=num_bytes,
+            noise=None if self._noise is None else self._noise.in_sum(len(clients), of),
+        )
+
+
+def _numbers(weight: float, num_samples: int, loss: float) -> Tensors:
+    """Return the values that clients of every method add."""
+    return {
+        "weight": torch.tensor(weight, dtype=torch.float64),
+        "samples": torch.tensor(num_samples),
+        "loss": torch.tensor(loss, dtype=torch.float64),
+    }
+
+
+def _named(group: str, tensors: Tensors) -> Tensors:
+    return {
+        f"{group}/{name}": value.double() if value.is_floating_point() else value.long()
+        for name, value in tensors.items()
+    }
+
+
+def _group(tensors: Tensors, group: str) -> Tensors:
+    prefix = f"{group}/"
+    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+
+
+def _to_numpy(value: torch.Tensor) -> NDArray[Any]:
+    return value.detach().cpu().numpy()

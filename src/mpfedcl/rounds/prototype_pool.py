@@ -1,0 +1,126 @@
+"""The pool of the clients' prototypes, and prototypes as arrays for processes and checkpoints."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors, pack_tensors
+from mpfedcl.methods import Method, SharesPrototypes, prototype_rule
+from mpfedcl.prototypes import PrototypePool, Prototypes, merge_prototypes, spread_kept
+from mpfedcl.rounds.aggregation import Peers
+
+
+class PrototypePooling:
+    """Makes the pool of a round once, merged if `prototypes.pool_size` is set."""
+
+    def __init__(self, method: Method, empty: PrototypePool) -> None:
+        self._method = method
+        self._empty = empty
+        self._most: int | None = method.experiment.prototypes.pool_size
+        self._rows: Mapping[str, tuple[int, Prototypes]] = {}
+        self._pool = empty
+        self._told: dict[str, Any] = {}
+        self._rule = prototype_rule(method)
+        if self._most is None or not isinstance(method, SharesPrototypes):
+            return
+        if method.compares_with_own:
+            raise InvalidInput(
+                f"prototypes.pool_size is {self._most}; with method {method.name} it must be left "
+                "out: its clients look up their own prototypes in the pool."
+            )
+
+    def make(self, rows: Mapping[str, tuple[int, Prototypes]], number: int) -> PrototypePool:
+        """Return the pool of the clients' prototypes, given with the round they came in."""
+        if rows is not self._rows:
+            self._rows, self._told = rows, {}
+            self._pool = self._merge(self._gather(rows), number) if rows else self._empty
+        return self._pool
+
+    def remarks(self) -> dict[str, Any]:
+        """Return remarks about the merged pool for the round's record."""
+        return {"pool": self._told} if self._told else {}
+
+    def _gather(self, rows: Mapping[str, tuple[int, Prototypes]]) -> PrototypePool:
+        return PrototypePool.gather(
+            {name: prototypes for name, (_, prototypes) in rows.items()},
+            num_classes=self._method.num_classes,
+            num_prototypes=self._rule.num_prototypes,
+        )
+
+    def _merge(self, full: PrototypePool, number: int) -> PrototypePool:
+        # An overridden `reference` is made from the single clients' prototypes.
+        if self._most is None or self._rule.reference(full) is not full:
+            return full
+        key = (self._method.experiment.seed, number, "merged pool")
+        merged = merge_prototypes(full, self._most, generator(*key))
+        if merged is not full:
+            self._told = {
+                "prototypes": len(full),
+                "merged_into": len(merged),
+                "spread_kept": round(spread_kept(full, merged), 3),
+            }
+        return merged
+
+
+def gather_prototypes(own: Mapping[str, Prototypes], peers: Peers) -> dict[str, Prototypes]:
+    """Return the prototypes of all processes by client."""
+    device = next((each.vectors.device for each in own.values()), torch.device("cpu"))
+    found: dict[str, Prototypes] = {}
+    for part in peers.gather(pack_prototypes(None, own)):
+        found |= unpack_prototypes(part)[1]
+    return {name: found[name].to(device) for name in sorted(found)}
+
+
+def pack_named(name: str, tensors: Tensors) -> bytes:
+    """Return a name and tensors as bytes."""
+    return name.encode() + b"\0" + pack_tensors(tensors)
+
+
+def unpack_named(part: bytes) -> tuple[str, Tensors]:
+    """Return what `pack_named` was given."""
+    name, _, content = part.partition(b"\0")
+    return name.decode(), load(content)
+
+
+def pack_prototypes(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
+    """Return plain values and clients' prototypes as bytes."""
+    return pack_named(json.dumps([report, list(rows)]), stack_prototypes(rows))
+
+
+def unpack_prototypes(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
+    """Return what `pack_prototypes` was given."""
+    said, tensors = unpack_named(part)
+    report, names = json.loads(said)
+    return report, unstack_prototypes(names, tensors)
+
+
+def stack_prototypes(rows: Mapping[str, Prototypes]) -> Tensors:
+    """Return the prototypes of all clients as one array of each kind, and their numbers."""
+    if not rows:
+        return {}
+    return {
+        "vectors": torch.cat([each.vectors for each in rows.values()]),
+        "labels": torch.cat([each.labels for each in rows.values()]),
+        "counts": torch.cat([each.counts for each in rows.values()]),
+        "sizes": torch.tensor([len(each) for each in rows.values()]),
+    }
+
+
+def unstack_prototypes(names: Sequence[str], stacked: Tensors) -> dict[str, Prototypes]:
+    """Return what `stack_prototypes` was given, of clients in the same order."""
+    if not names:
+        return {}
+    whole = Prototypes(stacked["vectors"], stacked["labels"], stacked["counts"])
+    sizes = stacked["sizes"].tolist()
+    if len(sizes) != len(names) or min(sizes) < 0 or sum(sizes) != len(whole):
+        raise ValueError(f"{len(whole)} prototypes cannot be those of {len(names)} clients")
+    columns = (torch.split(each, sizes) for each in (whole.vectors, whole.labels, whole.counts))
+    return {
+        name: Prototypes(*parts)
+        for name, parts in zip(names, zip(*columns, strict=True), strict=True)
+    }

@@ -1,0 +1,341 @@
+"""Bounds relative to the other clients: share, norm, and reputation."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median_low
+
+import pytest
+import torch
+from client_stacks import Stack
+from hypothesis import given
+from hypothesis import strategies as st
+from tampered_updates import VICTIM, TamperingEngine, with_tensor
+from torch import Tensor
+
+from mpfedcl import resume, run
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.engines import Engine
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import ValidationSettings
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
+from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.rounds.aggregation.mean import WeightedMean
+from mpfedcl.rounds.reputation import (
+    DIRECTION,
+    NORM,
+    SHARE,
+    BoundedAggregation,
+    RelativeBounds,
+    sketch,
+    trusted,
+    update_reputations,
+)
+from mpfedcl.runs.observer import Observer
+from small_experiments import (
+    HIDDEN,
+    MeddledEngine,
+    assert_same_run,
+    build_federation,
+    read_records,
+    save_images,
+    small,
+    tensors_of,
+)
+
+
+def draw(seed: int, size: int = 20_000) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_sketch_keeps_the_cosine(share: float) -> None:
+    one, other = draw(1), draw(2)
+    mixed = share * one + math.sqrt(1 - share**2) * other
+    wanted = float(torch.nn.functional.cosine_similarity(one, mixed, dim=0))
+    found = float(sketch({"w": one}) @ sketch({"w": mixed}))
+    assert found == pytest.approx(wanted, abs=5 / 64)
+
+
+def test_a_sketch_has_length_one_and_depends_on_names() -> None:
+    values = draw(1)
+    assert float(sketch({"w": values}).norm()) == pytest.approx(1)
+    assert torch.equal(sketch({"w": values}), sketch({"w": values.clone()}))
+    assert abs(float(sketch({"w": values}) @ sketch({"v": values}))) < 0.2
+    assert not bool(sketch({"w": torch.zeros(5)}).any())
+
+
+def make_round(seed: int, liars: int = 0, clients: int = 10) -> dict[str, Tensor]:
+    """Return sketches of clients that share a direction; the first ones turn their signs."""
+    common = draw(1000 + seed)
+    found = {}
+    for number in range(clients):
+        change = 0.5 * common + draw(100 * seed + number)
+        found[f"client-{number}"] = sketch({"w": -change if number < liars else change})
+    return found
+
+
+def test_liars_lose_their_weight_and_honest_clients_do_not() -> None:
+    reputations: dict[str, float] = {}
+    for seed in range(8):
+        reputations = update_reputations(reputations, make_round(seed, liars=2), 2.0)
+        trust = {name: trusted(each, 2.0) for name, each in reputations.items()}
+        assert {trust["client-0"], trust["client-1"]} == {0.0}
+        assert {trust[f"client-{n}"] for n in range(2, 10)} == {1.0}
+
+
+def test_who_has_lost_trust_is_back_only_after_long() -> None:
+    reputations = update_reputations({}, make_round(0, liars=1), 2.0)
+    for seed in range(1, 20):
+        reputations = update_reputations(reputations, make_round(seed), 2.0)
+    assert trusted(reputations["client-0"], 2.0) == 0
+    for seed in range(20, 150):
+        reputations = update_reputations(reputations, make_round(seed), 2.0)
+    assert trusted(reputations["client-0"], 2.0) == 1
+
+
+@given(st.integers(0, 4))
+def test_fewer_than_five_are_not_compared(clients: int) -> None:
+    before = {"client-1": -1.0}
+    assert update_reputations(before, make_round(1, 1, clients), 2.0) == before
+
+
+def test_equal_changes_and_none() -> None:
+    same = dict.fromkeys("abcdef", sketch({"w": draw(1)}))
+    assert set(update_reputations({}, same, 2.0).values()) == {0.0}
+    none = same | {"g": torch.zeros_like(same["a"])}
+    assert update_reputations({}, none, 2.0).keys() == same.keys()
+
+
+def test_the_formula_by_hand() -> None:
+    rows = {name: sketch({"w": draw(seed)}) for seed, name in enumerate("abcde")}
+    before = {"b": -2.25}
+    cosines = {}
+    for name, own in rows.items():
+        rest = sum(
+            (0.5 if other == "b" else 1.0) * row for other, row in rows.items() if other != name
+        )
+        assert isinstance(rest, Tensor)
+        cosines[name] = float(own @ rest / rest.norm())
+    middle = sorted(cosines.values())[2]
+    spread = 1.4826 * sorted(abs(each - middle) for each in cosines.values())[2] + 0.05
+    found = update_reputations(before, rows, 2.0)
+    for name in "acde":
+        assert found[name] == pytest.approx((cosines[name] - middle) / spread)
+    now = (cosines["b"] - middle) / spread
+    assert found["b"] == pytest.approx(-2.25 + 0.01 * (now + 2.25))
+
+
+@pytest.mark.parametrize(
+    ("standing", "part"), [(0.0, 1.0), (-2.0, 1.0), (-2.25, 0.5), (-2.5, 0.0), (-6.0, 0.0)]
+)
+def test_trust_falls_over_half_a_deviation(standing: float, part: float) -> None:
+    assert trusted(standing, 2.0) == pytest.approx(part)
+
+
+class TurningEngine(MeddledEngine):
+    """An engine one of whose clients turns the sign of its change."""
+
+    def meddle(
+        self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
+    ) -> Iterator[Update]:
+        for update in updates:
+            if update.client != VICTIM:
+                yield update
+                continue
+            own = tensors_of(update)
+            turned = {name: 2 * broadcast.params[name] - each for name, each in own.items()}
+            yield replace(update, averaged=turned)
+
+
+def test_a_turned_sign_counts_for_nothing(tmp_path: Path) -> None:
+    save_images(tmp_path / "one.npz", num_train=300)
+    experiment = small(
+        tmp_path, "fedavg", clients=8, validation__bounds="on", partition__kind="iid"
+    )
+    attacked = build_federation(experiment, TurningEngine)
+    for _ in range(3):
+        record = attacked.run_round(evaluate=False)
+    assert record.processed[DIRECTION] == [VICTIM]
+    assert attacked.state.reputations[VICTIM] < -2
+    honest = build_federation(experiment)
+    for _ in range(3):
+        assert DIRECTION not in honest.run_round(evaluate=False).processed
+
+
+BROADCAST = Broadcast(1, {"w": torch.zeros(1, dtype=torch.float64)}, {}, PrototypePool.empty(2, 2))
+
+
+def aggregate(
+    changes: dict[str, float], claimed: dict[str, int], length: float | None, **settings: object
+) -> tuple[float, BoundedAggregation]:
+    bounds = RelativeBounds(ValidationSettings(**settings), median_low(claimed.values()), length)
+    rule = WeightedMean(BROADCAST.params, Experiment())
+    made = BoundedAggregation(rule, BROADCAST, bounds)
+    for name, change in changes.items():
+        tensors = {"w": torch.tensor([change], dtype=torch.float64)}
+        made.add(Update(name, claimed[name], tensors, Prototypes.empty(2), 0.0), claimed[name])
+    return float(made.result()["w"]), made
+
+
+def test_a_claim_weighs_at_most_three_median_clients() -> None:
+    sizes = {"a": 10, "b": 20, "c": 10_000_000}
+    found, made = aggregate({"a": 1.0, "b": 1.0, "c": -1.0}, sizes, 1.0)
+    assert found == pytest.approx((10 + 20 - 60) / 90)
+    assert made.weights == {"a": 10, "b": 20, "c": pytest.approx(60)}
+    assert made.processed == {SHARE: ["c"]}
+
+
+def test_of_two_clients_neither_sets_its_own_bound() -> None:
+    _, made = aggregate({"a": 1.0, "b": 1.0}, {"a": 10, "b": 10_000}, 1.0)
+    assert made.weights["b"] == pytest.approx(30)
+
+
+def test_what_the_operator_states_counts() -> None:
+    sizes = {"a": 10, "b": 20, "c": 1000}
+    _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes=("c:500",))
+    assert made.weights["c"] == pytest.approx(500)
+    _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes=("c:1000",))
+    assert made.weights["c"] == 1000
+    assert made.processed == {}
+
+
+@pytest.mark.parametrize("odd", ["c", "c:", ":5", "c:0", "c:-1", "c:1.5", "c:10000000000000"])
+def test_a_size_is_a_name_and_a_number(odd: str) -> None:
+    with pytest.raises(InvalidInput, match=r"validation\.sizes\.0 is "):
+        ValidationSettings(sizes=(odd,))
+    assert ValidationSettings(sizes=("a:b:12",)).stated_sizes == {"a:b": 12}
+
+
+def test_a_long_change_is_clipped_to_the_last_rounds_median() -> None:
+    sizes = dict.fromkeys("abc", 10)
+    found, made = aggregate({"a": 1.0, "b": 2.0, "c": 90.0}, sizes, 2.0, clip_factor=1.5)
+    assert found == pytest.approx((1 + 2 + 3) / 3)
+    assert made.processed == {NORM: ["c"]}
+    # As they came, or the bound would shrink from round to round.
+    assert made.median_norm == 2.0
+
+
+def test_in_the_first_round_the_bound_is_this_rounds_median() -> None:
+    sizes = dict.fromkeys("abc", 10)
+    found, made = aggregate({"a": 1.0, "b": -2.0, "c": 90.0}, sizes, None, clip_factor=1.5)
+    assert found == pytest.approx((1 - 2 + 3) / 3)
+    assert made.processed == {NORM: ["c"]}
+
+
+def test_who_did_not_move_says_nothing_of_lengths() -> None:
+    sizes = dict.fromkeys("abcd", 10)
+    found, made = aggregate({"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}, sizes, None)
+    assert found == pytest.approx(0.25)
+    assert made.median_norm == 1.0
+    found, made = aggregate({"a": 0.0, "b": 0.0}, sizes, None)
+    assert (found, made.median_norm) == (0.0, None)
+
+
+def test_a_stacks_clients_are_bounded_alike() -> None:
+    stack = Stack(BROADCAST.params["w"], [[1.0], [2.0], [90.0]])
+    for length in (None, 2.0):
+        bounds = RelativeBounds(ValidationSettings(clip_factor=1.5), 10, length)
+        made = BoundedAggregation(WeightedMean(BROADCAST.params, Experiment()), BROADCAST, bounds)
+        for index, name in enumerate("abc"):
+            member = StackMember(stack, index)
+            made.add(Update(name, 10, member, Prototypes.empty(2), 0.0), 10)
+        assert float(made.result()["w"]) == pytest.approx(2.0)
+        assert made.processed == {NORM: ["c"]}
+
+
+def noisy(engine: Engine) -> Engine:
+    noise = 1e3 * torch.randn(8, 36, generator=torch.Generator().manual_seed(0))
+    return TamperingEngine(engine, with_tensor("hidden.0.weight", lambda w: w + noise))
+
+
+def test_after_noise_no_honest_client_is_rejected(images: Path) -> None:
+    experiment = small(images, "fedavg", clients=5, validation__bounds="on")
+    federation = build_federation(experiment, noisy)
+    for _ in range(4):
+        record = federation.run_round(evaluate=False)
+        assert record.clients.rejected == {}
+        assert VICTIM in record.processed[NORM]
+        assert record.loss is not None
+        assert record.loss < 5
+    # Without bounds the model is gone.
+    federation = build_federation(experiment.replace(validation__bounds="off"), noisy)
+    federation.run_round(evaluate=False)
+    record = federation.run_round(evaluate=False)
+    assert record.clients.rejected or record.loss is None or record.loss > 50
+
+
+def test_a_simulation_is_bounded_only_if_asked(images: Path) -> None:
+    plain = build_federation(small(images, "fedavg"))
+    off = build_federation(small(images, "fedavg", validation__bounds="off"))
+    tight = build_federation(
+        small(images, "fedavg", validation__bounds="on", validation__clip_factor=0.5)
+    )
+    for federation in (plain, off, tight):
+        federation.run_round(evaluate=False)
+    same = [plain.state.server.params[n].equal(v) for n, v in off.state.server.params.items()]
+    assert all(same)
+    assert plain.state.median_norm is None
+    assert tight.state.median_norm is not None
+    other = [plain.state.server.params[n].equal(v) for n, v in tight.state.server.params.items()]
+    assert not all(other)
+
+
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
+def test_a_bounded_run_resumes_with_the_same_bits(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    changes = {"validation__bounds": "on", "validation__clip_factor": 0.8, "model__hidden": HIDDEN}
+    experiment = small(images, method, rounds=4, clients=6, **changes)
+    whole = run(experiment, tmp_path / "whole")
+    done: list[object] = []
+    stop = Observer(on_round=done.append, should_stop=lambda: len(done) == 2)
+    run(experiment, tmp_path / "parts", stop)
+    assert len(read_records(tmp_path / "parts")) == 2
+    resume(tmp_path / "parts")
+    assert_same_run(whole.path, tmp_path / "parts")
+    assert any(NORM in record["processed"] for record in read_records(whole.path))
+
+
+def test_lengths_that_are_unknown_bound_nothing() -> None:
+    bounds = RelativeBounds(ValidationSettings(), None, None)
+    assert bounds.largest_norm is None
+    assert bounds.norm_limit([]) is None
+    assert bounds.share("a", 10**9) == 1
+    assert bounds.check_claim("a", 10**9) is None
+    assert math.isinf(bounds._most_samples)
+
+
+def test_sums_that_claim_too_much_are_rejected_with_the_remedy() -> None:
+    bounds = RelativeBounds(ValidationSettings(), 10, None)
+    assert bounds.check_claim("a", 150) is None
+    reason = bounds.check_claim("c", 151)
+    assert reason is not None
+    assert reason.endswith("--validation.sizes c:151")
+    stated = RelativeBounds(ValidationSettings(sizes=("c:151",)), 10, None)
+    assert stated.check_claim("c", 151) is None
+    assert stated.check_claim("c", 152) is not None
+
+
+def test_a_prototype_of_a_class_that_was_not_announced_is_rejected(images: Path) -> None:
+    federation = build_federation(small(images))
+    counts = {name: [size, size, size] for name, size in federation.engine.sizes.items()}
+    counts[VICTIM] = [0, *counts[VICTIM][1:]]
+
+    def announce(engine: Engine) -> Engine:
+        engine.label_counts = counts
+        return engine
+
+    record = build_federation(small(images), announce).run_round(evaluate=False)
+    reason = record.clients.rejected[VICTIM]
+    assert reason.startswith("prototypes of class 0 stand for")
+    assert reason.endswith("this client has announced 0")
+    assert list(record.clients.rejected) == [VICTIM]
+
+
+def test_a_withheld_update_passes_the_bounds(images: Path) -> None:
+    federation = build_federation(small(images, "local", validation__bounds="on"))
+    record = federation.run_round(evaluate=False)
+    assert record.clients.rejected == {}
+    assert replace(federation.state, round=9).median_norm is None

@@ -1,0 +1,196 @@
+"""Misplaced prototypes and odd sums: found by hand, never in honest runs, and judged by enough."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tampered_updates import VICTIM, TamperingEngine
+from torch.nn.functional import normalize
+
+from mpfedcl.engines import Engine
+from mpfedcl.methods.messages import Update
+from mpfedcl.prototypes import Prototypes
+from mpfedcl.rounds.collector import MISPLACED
+from mpfedcl.rounds.validation import drop_misplaced, find_centers, find_odd_clients
+from small_experiments import build_federation, save_vectors, small
+
+CORNERS = torch.eye(3)
+
+
+def make_client(seed: int, order: tuple[int, ...] = (0, 1, 2), count: int = 9) -> Prototypes:
+    """Return one prototype a class near a corner each; `order` says which corner."""
+    noise = 0.1 * torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
+    vectors = CORNERS[list(order)] + noise
+    return Prototypes(vectors, torch.arange(3), torch.full((3,), count))
+
+
+def make_clients(number: int) -> dict[str, Prototypes]:
+    return {f"client-{seed}": make_client(seed) for seed in range(number)}
+
+
+def test_a_centre_is_the_geometric_median_of_the_holders() -> None:
+    clients = make_clients(6)
+    centers = find_centers(clients, 4)
+    assert centers.checked.tolist() == [True, True, True, False]
+    assert centers.held.tolist() == [True, True, True, False]
+    points = torch.stack([each.vectors[0] for each in clients.values()]).double()
+    best = (points - centers.vectors[0]).norm(dim=1).sum()
+    for axis in range(3):
+        for step in (-1e-3, 1e-3):
+            moved = centers.vectors[0].clone()
+            moved[axis] += step
+            assert best <= (points - moved).norm(dim=1).sum() + 1e-9
+
+
+def test_permuted_prototypes_are_left_out() -> None:
+    clients = make_clients(6) | {"liar": make_client(9, (1, 2, 0))}
+    kept = drop_misplaced(clients, 3, 4.0)
+    assert kept.dropped == {"liar": [0, 1, 2]}
+    assert len(kept.prototypes["liar"]) == 0
+    assert kept.unchecked == []
+    assert all(kept.prototypes[name] is clients[name] for name in make_clients(6))
+
+
+def test_one_prototype_may_be_left_out_alone() -> None:
+    rows = make_client(9)
+    both = Prototypes(
+        torch.cat([rows.vectors, CORNERS[1:2]]),
+        torch.tensor([0, 1, 2, 0]),
+        torch.tensor([9, 9, 9, 1]),
+    )
+    kept = drop_misplaced(make_clients(6) | {"liar": both}, 3, 4.0)
+    assert kept.dropped == {"liar": [0]}
+    assert kept.prototypes["liar"].labels.tolist() == [0, 1, 2]
+
+
+def test_fewer_than_five_holders_are_not_judged() -> None:
+    clients = make_clients(3) | {"liar": make_client(9, (1, 2, 0))}
+    kept = drop_misplaced(clients, 3, 4.0)
+    assert (kept.dropped, kept.unchecked) == ({}, [0, 1, 2])
+    assert find_odd_clients(clients, 3, 4.0) == {}
+
+
+def test_a_class_that_no_model_tells_apart_is_left_alone() -> None:
+    # All have class 0 where the others' class 1 is: nobody is right.
+    clients = {f"client-{seed}": make_client(seed, (1, 1, 2)) for seed in range(7)}
+    assert drop_misplaced(clients, 3, 4.0).dropped.keys() <= clients.keys()
+    left = drop_misplaced(clients, 3, 4.0).prototypes
+    held = sum(int((each.labels == 0).sum()) for each in left.values())
+    assert held >= 3
+
+
+def test_a_prototype_out_of_all_proportion_is_left_out() -> None:
+    rows = make_client(9)
+    long = replace(rows, vectors=rows.vectors * torch.tensor([[1.0], [1.0], [50.0]]))
+    kept = drop_misplaced(make_clients(6) | {"liar": long}, 3, 4.0)
+    assert kept.dropped == {"liar": [2]}
+
+
+def test_nothing_and_nobody() -> None:
+    assert drop_misplaced({}, 3, 4.0).prototypes == {}
+    none = {"a": Prototypes.empty(3)}
+    assert drop_misplaced(none, 3, 4.0).prototypes == none
+    assert find_odd_clients({}, 3, 4.0) == {}
+    same = {f"client-{n}": make_client(1) for n in range(6)}
+    assert drop_misplaced(same, 3, 4.0).dropped == {}
+
+
+@given(st.permutations(range(7)))
+def test_the_order_of_clients_decides_nothing(order: list[int]) -> None:
+    clients = make_clients(6) | {"client-6": make_client(9, (1, 2, 0))}
+    names = list(clients)
+    shuffled = {names[place]: clients[names[place]] for place in order}
+    assert drop_misplaced(shuffled, 3, 4.0).dropped == {"client-6": [0, 1, 2]}
+
+
+# Sums
+
+
+def draw_means(counts: list[int], seed: int, shift: float = 0.0, turn: int = 0) -> Prototypes:
+    """Return the class means of unit vectors around three directions, as sums say them."""
+    draw = torch.Generator().manual_seed(seed)
+    own = shift * torch.randn(20, generator=draw, dtype=torch.float64)
+    means = []
+    for label, count in enumerate(counts):
+        corner = torch.zeros(20, dtype=torch.float64)
+        corner[(label + turn) % 3] = 1.0
+        noise = 0.3 * torch.randn(count, 20, generator=draw, dtype=torch.float64)
+        means.append(normalize(corner + own + noise, dim=1).mean(0))
+    return Prototypes(torch.stack(means), torch.arange(len(counts)), torch.tensor(counts))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_honest_class_means_differ_by_chance_or_by_client(shift: float) -> None:
+    clients = {
+        f"client-{seed}": draw_means([1 + seed % 4, 30, 5 * seed + 1], seed, shift)
+        for seed in range(12)
+    }
+    assert find_odd_clients(clients, 3, 4.0) == {}
+
+
+def test_permuted_and_overstated_class_means_are_odd() -> None:
+    clients = {f"client-{seed}": draw_means([20, 30, 10], seed) for seed in range(8)}
+    liar = draw_means([20, 30, 10], 99, turn=1)
+    boast = draw_means([2, 3, 1], 98)
+    boast = replace(boast, counts=boast.counts * 1000)
+    odd = find_odd_clients(clients | {"liar": liar, "boast": boast}, 3, 4.0)
+    assert sorted(odd) == ["boast", "liar"]
+    assert odd["liar"] > 10
+
+
+def turn_sums(update: Update) -> list[Update]:
+    """Tell of each class what is true of the next one; all plausible in itself."""
+    summed = dict(update.summed)
+    turned = {**summed, "sums": summed["sums"].roll(1, 0), "counts": summed["counts"].roll(1, 0)}
+    return [replace(update, summed=turned)]
+
+
+@pytest.mark.parametrize("method", ["fedgauss", "fedncm"])
+@pytest.mark.parametrize("bounds", ["on", "off"])
+def test_a_client_with_odd_sums_is_as_if_it_had_not_come(
+    tmp_path: Path, method: str, bounds: str
+) -> None:
+    save_vectors(tmp_path / "one.npz", num_train=240, width=12)
+    changes = {"partition__kind": "iid", "clients": 8, "validation__bounds": bounds}
+    experiment = small(tmp_path, method, **changes)
+
+    def lie(engine: Engine) -> Engine:
+        return TamperingEngine(engine, turn_sums)
+
+    def stay_away(engine: Engine) -> Engine:
+        return TamperingEngine(engine, lambda _: [])
+
+    attacked, without = build_federation(experiment, lie), build_federation(experiment, stay_away)
+    record = attacked.run_round(evaluate=False)
+    without.run_round(evaluate=False)
+    if bounds == "off":
+        assert record.clients.rejected == {}
+        return
+    assert list(record.clients.rejected) == [VICTIM]
+    assert "differ from the others'" in record.clients.rejected[VICTIM]
+    for name, value in without.state.server.params.items():
+        assert torch.equal(attacked.state.server.params[name], value)
+    assert attacked.pool.names == without.pool.names
+
+
+def test_misplaced_prototypes_are_on_record(images: Path) -> None:
+    corners = torch.eye(4)[:3]
+
+    def tell(update: Update) -> list[Update]:
+        vectors = corners.roll(1, 0) if update.client == VICTIM else corners
+        rows = Prototypes(vectors, torch.arange(3), torch.ones(3, dtype=torch.int64))
+        return [replace(update, prototypes=rows)]
+
+    names = [f"client-{number}" for number in range(6)]
+    experiment = small(images, partition__kind="iid", clients=6, validation__bounds="on")
+    federation = build_federation(experiment, lambda each: TamperingEngine(each, tell, names))
+    record = federation.run_round(evaluate=False)
+    assert record.processed[MISPLACED] == [VICTIM]
+    assert record.remarks["prototypes_left_out"] == {VICTIM: [0, 1, 2]}
+    assert record.clients.rejected == {}
+    assert sorted(federation.pool.names) == [name for name in names if name != VICTIM]
+    few = build_federation(small(images, validation__bounds="on")).run_round(evaluate=False)
+    assert few.remarks["prototypes_not_judged"]["classes"] == [0, 1, 2]
