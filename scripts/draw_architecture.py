@@ -1,4 +1,4 @@
-"""Draw docs/images/architecture.svg: the packages in layers, and the way of a round through them.
+"""Draw docs/images/architecture.svg: the packages in layers, and the path of a round through them.
 
 python scripts/draw_architecture.py
 """
@@ -7,36 +7,32 @@ from html import escape
 from pathlib import Path
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
-WIDTH, HEIGHT = 1275, 948
-SHIFT = 35
-"""Of the right half, beside the widest names of packages."""
+WIDTH, HEIGHT = 1220, 925
+SHIFT = -25
+"""Moves the right half next to the boxes of the packages."""
+ROW = 50
 
-# From top to bottom: a package imports only packages below it.
+# From top to bottom, as import-linter has them: a package imports only packages below it.
 LAYERS = (
-    ("use", "cli", "commands, arguments, progress"),
-    ("use", "api, flower_app, worker", "run and resume; Flower's apps"),
-    ("use", "watch", "the live page"),
-    ("use", "tracking", "TensorBoard, MLflow, your own"),
-    ("use", "report", "tables, figures, HTML page, model card"),
-    ("use", "deployment", "predict, export, join, calibration"),
-    ("use", "convergence", "the paper's bounds, beside a run"),
-    ("use", "studies", "compare, tune, the paper's tables"),
+    ("use", "cli", "commands, arguments, progress bar"),
+    ("use", "api, flower_app", "run and resume; Flower's apps"),
+    ("use", "report", "tables, figures, live page, trackers"),
+    ("use", "inference", "predict, export, join, calibration"),
+    ("use", "studies", "compare and tune"),
     ("run", "network", "server, client, Flower"),
     ("run", "runs", "run loop, checkpoint, run directory"),
     ("run", "engines", "where clients train; trainers"),
-    ("run", "rounds", "loop, processors, guard, rules"),
-    ("base", "methods", "base class, one short file each"),
-    ("base", "data", "samples, split among clients, fetch"),
-    ("base", "encoders", "frozen encoders, feature cache"),
-    ("base", "models", "networks as pure functions"),
-    ("base", "messages, json_files", "Broadcast, Update; files by declaration"),
-    ("base", "privacy", "differential privacy: noise, accounting"),
-    ("base", "gaussian", "closed-form classifiers from sums"),
+    ("run", "rounds", "round loop, validation, aggregation"),
+    ("base", "privacy", "DP releases, secure aggregation"),
+    ("base", "methods", "interface, messages, one file each"),
+    ("base", "data", "samples, partitions, downloads"),
+    ("base", "models", "networks, frozen encoders"),
+    ("base", "gaussian", "closed-form classifiers, DP noise"),
     ("base", "prototypes", "clustering, pool, contrastive loss"),
-    ("base", "experiment", "every setting, checked; TOML"),
-    ("base", "secure_aggregation", "the protocol, both parties of it"),
+    ("base", "experiment", "all settings, names, TOML"),
+    ("base", "core", "errors, files, rng, tensors, plugins"),
 )
-# Fill and border of each kind of box. The picture has its own white ground, for dark pages.
+# Fill and border of each kind of box. The figure has a white background, for dark pages.
 COLORS = {
     "use": ("#e8f1fb", "#3b78b8"),
     "run": ("#fdeedd", "#c9741b"),
@@ -77,31 +73,30 @@ def draw_layers() -> list[str]:
     parts = [text(20, 38, "Packages: each imports only those below", size=18, weight="bold")]
     for number, (kind, name, about) in enumerate(LAYERS):
         fill, border = COLORS[kind]
-        y = 56 + 39 * number
+        y = 56 + ROW * number
         parts += [
-            f'<rect x="20" y="{y}" width="475" height="33" rx="5" fill="{fill}" '
+            f'<rect x="20" y="{y}" width="415" height="{ROW - 8}" rx="5" fill="{fill}" '
             f'stroke="{border}" stroke-width="1.2"/>',
-            text(30, y + 22, name, size=14, weight="bold"),
-            text(227, y + 22, about, size=13),
+            text(30, y + 26, name, size=14, weight="bold"),
+            text(165, y + 26, about, size=14),
         ]
-    below = "For all of them: errors, rng, files, tensors, images, user_classes, waiting_bar"
-    return [*parts, text(20, 56 + 39 * len(LAYERS) + 18, below, size=12)]
+    return parts
 
 
 def draw_engines() -> list[str]:
-    """Return the three engines, and what a client does in each of them."""
+    """Return the three engines and the work of a client in each of them."""
     client = (
         "each client, with the method's hooks",
-        "prepare; per step: at_step, loss, adjust;",
+        "prepare, begin; per step: loss, adjust, after_step;",
         "then finish and summarize  →  Update",
-        "trained by engines/ loop, stacked or factored:",
-        "same result, chosen by speed",
+        "by a trainer of engines/trainers/: loop, stacked,",
+        "direct or factored; they differ by rounding only",
     )
     network = (
         "over a network",
         "network/server/engine.py  →  transport.py  →",
         "flower/  →  client/: one message per client,",
-        "which runs the in-process engine for itself",
+        "which trains with the in-process engine",
     )
     processes = ("in several processes (--workers, torchrun)", "engines/distributed.py")
     return [
@@ -115,21 +110,21 @@ def draw_engines() -> list[str]:
 
 
 def draw_round() -> list[str]:
-    """Return the right half: the way of a round."""
-    broadcast = ("1  Broadcast", "rounds/loop.py: the", "shared parameters and the pool")
-    evaluation = ("6  Evaluation", "rounds/evaluation.py:", "accuracies on test images")
+    """Return the right half: the path of a round."""
+    broadcast = ("1  Broadcast", "rounds/loop.py: shared", "parameters, prototype pool")
+    evaluation = ("6  Evaluation", "rounds/evaluation.py:", "predictors on both test sets")
     record = (
         "7  Record and checkpoint",
         "runs/run_loop.py: rounds.jsonl,",
-        "checkpoint/, observers",
+        "checkpoint/, callbacks",
     )
-    guard = ("4  UpdateValidator", "rounds/validation.py rejects bad updates, with a reason")
-    aggregation = ("5  Aggregation", "rounds/aggregation/: a rule; then the method's reduce")
-    processors = ("3  Processors", "rounds/processors/: out of a client, and in at the server")
+    processors = ("3  Processors", "rounds/processors/: clip, noise, compress")
+    validation = ("4  Update validation", "rounds/validation.py rejects bad updates with a reason")
+    aggregation = ("5  Aggregation", "rounds/collector.py, rounds/aggregation/; method.reduce")
     hidden = (
-        "Secure aggregation, and a privacy budget",
-        "--secure-aggregation: secure_aggregation/ opens one Total in place of updates (total_collector.py)",
-        "--privacy.epsilon: rounds/ adds noise, privacy/ accounts for it and for what is left",
+        "Secure aggregation and differential privacy",
+        "--secure-aggregation: the engine yields one Total instead of updates (TotalCollector)",
+        "--privacy.epsilon: privacy/releases.py adds noise, privacy/ledger.py records the spent budget",
     )
     return [
         text(500, 38, "A round", size=18, weight="bold"),
@@ -140,7 +135,7 @@ def draw_round() -> list[str]:
         text(1018, 516, "updates, by client name", size=13),
         box(805, 538, 400, 54, "run", *processors),
         arrow((1005, 592), (1005, 624)),
-        box(805, 630, 400, 54, "run", *guard),
+        box(805, 630, 400, 54, "run", *validation),
         arrow((1005, 684), (1005, 716)),
         box(805, 722, 400, 54, "run", *aggregation),
         arrow((805, 749), (751, 749)),
@@ -154,7 +149,7 @@ def draw_round() -> list[str]:
 
 
 def main() -> None:
-    """Write the picture."""
+    """Write the figure."""
     head = (
         '<marker id="head" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="7" markerHeight="7" '
         'orient="auto-start-reverse"><path d="M 0 0 L 10 5 L 0 10 z" fill="#333"/></marker>'
@@ -162,7 +157,7 @@ def main() -> None:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="Helvetica, Arial, sans-serif" fill="#1a1a1a">',
-        "<title>The packages of mpfedcl in layers, and the way of a round through them</title>",
+        "<title>The packages of mpfedcl in layers, and the path of a round through them</title>",
         f"<defs>{head}</defs>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#ffffff"/>',
         *draw_layers(),
