@@ -43,7 +43,7 @@ def weigh_imports() -> dict[str, float]:
             "-X",
             "importtime",
             "-c",
-            "import mpfedcl.cli.main, mpfedcl.cli.commands.run",
+            "import mpfedcl.cli.main, mpfedcl.cli.run",
         ],
         check=True,
         capture_output=True,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.cli.commands.federation import RunLines
+from mpfedcl.cli.federation import RunLines
 from mpfedcl.cli.progress import LINES, Milestones, progress_bar
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from mpfedcl.cli.commands.federation_start import RunFollower
+from mpfedcl.cli.federation import RunFollower
 from mpfedcl.cli.progress import progress_bar
 
 NAMES = [f"hospital-of-a-long-name-{number}" for number in range(6)]

@@ -7,7 +7,7 @@ import pytest
 import tyro
 from pydantic import Field
 
-from mpfedcl.cli.arguments.settings_flags import settings_rules
+from mpfedcl.cli.flags import settings_rules
 from mpfedcl.experiment.settings import Settings
 
 

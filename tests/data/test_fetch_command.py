@@ -22,8 +22,8 @@ from original_files import (
 
 from download_server import BrokenServer, free_port, send, serve
 from image_sets import read_image_set
-from mpfedcl.cli.arguments.experiments import DataFetch, DataPrepare
-from mpfedcl.cli.commands.data_sets import data_fetch_command, data_prepare_command
+from mpfedcl.cli.arguments import DataFetch, DataPrepare
+from mpfedcl.cli.data import data_fetch_command, data_prepare_command
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.public.download import RetryPolicy
 from mpfedcl.data.public.prepare import preparable_domains

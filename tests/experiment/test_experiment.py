@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mpfedcl import Experiment, InvalidInput
-from mpfedcl.cli.arguments.experiments import Run
+from mpfedcl.cli.arguments import Run
 from mpfedcl.cli.main import parse
 from mpfedcl.core.files import FORMAT
 from mpfedcl.experiment.settings import DatasetSettings, PartitionSettings

@@ -28,7 +28,7 @@ from unrendered_figures import render
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = [
-    *(f"mpfedcl.cli.commands.{name}" for name in ("run", "compare", "tune", "join")),
+    *("mpfedcl.cli.run", "mpfedcl.cli.inference"),
     "mpfedcl.report.figures",
     "mpfedcl.runs.worker",
     "mpfedcl.network.client.client",

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from mpfedcl.cli.arguments.experiments import DataCache
-from mpfedcl.cli.commands.listings import data_cache_command
+from mpfedcl.cli.arguments import DataCache
+from mpfedcl.cli.data import data_cache_command
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.models import feature_cache
 from mpfedcl.models.feature_cache import (

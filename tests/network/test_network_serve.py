@@ -11,8 +11,8 @@ from federations import LoopbackFederation, float64_experiment, is_training, rou
 from flwr.app import Message as FlowerMessage
 
 from mpfedcl import Predictor, run
-from mpfedcl.cli.commands.run import show_result
 from mpfedcl.cli.main import parse
+from mpfedcl.cli.run import show_result
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.network.server.serve import check_experiment

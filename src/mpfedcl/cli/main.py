@@ -1,4 +1,4 @@
-"""The command line: parse, hand over, and turn what goes wrong into one sentence."""
+"""Parse the command line, call the command, and report errors in one sentence."""
 
 import contextlib
 import io
@@ -6,86 +6,57 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
 
-from mpfedcl.cli.arguments import deployment, experiments, federation, privacy
-from mpfedcl.cli.arguments.settings_flags import list_flags, settings_rules
-from mpfedcl.cli.name_checks import check_names
-from mpfedcl.cli.own_methods import import_own_methods
+from mpfedcl.cli.arguments import (
+    COMMANDS,
+    Compare,
+    DataFetch,
+    DataShow,
+    FederationStart,
+    Run,
+    Tune,
+)
+from mpfedcl.cli.flags import list_flags, settings_rules
 from mpfedcl.core.errors import InvalidInput, LostWorker
+from mpfedcl.core.plugins import allow_current_folder
+from mpfedcl.data.folders import find_set_folder
+from mpfedcl.data.public.sources import fetch_plan
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.names import did_you_mean, did_you_mean_setting
+from mpfedcl.experiment.datasets import find_specification
+from mpfedcl.experiment.method_settings import sections_of
+from mpfedcl.experiment.names import (
+    check_encoder_name,
+    check_method_name,
+    did_you_mean,
+    did_you_mean_setting,
+    is_built_in,
+)
 from mpfedcl.experiment.settings import Settings
 
-_HELP = """\
-mpfedcl: federated learning on non-IID client data
-
-  mpfedcl run      [experiment.toml] [settings] [--out DIR]    one run, or --resume DIR
-  mpfedcl compare  --methods A B ... --seeds 0 1 2 [settings]  a table of mean(std)
-  mpfedcl report   DIR [DIR ...] [--latex] [--csv] [--pdf]     one HTML page of what was run
-  mpfedcl watch    [RUNS_FOLDER] [--port 8700]                 a local web page of runs, live
-  mpfedcl join     RUN --data FOLDER --name NAME [--add]       a new client of a finished run
-  mpfedcl leave    RUN --name NAME                             a client taken out of it again
-  mpfedcl advise   RUN --data FOLDER                           should this client join?
-  mpfedcl contribution    RUN                                         what each client is worth to others
-  mpfedcl tune     --methods A B ... [--budget 12] [settings]  settings chosen on validation images
-  mpfedcl predict  RUN IMAGES... [--client NAME] [--json]      predict images with a trained run
-  mpfedcl export   RUN [--format onnx] [--quantize int8]       its model as one file
-  mpfedcl methods                                              the methods, one line each
-  mpfedcl data     list | show NAME                            data sets, and who holds what
-  mpfedcl data     fetch NAME | prepare NAME --source DIR      public data into your data folder
-  mpfedcl data     encode ROOT --encoder E --out DIR           pictures into features, once
-  mpfedcl data     cache                                       encoded images that are kept
-  mpfedcl federation init DIR --clients N | server DIR         the same over a network, on Flower
-  mpfedcl federation client DIR --data FOLDER | start DIR      its clients, and a run with them
-  mpfedcl federation update DIR --run RUN --client NAME        one client joins or leaves it later
-  mpfedcl privacy  plan | receipt RUN_OR_FILE --data FOLDER    what a budget costs; what is sent
-
+_FOOTER = """
 Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
 """
 
+_NAME_WIDTH = 12
+"""Columns that the overview gives to names; longer ones push their usage to the right."""
 
-_COMMANDS: dict[str, tuple[type[Any], str]] = {
-    "run": (experiments.Run, "run"),
-    "compare": (experiments.Compare, "comparison"),
-    "report": (experiments.Report, "report"),
-    "watch": (experiments.Watch, "watch"),
-    "join": (deployment.Join, "join"),
-    "leave": (deployment.Leave, "leave"),
-    "advise": (deployment.Advise, "advise"),
-    "contribution": (deployment.Contributions, "contribution"),
-    "tune": (experiments.Tune, "tune"),
-    "predict": (deployment.Predict, "predict"),
-    "export": (deployment.Export, "export"),
-    "methods": (experiments.Methods, "listings"),
-    "data list": (experiments.DataList, "listings"),
-    "data show": (experiments.DataShow, "listings"),
-    "data fetch": (experiments.DataFetch, "data_sets"),
-    "data prepare": (experiments.DataPrepare, "data_sets"),
-    "data encode": (experiments.DataEncode, "data_sets"),
-    "data cache": (experiments.DataCache, "listings"),
-    "privacy plan": (privacy.PrivacyPlan, "privacy"),
-    "privacy receipt": (privacy.PrivacyReceipt, "privacy"),
-    "federation init": (federation.FederationInit, "federation"),
-    "federation server": (federation.FederationServer, "federation"),
-    "federation client": (federation.FederationClient, "federation_client"),
-    "federation start": (federation.FederationStart, "federation_start"),
-    "federation update": (federation.FederationUpdate, "federation_update"),
-}
-"""What each command takes, and the module of `cli.commands` that does it: `data list` is done by
-its `data_list_command`."""
-
-_WITH_FILE = experiments.Run | experiments.Compare | experiments.Tune | federation.FederationStart
+_WITH_FILE = Run | Compare | Tune | FederationStart
 """Commands that take a file of settings."""
 
-_GROUPS = {name.split()[0] for name in _COMMANDS if " " in name}
+_GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 """First words of commands that have two."""
+
+_ALL = "all"
+"""Stands for all methods that fit the data, in place of a method's name."""
 
 _PLAIN_ERRORS = {
     r"Error parsing --(\S+): no type matching .*INT\|\{(\w+)\} could be .* from \[('.*?')\].*": (
@@ -113,7 +84,7 @@ _PLAIN_ERRORS = {
         r"--\2 is \1; it must be one of \3"
     ),
 }
-"""What Python and tyro say of bad values, in the words of the other errors."""
+"""Errors of Python and tyro about bad values, and how we word them."""
 
 _UNKNOWN_FLAG = r"Unrecognized options: .*?--([\w.-]+)"
 
@@ -129,7 +100,7 @@ _RESUME_ALLOWS = (
 
 
 def start() -> NoReturn:
-    """Be the program: run the command line, and end as it says."""
+    """Run the program."""
     try:
         main()
     finally:
@@ -177,25 +148,35 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Tell whether memory was wanting; torch says so in words of several kinds."""
+    """Tell whether memory ran out; torch has several words for it."""
     words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help") or _is_bare_group(argv):
-        print(_HELP, end="")
+        print(_overview(), end="")
         return 0
     if argv[0] == "--version":
         print(version("mpfedcl"))
         return 0
     arguments = parse(argv)
-    check_names(arguments)
+    _check_names(arguments)
     name, _ = _find_command(argv)
     # Only now: what a command needs, torch above all, takes seconds to load.
-    module = import_module(f"mpfedcl.cli.commands.{_COMMANDS[name][1]}")
-    code: int = getattr(module, f"{name.replace(' ', '_')}_command")(arguments)
+    module = import_module(f"mpfedcl.cli.{COMMANDS[name].module}")
+    code: int = getattr(module, COMMANDS[name].function)(arguments)
     return code
+
+
+def _overview() -> str:
+    """Return the help text that lists all commands."""
+    usages = {
+        f"  mpfedcl {each.name:{_NAME_WIDTH}} {each.usage}": each.help for each in COMMANDS.values()
+    }
+    width = max(map(len, usages))
+    lines = [f"{usage:{width}}  {words}" for usage, words in usages.items()]
+    return "\n".join(["mpfedcl: federated learning on non-IID client data", "", *lines, _FOOTER])
 
 
 def _is_bare_group(argv: list[str]) -> bool:
@@ -206,10 +187,10 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
     """Return the command's name, of one word or two, and the arguments after it."""
     length = 2 if argv[0] in _GROUPS else 1
     name = " ".join(argv[:length])
-    if name not in _COMMANDS:
+    if name not in COMMANDS:
         raise InvalidInput(
-            f"{name!r} is not a command; it must be one of {', '.join(_COMMANDS)}"
-            f"{did_you_mean(name, _COMMANDS)}."
+            f"{name!r} is not a command; it must be one of {', '.join(COMMANDS)}"
+            f"{did_you_mean(name, COMMANDS)}."
         )
     return name, argv[length:]
 
@@ -217,16 +198,14 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
 def parse(argv: list[str]) -> Any:
     """Return a command's arguments: defaults, then the file's, then the flags'."""
     name, rest = _find_command(argv)
-    command = _COMMANDS[name][0]
+    command = COMMANDS[name].arguments
     sections: Mapping[str, type[Settings]] = {}
     if "settings" in command.__dataclass_fields__:
         many = "methods" in command.__dataclass_fields__
-        sections = import_own_methods(rest, from_files=not many)
+        sections = _import_own_methods(rest, from_files=not many)
     program = _Program(f"mpfedcl {name}", rest, sections)
     parsed = program.parse(command)
-    is_run, is_start = (
-        isinstance(parsed, each) for each in (experiments.Run, federation.FederationStart)
-    )
+    is_run, is_start = (isinstance(parsed, each) for each in (Run, FederationStart))
     is_resumed = (is_run or is_start) and parsed.resume is not None
     if is_resumed:
         if is_run and (parsed.file is not None or parsed.out is not None):
@@ -241,21 +220,88 @@ def parse(argv: list[str]) -> Any:
         kept = Experiment.from_toml(parsed.file)
     else:
         return parsed
-    # Flags must win over the file, and only a parse tells which flags there are: parse anew with
-    # the file's settings as the defaults.
+    # Flags override the file, and only parsing tells which flags are given: parse again, with the
+    # file's settings as the defaults.
     given = {"directory": parsed.directory} if is_start else {}
-    anew = program.parse(command, command(**given, settings=kept))
+    parsed = program.parse(command, command(**given, settings=kept))
     if is_resumed:
         free = ("rounds", *RESULT_NEUTRAL_SETTINGS) if is_run else ("rounds",)
         rule = _RESUME_ALLOWS if is_run else "resume allows only --rounds beside it"
-        if anew.settings.replace(**{name: kept.setting(name) for name in free}) != kept:
+        if parsed.settings.replace(**{name: kept.setting(name) for name in free}) != kept:
             raise InvalidInput(f"{rule}; other settings stay as they were.")
-    return anew
+    return parsed
+
+
+def _check_names(arguments: Any) -> None:
+    """Refuse unknown methods, data sets and encoders, and missing data, before torch is loaded."""
+    for method in getattr(arguments, "methods", ()):
+        if method != _ALL:
+            check_method_name(method)
+    if isinstance(arguments, DataFetch):
+        fetch_plan(arguments.name)
+    settings = getattr(arguments, "settings", None)
+    if not isinstance(settings, Experiment):
+        return
+    dataset = settings.dataset
+    if isinstance(arguments, DataShow):
+        dataset = dataset.model_copy(update={"name": arguments.name})
+    spec = find_specification(dataset.name)
+    if settings.encoder.name is not None:
+        check_encoder_name(settings.encoder.name)
+    # Over a network the data are with the clients; a process that torchrun has started must first
+    # join the others, or they would wait for it.
+    is_read_here = isinstance(arguments, Run | Compare | Tune | DataShow)
+    if is_read_here and "RANK" not in os.environ and not spec.embedded and dataset.name != "table":
+        find_set_folder(dataset)
+
+
+def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, type[Settings]]:
+    """Import methods of the user that a command names; return the sections of settings.
+
+    Their settings are flags, so they must be known before parsing. With `from_files`, a method that
+    no flag names is looked up in the file of settings or the run to resume.
+    """
+    # What follows the one value of --method may be a file.
+    said = [*_values_of("--method", words)[:1], *_values_of("--methods", words)]
+    tracked = any(":" in name for name in _values_of("--track", words))
+    if tracked or not all(map(is_built_in, said)):
+        allow_current_folder()
+    if not said and from_files:
+        said = list(_methods_in_files(words))
+    sections = sections_of("")
+    for name in said:
+        if not is_built_in(name):
+            # Only now: it takes torch, which takes seconds to load.
+            import_module("mpfedcl.methods").find_method(name)
+            sections |= sections_of(name)
+    return sections
+
+
+def _values_of(flag: str, words: Sequence[str]) -> list[str]:
+    """Return the values of a flag, `--flag a b` or `--flag=a`; some may be positional arguments."""
+    values, is_value = [], False
+    for word in words:
+        if word.startswith("-"):
+            is_value = word == flag
+            values += [word.removeprefix(f"{flag}=")] if word.startswith(f"{flag}=") else []
+        elif is_value:
+            values.append(word)
+    return values
+
+
+def _methods_in_files(words: Sequence[str]) -> Iterator[str]:
+    """Yield the methods named by files of settings among the words; parsing reports bad files."""
+    resumed = [Path(word) / "experiment.toml" for word in _values_of("--resume", words)[:1]]
+    for path in [*resumed, *(Path(word) for word in words if word.endswith(".toml"))]:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            method = tomllib.loads(path.read_text(encoding="utf-8")).get("method")
+            if isinstance(method, str):
+                yield method
 
 
 @dataclass(frozen=True)
 class _Program:
-    """A command's name as it is said in help, its words, and the sections that methods bring."""
+    """A command's name as help shows it, its words, and the sections of settings of methods."""
 
     name: str
     words: list[str]
@@ -282,10 +328,10 @@ class _Program:
 
 
 def _first_paragraph(box: str) -> str:
-    """Return what tyro says in the first part of its framed message, as one sentence."""
+    """Return the first part of tyro's framed message as one sentence."""
     lines = box.splitlines()
     texts = [line.strip("│ ") for line in lines]
-    # Where the locale has no frames, hyphens stand below the title.
+    # If the locale has no frames, hyphens stand below the title.
     rules = [
         at
         for at, text in enumerate(texts)

@@ -23,9 +23,9 @@ from rich.table import Column
 from rich.text import Text
 
 LINES = 20
-"""That a log gets of a run, whatever the number of its rounds."""
+"""Lines that a log gets of a run, whatever the number of its rounds."""
 _LOST_SECONDS = 5.0
-"""After which the interrupt of a second Ctrl-C was lost: torch swallows some in its callbacks."""
+"""Time after which a second Ctrl-C counts as lost: torch swallows some in its callbacks."""
 
 
 def stderr_console() -> Console:
@@ -34,7 +34,7 @@ def stderr_console() -> Console:
 
 
 def stdout_console() -> Console:
-    """Return a console on standard output; 100 columns where it is no terminal."""
+    """Return a console on standard output; 100 columns if it is no terminal."""
     width = None if Console().is_terminal else 100
     # Names of files and classes are not markup, and a path that is folded cannot be copied.
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
@@ -56,7 +56,7 @@ class Milestones:
 
 
 class _NoteColumn(ProgressColumn):
-    """The note beside a bar: what does not fit of it is cut off, and nothing else is."""
+    """The note next to a bar; only the note is cut off if the line is too long."""
 
     def render(self, task: Task) -> Text:
         """Return the note on one line."""
@@ -64,7 +64,7 @@ class _NoteColumn(ProgressColumn):
 
 
 class _LoggedProgress(Progress):
-    """A bar that prints lines where it cannot be drawn."""
+    """A bar that prints lines if it cannot be drawn."""
 
     def __init__(self, console: Console, unit: str) -> None:
         super().__init__(
@@ -107,10 +107,10 @@ def progress_bar(console: Console, unit: str = "") -> Progress:
 def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
     """Let the first Ctrl-C ask for a stop after the round under way, the second end at once.
 
-    What is given tells whether a stop was asked for.
+    Yields a function that tells whether a stop was asked for.
     """
     is_asked = False
-    # Whatever is written is whole at any moment, so that the process may end at any.
+    # Files are written atomically, so the process may end at any moment.
     lost = threading.Timer(_LOST_SECONDS, os._exit, [130])
     lost.daemon = True
 

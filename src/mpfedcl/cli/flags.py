@@ -1,6 +1,6 @@
-"""Flags of settings, made from the sections of an experiment: the only place that joins the two.
+"""Make flags from the sections of an experiment.
 
-Every class of settings is treated alike, so a section that is added needs nothing here.
+All classes of settings are treated alike, so a new section needs no change here.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PAT
 
 
 def settings_rules(method_sections: Mapping[str, type[Settings]]) -> ConstructorRegistry:
-    """Return what `tyro.cli` must be told to parse settings, with these sections of methods."""
+    """Return the registry with which `tyro.cli` parses settings and these sections of methods."""
     rules = ConstructorRegistry()
 
     @rules.struct_rule
@@ -53,7 +53,7 @@ def settings_rules(method_sections: Mapping[str, type[Settings]]) -> Constructor
         unknown = {n: v for n, v in (values.model_extra or {}).items() if n not in method_sections}
 
         def instantiate(method: str, **given: Any) -> Experiment:
-            # The table of a class that nobody has imported yet has no flags, and is kept as it is.
+            # The table of a class that is not imported yet has no flags, and is kept as it is.
             kept = {} if is_declared(method) else unknown
             return Experiment(method=method, **given, **kept)
 
@@ -89,7 +89,7 @@ def _setting_names(kind: type[Settings]) -> list[str]:
 
 
 def _flag_type(field: FieldInfo) -> Any:
-    """Return the type of a setting, annotated where it may stay open.
+    """Return the type of a setting, annotated if it may stay open.
 
     A data set or a method then fills it in and its help says so, hence no "(default: None)".
     """

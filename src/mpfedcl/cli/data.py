@@ -1,74 +1,55 @@
-"""`mpfedcl methods` and `mpfedcl data`: what there is."""
+"""List, show, fetch, prepare and encode data sets: `data`."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
-from mpfedcl.cli.arguments.experiments import DataCache, DataList, DataShow, Methods
-from mpfedcl.cli.progress import stdout_console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from mpfedcl.cli.arguments import (
+    DataCache,
+    DataEncode,
+    DataFetch,
+    DataList,
+    DataPrepare,
+    DataShow,
+)
+from mpfedcl.cli.progress import stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import lock_folder
 from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import expand_table, split_among_clients
 from mpfedcl.data.folders import is_available
+from mpfedcl.data.loading import write_feature_files
+from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_source
+from mpfedcl.data.public.originals import is_prepared
+from mpfedcl.data.public.prepare import Preparation, prepare_set
+from mpfedcl.data.public.sources import PublicFile, PublicSource, fetch_plan
 from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import ImageFormat, SampleIndex
 from mpfedcl.data.tables import fit_tables
+from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.datasets import SPECIFICATIONS
+from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.experiment.wording import describe_partition
-from mpfedcl.methods import Family, Method, built_in_methods
 from mpfedcl.models.feature_cache import FeatureCache
 from mpfedcl.report.tables import TextTable
 
 _MOST_CLASSES_SHOWN = 12
 _MOST_CLIENTS_SHOWN = 200
 _PICTURE = ImageFormat(96, 96, is_color=True)
-
 _PICTURE_FORMATS = (".png", ".pdf", ".svg")
-
-
-def methods_command(arguments: Methods) -> int:
-    """List the methods."""
-    methods = built_in_methods()
-    if arguments.json:
-        print(json.dumps({name: _describe(cls) for name, cls in methods.items()}, indent=2))
-        return 0
-    for family in get_args(Family):
-        told = [_describe(cls) for cls in methods.values() if cls.family == family]
-        rows = [
-            [
-                each["name"] + ("*" if each["interpretation"] else ""),
-                each["summary"],
-                each["sends"],
-                each["keeps"],
-                each["paper"],
-            ]
-            for each in told
-        ]
-        columns = ["name", "what it does", "a client sends", "and keeps", "paper"]
-        if rows:
-            TextTable(family, columns, rows).show(stdout_console())
-    stdout_console().print(
-        "* The paper leaves something open, and we had to choose: docs/methods.md says what.\n"
-        "--json names more: how a method is judged, and the values that `mpfedcl tune` tries."
-    )
-    return 0
-
-
-def _describe(method: type[Method]) -> dict[str, Any]:
-    """Return what a method says of itself."""
-    return {
-        "name": method.name,
-        "summary": method.summary,
-        "family": method.family,
-        "paper": method.paper,
-        "interpretation": method.interpretation,
-        "sends": method.sends,
-        "keeps": method.keeps,
-        "predictor": method.primary_predictor,
-        "predictor_global": method.primary_predictor_global or method.primary_predictor,
-        "search_space": {name: list(values) for name, values in method.search_space.items()},
-    }
 
 
 def data_list_command(arguments: DataList) -> int:
@@ -114,7 +95,7 @@ def data_cache_command(arguments: DataCache) -> int:
 
 
 def data_show_command(arguments: DataShow) -> int:
-    """Print and draw who holds what."""
+    """Print and draw the samples that each client holds."""
     if arguments.out.suffix not in _PICTURE_FORMATS:
         raise InvalidInput(
             f"out is {str(arguments.out)!r}; it must end in {' or '.join(_PICTURE_FORMATS)}."
@@ -173,3 +154,94 @@ def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
         rows.append([name, *cells, f"{sum(client['train']):,}", f"{client['test']:,}"])
     note = f"and {more:,} clients more, which --json lists." if more > 0 else ""
     return TextTable(title, ["client", *columns, "train", "test"], rows, note)
+
+
+def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None) -> int:
+    """Download what a set needs, prepare it, and tell what is left to do by hand."""
+    plan, replace = fetch_plan(arguments.name), arguments.replace
+    data = _data_folder(arguments.root)
+    folder, originals = data / plan.set_name, data / "originals"
+    for public_source in plan.sources:
+        if not replace and all(is_prepared(folder, domain) for domain in public_source.domains):
+            continue
+        download_folder = originals / public_source.name
+        with lock_folder(download_folder), _show_downloads(public_source) as report:
+            fetch_source(public_source, download_folder, retries, report)
+        stdout_console().print(f"originals of {public_source.name}: {download_folder}")
+    originals.mkdir(parents=True, exist_ok=True)
+    # A whole set also takes the parts that were put there by hand; a part takes only itself.
+    fetched = {domain for public_source in plan.sources for domain in public_source.domains}
+    only = None if arguments.name == plan.set_name else fetched
+    preparation = prepare_set(plan.set_name, originals, folder, replace, only)
+    _print_preparation(plan.set_name, preparation)
+    if plan.by_hand and preparation.missing:
+        stdout_console().print(plan.by_hand.format(folder=originals))
+    return 0
+
+
+def data_prepare_command(arguments: DataPrepare) -> int:
+    """Prepare what is found in a folder, and tell what is missing."""
+    name, source = arguments.name, arguments.source
+    folder = _data_folder(arguments.root) / name
+    preparation = prepare_set(name, source.expanduser(), folder, arguments.replace)
+    if not preparation.prepared:
+        sought = "; ".join(f"{domain}: {what}" for domain, what in preparation.missing.items())
+        if preparation.kept:
+            raise InvalidInput(
+                f"{folder} has {', '.join(preparation.kept)} already and nothing else was found; "
+                f"--replace must be given to prepare them again{f' ({sought})' if sought else ''}."
+            )
+        raise InvalidInput(
+            f"source is {str(source)!r}, which holds no originals of {name}; it must hold at least "
+            f"one of: {sought}."
+        )
+    _print_preparation(name, preparation)
+    return 0
+
+
+def data_encode_command(arguments: DataEncode) -> int:
+    """Write feature files of pictures, and tell what is in them."""
+    root, out = arguments.root.expanduser(), arguments.out.expanduser()
+    written = write_feature_files(root, out, arguments.encoder, arguments.weights)
+    lines = [f"  {path.name}: {count:,} vectors" for path, count in written.items()]
+    stdout_console().print("\n".join([f"features by {arguments.encoder}: {out}", *lines]))
+    stdout_console().print(f"use them with: --dataset.name folder --dataset.root {out}")
+    return 0
+
+
+def _data_folder(root: Path | None) -> Path:
+    return find_data_folder(DatasetSettings(root=root))[0]
+
+
+def _print_preparation(name: str, preparation: "Preparation") -> None:
+    lines = [f"{name}: {preparation.folder}"]
+    lines += [f"  prepared {domain}: {what}" for domain, what in preparation.prepared.items()]
+    lines += [f"  kept {domain}: it was there already" for domain in preparation.kept]
+    lines += [f"  missing {domain}: {what}" for domain, what in preparation.missing.items()]
+    stdout_console().print("\n".join(lines))
+
+
+@contextmanager
+def _show_downloads(public_source: PublicSource) -> Iterator[DownloadProgress]:
+    """Draw a bar a file, on a terminal only."""
+    console = stderr_console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        tasks = {
+            public_file: progress.add_task(public_file.name, total=public_file.size, start=False)
+            for public_file in public_source.files
+        }
+
+        def report(public_file: PublicFile, on_disk: int) -> None:
+            task = progress.tasks[tasks[public_file]]
+            if not task.started:
+                progress.start_task(tasks[public_file])
+            progress.update(tasks[public_file], completed=on_disk)
+
+        yield report

@@ -1,4 +1,4 @@
-"""`mpfedcl privacy plan` and `mpfedcl privacy receipt`."""
+"""Plan privacy budgets and show what a client sends: `privacy plan`, `privacy receipt`."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mpfedcl.cli.arguments.privacy import PrivacyPlan, PrivacyReceipt
+from mpfedcl.cli.arguments import PrivacyPlan, PrivacyReceipt
 from mpfedcl.cli.progress import stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -25,7 +25,7 @@ _ADVICE = {
 
 
 def privacy_plan_command(arguments: PrivacyPlan) -> int:
-    """Say what budgets cost."""
+    """Show the cost of privacy budgets."""
     if not arguments.epsilon:
         raise InvalidInput("epsilon is empty; it must name at least one budget: --epsilon 1 3.")
     plan = Plan(
@@ -116,7 +116,7 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
 
 
 def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
-    """Show what would leave a client."""
+    """Show the messages that a client would send."""
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
     threshold = arguments.threshold

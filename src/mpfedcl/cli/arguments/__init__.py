@@ -1,1 +1,0 @@
-"""What each command takes, as plain data; nothing here imports torch."""

@@ -1,0 +1,652 @@
+"""Run federations over a network: `federation init`, `server`, `client`, `start`, `update`.
+
+Modules that need torch are imported by the functions that use them: the processes of a server and
+of a client run for months, and stay small.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+from rich.progress import Progress, TaskID
+
+from mpfedcl.cli.arguments import (
+    FederationClient,
+    FederationInit,
+    FederationServer,
+    FederationStart,
+    FederationUpdate,
+)
+from mpfedcl.cli.progress import (
+    Milestones,
+    progress_bar,
+    stderr_console,
+    stdout_console,
+    stop_after_round,
+)
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.files import lock_folder, unused_folder, write_atomically
+from mpfedcl.network.flower.programs import (
+    LAST_WORDS,
+    check_connection,
+    client_executor_command,
+    environment,
+    is_loopback,
+    is_server_running,
+    local_address,
+    refuse_broken_flower,
+    require_flower,
+    server_executor_command,
+    superlink_command,
+    write_connection,
+)
+from mpfedcl.network.processes import end, end_of_log, is_port_in_use, running, start, wait_for_port
+from mpfedcl.network.server.status import read_status, stop_file
+from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
+
+_SERVER_POLL_SECONDS = 0.5
+_CLIENTS_SECONDS = 5.0
+"""Between two checks for clients that were added while the server runs."""
+_EXECUTOR_RESTART_SECONDS = 5.0
+"""Before a process for the next run, if the one before ended badly."""
+_CLIENT_RESTART_SECONDS = 2.0
+"""Before a process that has ended is started again."""
+_STATUS_POLL_SECONDS = 0.3
+_SERVER_CHECK_SECONDS, _SERVER_CHECK_TRIES = 5.0, 5
+"""How often the server is checked, and how many failed tries mean that it has gone."""
+_SILENT_SECONDS = 60.0
+"""A run's process touches its status every second; one silent for this long has gone."""
+_ENDS = ("done", "stopped", "failed")
+_BEGIN_SECONDS = 120.0
+"""Until the server's process has written its first status."""
+_UPDATE_EVENTS = {"joined": "has joined", "replaced": "has started over in", "left": "has left"}
+
+
+def federation_init_command(arguments: FederationInit) -> int:
+    """Make or extend a federation's folder."""
+    if (arguments.clients is None) == (not arguments.names):
+        raise InvalidInput("one of --clients and --names must be given.")
+    if arguments.clients is not None and not 1 <= arguments.clients <= 1000:
+        raise InvalidInput(f"clients is {arguments.clients}; it must be from 1 to 1000.")
+    if not 1 <= arguments.port <= 65_535:
+        raise InvalidInput(f"port is {arguments.port}; it must be from 1 to 65535.")
+    require_flower()
+    count = arguments.clients or 0
+    width = len(str(count - 1))
+    names = arguments.names or tuple(f"client-{number:0{width}}" for number in range(count))
+    folder = make_federation(arguments.directory, names, arguments.host, arguments.port)
+    console = stdout_console()
+    console.print(f"{folder.root}: {len(folder.clients)} clients, {', '.join(folder.clients)}")
+    console.print(f"Next: mpfedcl federation server {folder.root}")
+    console.print(f"What goes to which machine: {folder.root / 'README.md'}")
+    return 0
+
+
+def federation_server_command(arguments: FederationServer) -> int:
+    """Run Flower's SuperLink, let the clients' keys in, and run what is submitted."""
+    folder = ServerFolder.open(arguments.directory)
+    console = stderr_console()
+    host = local_address(arguments.bind)
+    _check_server(arguments, folder)
+    if is_port_in_use(host, folder.port):
+        raise InvalidInput(
+            f"port is {folder.port}, which is already in use: end what listens there, or make a "
+            "federation with another port: mpfedcl federation init NEW_FOLDER --port N."
+        )
+    write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
+    # No run outlives the server that it ran on.
+    folder.status.unlink(missing_ok=True)
+    log = folder.server / "superlink.log"
+    command = superlink_command(folder, arguments.bind, is_insecure=arguments.insecure)
+    _end_by_signals()
+    try:
+        with running(command, environment(folder.flower_home), log) as process:
+            wait_for_port(process, host, folder.port, log)
+            _open_control_path(arguments, folder)
+            security = "no TLS, no keys" if arguments.insecure else "TLS, node keys"
+            console.print(
+                f"Server at {arguments.bind}:{folder.port} ({security}, a secret to start runs); "
+                f"log: {log}. Ctrl-C ends it."
+            )
+            _supervise_server(arguments, folder, process, log)
+            raise InvalidInput(f"the server ended; {log} says why: {end_of_log(log).rstrip('.')}.")
+    except KeyboardInterrupt:
+        console.print("Server ended.")
+        return 0
+
+
+def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
+    """Refuse settings that are not safe, and warn about weak ones."""
+    require_flower("mpfedcl.network.flower.control")
+    _check_folder(folder.server)
+    folder.make_secret()
+    _check_private(folder.secret)
+    folder.read_secret()
+    if not arguments.insecure:
+        _check_private(folder.server / "server.key")
+    is_local = is_loopback(arguments.bind)
+    if arguments.insecure and not is_local:
+        raise InvalidInput(
+            f"bind is {arguments.bind!r}; with --insecure it must be 127.0.0.1: without TLS the "
+            "secret and all that clients send can be read on the network."
+        )
+    if arguments.insecure:
+        stderr_console().print(
+            "Without TLS and keys: every user of this machine can take part as a client, under any "
+            "name. Starting a run still needs the secret."
+        )
+    elif not is_local:
+        stderr_console().print(
+            f"Listening at {arguments.bind}: whoever reaches the port needs a client's key to take "
+            "part and the secret to start runs. nginx in front of it (server/nginx.conf) keeps "
+            "everybody else out."
+        )
+
+
+def _supervise_server(
+    arguments: FederationServer, folder: ServerFolder, process: subprocess.Popen[bytes], log: Path
+) -> None:
+    """Keep a process ready for the next run, and let new clients in, while the server runs."""
+    known, checked = folder.clients, time.monotonic()
+    run_lines = RunLines()
+    while process.poll() is None:
+        with running(
+            server_executor_command(folder), environment(folder.flower_home), log
+        ) as executor:
+            while process.poll() is None and executor.poll() is None:
+                time.sleep(_SERVER_POLL_SECONDS)
+                if line := run_lines.read(read_status(folder.status)):
+                    stderr_console().print(line)
+                if time.monotonic() - checked > _CLIENTS_SECONDS:
+                    checked = time.monotonic()
+                    known = _register_new_clients(arguments, folder.root, known)
+        # One that has done its run ends with 0; another may end again at once.
+        if executor.poll() and process.poll() is None:
+            time.sleep(_EXECUTOR_RESTART_SECONDS)
+
+
+class RunLines:
+    """Lines for the server's log of the run under way: one every few rounds, and how it ended."""
+
+    def __init__(self) -> None:
+        self._milestones = Milestones()
+        self._last = ""
+
+    def read(self, status: Mapping[str, Any]) -> str:
+        """Return the next line of what the run's process says of itself; empty if nothing is new.
+
+        The status of the run before is removed when a run is started.
+        """
+        before, self._last = self._last, str(status.get("what", ""))
+        if not status:
+            self._milestones = Milestones()
+        elif "round" in status:
+            done, rounds = int(status["round"]), int(status["rounds"])
+            if self._milestones.is_new(done, rounds):
+                missing = f", missing: {len(status['missing'])}" if status["missing"] else ""
+                return f"Run: round {done} of {rounds}{missing}."
+        elif self._last != before:
+            details = status.get("error") or status.get("path")
+            return f"Run: {self._last}{f', {details}' if details else ''}."
+        return ""
+
+
+def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
+    """Let clients in, and the server's user at the control path."""
+    # Only now: Flower takes a second to load.
+    from mpfedcl.network.flower.control import lend_secret, register_clients
+
+    lend_secret(folder)
+    if not arguments.insecure:
+        register_clients(folder)
+
+
+def _register_new_clients(
+    arguments: FederationServer, root: Path, known: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Register clients that `init` has added since; return the known clients."""
+    try:
+        folder = ServerFolder.open(root)
+        if folder.clients != known and not arguments.insecure:
+            _open_control_path(arguments, folder)
+            new = [name for name in folder.clients if name not in known]
+            stderr_console().print(f"New clients: {', '.join(new)}")
+    except InvalidInput as error:
+        # A fault of a new client must not end a federation that works.
+        stderr_console().print(f"New clients cannot be let in yet: {error}")
+        return known
+    return folder.clients
+
+
+def _check_private(path: Path) -> None:
+    """Refuse a private key or secret that others can read."""
+    from mpfedcl.network.setup.keys import is_private
+
+    if not path.is_file():
+        raise InvalidInput(f"{path} does not exist; mpfedcl federation init makes it.")
+    if not is_private(path):
+        raise InvalidInput(f"{path} can be read by others; its mode must be 0600.")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that others can change; warn where they can look into it."""
+    from mpfedcl.network.setup.keys import find_open
+
+    changeable, is_open = find_open(folder)
+    if changeable is not None:
+        raise InvalidInput(
+            f"{changeable} can be changed by others; the mode of {folder} must be 0700."
+        )
+    if is_open:
+        stderr_console().print(
+            f"{folder} can be entered by other users of this machine, who can read all in it "
+            f"except keys and secrets; chmod 700 {folder} closes it."
+        )
+
+
+def _end_by_signals() -> None:
+    """Let SIGTERM, which systemd sends, end a program as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+
+
+def federation_client_command(arguments: FederationClient) -> int:
+    """Run the process in which a client works, and start it again whenever it ends."""
+    client = ClientFolder.open(arguments.directory, arguments.name)
+    if (arguments.data is None) == (arguments.share is None):
+        raise InvalidInput("one of --data and --share must be given.")
+    if arguments.min_cluster_size < 1:
+        raise InvalidInput(
+            f"min_cluster_size is {arguments.min_cluster_size}; it must be at least 1."
+        )
+    if arguments.max_epsilon is not None and not 0 < arguments.max_epsilon <= 100:
+        raise InvalidInput(
+            f"max_epsilon is {arguments.max_epsilon:g}; it must be above 0 and at most 100."
+        )
+    if arguments.data is not None:
+        from mpfedcl.data.reader import open_own_samples
+
+        # Now, not in the first round: the user who starts a client is still watching.
+        open_own_samples(arguments.data, None)
+    require_flower()
+    _check_folder(client.root)
+    if not arguments.insecure:
+        _check_private(client.key)
+    server = arguments.server or client.server
+    console = stderr_console()
+    authority = None if arguments.insecure else client.authority
+    if why := check_connection(server, authority):
+        console.print(f"No server at {server} yet ({why}); {client.name} waits for it.")
+    if arguments.insecure:
+        console.print(
+            "Without TLS and keys: anybody on the network can read and change what is sent, and "
+            "anybody can pretend to be the server. Only for experiments on one machine."
+        )
+    _end_by_signals()
+    try:
+        with lock_folder(client.flower_home):
+            values = {**_node_config(arguments, client), "server": server}
+            write_atomically(client.settings, tomli_w.dumps(values).encode())
+            _supervise_client(client)
+    except KeyboardInterrupt:
+        console.print(f"{client.name} has left.")
+    return 0
+
+
+def _supervise_client(client: ClientFolder) -> None:
+    """Start the client's process, and start it again whenever it ends, until interrupted."""
+    console = stderr_console()
+    while True:
+        process = start(
+            client_executor_command(client),
+            environment(client.flower_home),
+            client.log,
+            reads=True,
+        )
+        last: list[str] = []
+        try:
+            listener = threading.Thread(target=_relay, args=(process, last), daemon=True)
+            listener.start()
+            code = process.wait()
+            listener.join(1)
+        finally:
+            end(process)
+        if code == 2:
+            # It has said why it will not work: starting it again would not help.
+            raise InvalidInput(last[0] if last else f"{client.log} says why it ended.")
+        if code == 1:
+            refuse_broken_flower(client.log)
+        ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
+        console.print(
+            f"{client.name}: its process {ended} and is started again; log: {client.log}."
+        )
+        time.sleep(_CLIENT_RESTART_SECONDS)
+
+
+def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
+    """Show what the client's process says to its operator, and keep its last words."""
+    console = stderr_console()
+    assert process.stdout is not None
+    for line in process.stdout:
+        words = line.decode(errors="replace").strip()
+        if words.startswith(LAST_WORDS):
+            last.append(words.removeprefix(LAST_WORDS))
+        else:
+            console.print(words, markup=False)
+
+
+def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int | float]:
+    """Return the settings of the client's own process; none of it is sent to the server."""
+    paths = {
+        "memory": client.memory,
+        "data": arguments.data,
+        "encoder-weights": arguments.encoder_weights,
+        "key": None if arguments.insecure else client.key,
+    }
+    values: dict[str, str | int | float] = {
+        "name": client.name,
+        "device": arguments.device,
+        "min-cluster-size": arguments.min_cluster_size,
+        "methods": " ".join(arguments.methods),
+        "encoder": arguments.encoder or "",
+        "insecure": arguments.insecure,
+        "secure-aggregation": arguments.secure_aggregation,
+        **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
+    }
+    if arguments.max_epsilon is not None:
+        values["max-epsilon"] = arguments.max_epsilon
+    return values if arguments.share is None else {**values, "share": arguments.share}
+
+
+def federation_start_command(arguments: FederationStart) -> int:
+    """Run or resume an experiment with the clients of a federation."""
+    folder = ServerFolder.open(arguments.directory)
+    path = _choose_path(arguments)
+    require_flower("mpfedcl.network.flower.control")
+    if arguments.resume is None:
+        # Now: the user who starts a run is still watching, and the server may be far away.
+        from mpfedcl.network.server.serve import check_experiment
+
+        check_experiment(arguments.settings)
+    again = f"mpfedcl federation start {folder.root} --resume {path}"
+    follower = _follow_run(folder, path, _run_config(arguments, folder, path), again)
+    return _report_end(arguments, follower, path)
+
+
+def _follow_run(
+    folder: ServerFolder, path: Path, run_config: dict[str, str], again: str
+) -> "RunFollower":
+    """Submit a request to the server and show its progress until it has ended.
+
+    `path` is the run directory, `again` the command that continues after an interruption.
+    """
+    under_way = read_status(folder.status)
+    if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
+        raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
+    # Only now: Flower takes a second to load.
+    from mpfedcl.network.flower.control import stop_run, submit
+
+    console = stderr_console()
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
+        task = bar.add_task("starting", total=None, note="")
+        folder.status.unlink(missing_ok=True)
+        stop_file(folder.status).unlink(missing_ok=True)
+        number = submit(folder, run_config)
+        follower = RunFollower(folder, path, bar, task, again)
+        try:
+            while follower.is_running():
+                if stop():
+                    stop_file(folder.status).touch()
+                time.sleep(_STATUS_POLL_SECONDS)
+        except KeyboardInterrupt:
+            with contextlib.suppress(InvalidInput):
+                stop_run(folder, number)
+            raise
+        finally:
+            stop_file(folder.status).unlink(missing_ok=True)
+    return follower
+
+
+def _choose_path(arguments: FederationStart) -> Path:
+    if arguments.resume is not None:
+        if arguments.out is not None or arguments.file is not None:
+            raise InvalidInput(
+                "resume allows only --rounds beside it; a file or --out must not be given."
+            )
+        return arguments.resume
+    method = arguments.settings.method.rpartition(":")[2]
+    path = arguments.out or unused_folder(Path("runs") / f"{method}-{arguments.directory.name}")
+    if path.exists() and any(path.iterdir()):
+        raise InvalidInput(
+            f"out is {str(path)!r}; it must be a new or an empty folder, or be given as --resume."
+        )
+    return path
+
+
+def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) -> dict[str, str]:
+    """Return the run configuration: one document, and places on this machine."""
+    places = {"status": str(folder.status.resolve())}
+    if arguments.resume is not None:
+        from mpfedcl.runs.directory import RunDirectory
+
+        rounds = arguments.settings.rounds
+        kept = RunDirectory(path).read_experiment().rounds
+        more = {"settings": f"rounds={rounds}"} if rounds != kept else {}
+        return {**places, **more, "resume": str(path.resolve())}
+    experiment = arguments.settings
+    if experiment.clients is None:
+        # Those of this federation, not as many as a benchmark has.
+        experiment = experiment.replace(clients=len(folder.clients))
+    return {**places, "experiment": experiment.to_toml(), "out": str(path.resolve())}
+
+
+class RunFollower:
+    """Reads the status that the server's process writes, and shows it."""
+
+    def __init__(
+        self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID, again: str
+    ) -> None:
+        from mpfedcl.runs.directory import RunDirectory
+
+        self.status: dict[str, Any] = {}
+        self.round = 0
+        """The last round that was seen to begin."""
+        self._folder, self._directory = folder, RunDirectory(path)
+        self._bar, self._task, self._again = bar, task, again
+        self._began = time.monotonic()
+        self._reached = self._moved = self._began
+        self._modified = 0.0
+        self._refusals: dict[str, str] = {}
+        """Clients that may not take part, with the reasons that were shown."""
+
+    def is_running(self) -> bool:
+        """Show where the run is; tell whether it is still under way."""
+        self.status = read_status(self._folder.status) or self.status
+        if not self.status:
+            if time.monotonic() - self._began > _BEGIN_SECONDS:
+                raise RunCutShort(
+                    f"the server has not begun within {_BEGIN_SECONDS:g} s; "
+                    f"{self._folder.server / 'superlink.log'} says why."
+                )
+            self._check_server()
+            return True
+        if self.status["what"] in _ENDS:
+            return False
+        if not self._is_moving() or not _is_alive(int(self.status["pid"])):
+            # It may have written its last status between the two checks.
+            self.status = read_status(self._folder.status)
+            if self.status.get("what") not in _ENDS:
+                raise RunCutShort(
+                    "the server's process has gone; what was done is kept. Resume with: "
+                    f"{self._again}"
+                )
+            return False
+        self._check_server()
+        self._show()
+        return True
+
+    def _is_moving(self) -> bool:
+        """Tell whether the run's process has touched its status of late."""
+        with contextlib.suppress(OSError):
+            modified = self._folder.status.stat().st_mtime
+            if modified != self._modified:
+                self._modified, self._moved = modified, time.monotonic()
+        return time.monotonic() - self._moved < _SILENT_SECONDS
+
+    def _check_server(self) -> None:
+        """Refuse to wait without a server: a run does not outlive it, but its process may hang."""
+        now = time.monotonic()
+        if now - self._reached < _SERVER_CHECK_SECONDS:
+            return
+        if any(is_server_running(self._folder) for _ in range(_SERVER_CHECK_TRIES)):
+            self._reached = now
+            return
+        raise RunCutShort(
+            "the server has gone; what was done is kept. Start it again, then resume with: "
+            f"{self._again}"
+        )
+
+    def _show(self) -> None:
+        from mpfedcl.cli.run import describe_round
+
+        status = self.status
+        if "wanted" in status:
+            note = f"{len(status['here'])} of {status['wanted']} clients are here"
+            self._bar.update(self._task, description=status["what"], note=note)
+            self._show_refusals(status.get("refused", {}))
+            return
+        self.round = status["round"]
+        records = self._directory.read_records()
+        accuracy = f"{describe_round(records[-1])}  " if records else ""
+        waiting = ", ".join(status["waiting"][:4]) + (" ..." if len(status["waiting"]) > 4 else "")
+        missing = f"  missing: {', '.join(status['missing'][:4])}" if status["missing"] else ""
+        round_now = f"round {status['round']} of {status['rounds']}"
+        self._bar.update(
+            self._task,
+            description=round_now if status["what"] == "training" else status["what"],
+            total=status["rounds"],
+            completed=min(status["round"] - 1, status["rounds"]),
+            note=f"{accuracy}{status['answered']} answered, waiting for: {waiting}{missing}",
+        )
+
+    def _show_refusals(self, refusals: Mapping[str, str]) -> None:
+        """Report at once which clients cannot take part: the wait may be long and in vain."""
+        for name, why in sorted(refusals.items()):
+            if self._refusals.get(name) != why:
+                self._bar.console.print(f"{name} does not take part: {why}")
+        self._refusals = dict(refusals)
+
+
+def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -> int:
+    from mpfedcl.cli.run import draw_figures, show_result
+    from mpfedcl.runs.directory import RunDirectory
+    from mpfedcl.runs.observer import RunResult
+
+    what = follower.status["what"]
+    if what == "failed":
+        raise RunCutShort(str(follower.status.get("error", "the server's log says why")))
+    directory = RunDirectory(path)
+    records, experiment = directory.read_records(), directory.read_experiment()
+    if what == "stopped":
+        # The record of the last round waits for its evaluation by clients with the next one.
+        done = max(len(records), follower.round)
+        stderr_console().print(
+            f"Stopped after round {done} of {experiment.rounds}. Resume with: mpfedcl "
+            f"federation start {arguments.directory} --resume {path}"
+        )
+        return 130
+    summary = directory.read_summary()
+    assert summary is not None
+    result = RunResult(path, experiment, summary["accuracy"], records, None, summary)
+    show_result(result, draw_figures(result), arguments.predictors, as_json=arguments.json)
+    return 0
+
+
+def _is_alive(number: int) -> bool:
+    try:
+        # A zombie has ended; its parent has not noticed yet.
+        return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:
+        return False
+
+
+def federation_update_command(arguments: FederationUpdate) -> int:
+    """Let one client join a finished one-shot run, start over in it, or leave it."""
+    folder = ServerFolder.open(arguments.directory)
+    run, client = _check_update(arguments)
+    require_flower("mpfedcl.network.flower.control")
+    request = {
+        "status": str(folder.status.resolve()),
+        "update": str(run.resolve()),
+        "client": client,
+        "leave": "true" if arguments.leave else "false",
+    }
+    leaves = " --leave" if arguments.leave else ""
+    again = f"mpfedcl federation update {folder.root} --run {run} --client {client}{leaves}"
+    status = _follow_run(folder, run, request, again).status
+    if status["what"] == "failed":
+        raise RunCutShort(str(status.get("error", "the server's log says why")))
+    _show_update(arguments, status["change"])
+    return 0
+
+
+def _check_update(arguments: FederationUpdate) -> tuple[Path, str]:
+    """Return the run and the client; refuse bad input before the server is asked."""
+    from mpfedcl.inference.one_shot import is_one_shot
+    from mpfedcl.inference.one_shot_network import check_change
+
+    for name in ("run", "client"):
+        if getattr(arguments, name) is None:
+            raise InvalidInput(
+                f"{name} is missing; it must be given: --run runs/lab --client clinic-7."
+            )
+    assert arguments.run is not None
+    assert arguments.client is not None
+    if not is_one_shot(arguments.run):
+        raise InvalidInput(
+            f"run is {str(arguments.run)!r}; it must be of a one-shot method, such as "
+            "fedgauss: the others have trained with their clients."
+        )
+    check_change(arguments.run, arguments.client, leave=arguments.leave)
+    return arguments.run, arguments.client
+
+
+def _show_update(arguments: FederationUpdate, change: dict[str, Any]) -> None:
+    from mpfedcl.report.tables import percent
+
+    client, clients = change["client"], change["clients"]
+    if arguments.json:
+        print(json.dumps(change, indent=2))
+    if change["event"] == "rejected":
+        raise InvalidInput(f"{client} was rejected, and nothing was changed: {change['reason']}.")
+    if arguments.json:
+        return
+    console = stdout_console()
+    console.print(
+        f"{client} {_UPDATE_EVENTS[change['event']]} {arguments.run}, "
+        f"which has {len(clients)} clients now"
+    )
+    if change["after"] is not None:
+        console.print(
+            f"accuracy % on its local test set: {percent(change['before'])} with the run's "
+            f"classifier before, {percent(change['after'])} with the client's own, which it has now"
+        )
+    elif change["event"] != "left":
+        console.print(
+            f"{client} did not get its classifier: it went away. Repeat the command when it is "
+            "back."
+        )

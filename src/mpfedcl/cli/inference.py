@@ -1,0 +1,530 @@
+"""Use and change finished runs: `predict`, `export`, `join`, `leave`, `contribution`, `advise`."""
+
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+from rich.console import Console
+
+from mpfedcl.cli.arguments import Advise, Contribution, Export, Join, Leave, Predict
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.experiment.wording import describe_data
+from mpfedcl.inference.advice import CLASSIFIERS, Advice, advise
+from mpfedcl.inference.calibration import log_drift
+from mpfedcl.inference.contribution import OthersAccuracy, find_contributions
+from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.membership import JoinResult, join, leave, list_joined
+from mpfedcl.inference.predictor import Measured, Prediction, Predictor, load_predictor
+from mpfedcl.inference.samples import NamedSample, list_samples, read_batches
+from mpfedcl.report.tables import PREDICTOR_TITLES, TextTable, percent
+from mpfedcl.runs.directory import RunDirectory
+
+_SOME_UNREADABLE = 3
+_COLUMNS = 100
+_SHORTEST_NAME = 12
+_MOST_CLASSES_COUNTED = 6
+_MOST_CLASSES_OF_A_SET = 4
+_Batch = tuple[list[str], list[Measured], dict[int, str]]
+"""Names, the model outputs for readable samples, and the errors of the others by place."""
+_JOIN_PREDICTORS = {
+    "classifier": "classifier",
+    "pool": "pool's prototypes",
+    "own": "own prototypes",
+    "both": "pool + own",
+}
+_JOIN_EVENTS = {
+    "joined": "joins",
+    "replaced": "replaces its samples in",
+    "extended": "adds samples to",
+}
+_MOST_CLASSES_COMPARED = 12
+
+
+def predict_command(arguments: Predict) -> int:
+    """Predict the readable samples, and report the others."""
+    if not arguments.images:
+        raise InvalidInput("IMAGES is missing; give at least one (see mpfedcl predict --help).")
+    console = stderr_console()
+    predictor = load_predictor(
+        arguments.run,
+        arguments.client,
+        held_out=arguments.held_out,
+        false_alarms=arguments.false_alarms,
+        coverage=arguments.coverage,
+        probabilities=arguments.probabilities,
+        weights=arguments.weights,
+    )
+    _refuse_contradictions(arguments, predictor)
+    input_format = predictor.trained.input_format
+    samples = list_samples(arguments.images, sys.stdin, input_format, predictor.trained.columns)
+    if predictor.remark:
+        console.print(predictor.remark)
+    predicted: list[tuple[str, Prediction]] = []
+    faults = 0
+    with progress_bar(console) as bar:
+        task = bar.add_task("predicting", total=len(samples), note="")
+        batches: Iterable[_Batch] = _measure(predictor, samples)
+        if arguments.estimate_prior:
+            # The estimate needs all samples before the first prediction.
+            batches = list(batches)
+            _estimate_prior(predictor, batches, console)
+        for name, found in _predict(predictor, batches):
+            bar.update(task, advance=1)
+            if isinstance(found, str):
+                faults += 1
+                console.print(f"mpfedcl: {found}")
+            else:
+                predicted.append((name, found))
+            if arguments.json:
+                told = {"error": found} if isinstance(found, str) else found.to_json()
+                print(json.dumps({input_format.noun: name, **told}, allow_nan=False), flush=True)
+    if predicted and not arguments.json:
+        _predictions_table(predictor, predicted).show(stdout_console())
+    if predicted:
+        _report_drift(predictor, [each for _, each in predicted], arguments)
+    if not faults:
+        return 0
+    return _SOME_UNREADABLE if faults < len(samples) else 2
+
+
+def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
+    if arguments.probabilities and not arguments.json:
+        raise InvalidInput("probabilities is True; it must be given together with --json.")
+    if arguments.estimate_prior:
+        predictor.refuse_to_estimate()
+    if arguments.log and predictor.threshold is None:
+        raise InvalidInput(
+            "log is True; it must be left out, because this model has no threshold for unknown "
+            "samples."
+        )
+
+
+def _measure(predictor: Predictor, samples: Sequence[NamedSample]) -> Iterator[_Batch]:
+    for names, readable, faults in read_batches(samples, predictor.trained.input_format):
+        yield names, predictor.measure(readable), faults
+
+
+def _predict(
+    predictor: Predictor, batches: Iterable[_Batch]
+) -> Iterator[tuple[str, Prediction | str]]:
+    """Yield each sample's name with its prediction or its error."""
+    for names, measured, faults in batches:
+        answers = (each for part in measured for each in predictor.decide(part))
+        for place, name in enumerate(names):
+            yield name, faults[place] if place in faults else next(answers)
+
+
+def _estimate_prior(predictor: Predictor, batches: Iterable[_Batch], console: Console) -> None:
+    shares = predictor.adopt_prior([part for _, measured, _ in batches for part in measured])
+    common = sorted(shares.items(), key=lambda each: -each[1])
+    console.print(
+        "Estimated shares: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
+    )
+
+
+def _report_drift(
+    predictor: Predictor, predictions: Sequence[Prediction], arguments: Predict
+) -> None:
+    """Report drift of the samples as a whole."""
+    drift = predictor.judge_drift(predictions)
+    if drift is None:
+        return
+    if drift.is_drift:
+        sentence = f"Drift: {drift.describe(predictor.trained.input_format.noun)}"
+        (stderr_console() if arguments.json else stdout_console()).print(sentence)
+    if arguments.log:
+        log_drift(predictor.trained.path, drift, predictor.client)
+
+
+def _predictions_table(
+    predictor: Predictor, predicted: Sequence[tuple[str, Prediction]]
+) -> TextTable:
+    experiment = predictor.trained.experiment
+    whose = (
+        "the global model"
+        if predictor.client is None
+        else f"{predictor.client}'s personalized model"
+    )
+    data, _ = describe_data(experiment, predictor.trained.partition)
+    title = f"{experiment.method} on {data}, {whose}"
+    note = _summarize_predictions(predictor, [each for _, each in predicted])
+    if predictor.has_prototypes:
+        columns = ["label", "distance", "margin", "prototype of", "classifier", ""]
+        cells = [_prototype_cells(each) for _, each in predicted]
+    else:
+        columns = ["label", "probability", "second best"]
+        with_sets, coverage = predicted[0][1].set is not None, predictor.coverage
+        columns += [f"{100 * coverage:g} % set"] if coverage is not None and with_sets else []
+        columns += [] if predictor.threshold is None else [""]
+        cells = [_classifier_cells(each)[: len(columns)] for _, each in predicted]
+    widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
+    room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
+    # The end of a long name tells samples apart.
+    names = [name if len(name) <= room else f"…{name[1 - room :]}" for name, _ in predicted]
+    rows = [[name, *row] for name, row in zip(names, cells, strict=True)]
+    return TextTable(title, [predictor.trained.input_format.noun, *columns], rows, note)
+
+
+def _prototype_cells(prediction: Prediction) -> list[str]:
+    margin, said, nearest = prediction.margin, prediction.classifier, prediction.nearest
+    return [
+        prediction.label,
+        f"{prediction.distance:.3f}",
+        "-" if margin is None else f"{margin:.3f}",
+        "-" if nearest is None else nearest.client,
+        f"{said.label} {100 * said.probability:.0f} %",
+        "unknown" if prediction.unknown else "",
+    ]
+
+
+def _classifier_cells(prediction: Prediction) -> list[str]:
+    second = prediction.second
+    return [
+        prediction.label,
+        f"{prediction.probability:.3f}",
+        "-" if second is None else f"{second.label} {second.probability:.3f}",
+        *([] if prediction.set is None else [_list_set(prediction.set)]),
+        "unknown" if prediction.unknown else "",
+    ]
+
+
+def _list_set(classes: Sequence[str]) -> str:
+    more = len(classes) - _MOST_CLASSES_OF_A_SET
+    return ", ".join(classes[:_MOST_CLASSES_OF_A_SET]) + (f" and {more} more" if more > 0 else "")
+
+
+def _summarize_predictions(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
+    counts = Counter(each.label for each in predictions).most_common()
+    listed = ", ".join(f"{label} {count:,}" for label, count in counts[:_MOST_CLASSES_COUNTED])
+    others = len(counts) - _MOST_CLASSES_COUNTED
+    more = f" and {others} more classes" if others > 0 else ""
+    noun = predictor.trained.input_format.noun
+    lines = [f"{len(predictions):,} {noun}s: {listed}{more}"]
+    if predictor.has_prototypes:
+        same = sum(each.label == each.classifier.label for each in predictions)
+        lines.append(f"the classifier agrees on {same:,}")
+    if (limit := predictor.threshold) is not None:
+        unknown = sum(bool(each.unknown) for each in predictions)
+        lines.append(
+            f"{unknown:,} unknown: farther than {limit.distance:.3f}, like "
+            f"{limit.false_alarms:.1%} of {limit.images:,} held-out {noun}s"
+        )
+    return "\n".join(lines)
+
+
+def export_command(arguments: Export) -> int:
+    """Write the file, then print the result of the check."""
+    if arguments.check_images < 1:
+        raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
+    predictor = load_predictor(
+        arguments.run,
+        arguments.client,
+        held_out=arguments.held_out,
+        false_alarms=arguments.false_alarms,
+        weights=arguments.weights,
+    )
+    wanted = ExportSettings(
+        arguments.format,
+        arguments.predictor,
+        arguments.encoder == "include",
+        arguments.quantize is not None,
+        arguments.check_images,
+        arguments.held_out,
+    )
+    console = stderr_console()
+    with console.status("exporting") if console.is_terminal else nullcontext():
+        # Not into the run that a client has kept: later runs replace it.
+        done = export_run(predictor, wanted, arguments.out, arguments.run)
+    if arguments.json:
+        told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
+        print(json.dumps(told, indent=2))
+        return 0
+    note = done.note
+    shape = " x ".join(str(size) for size in note["input"]["shape"])
+    stdout_console().print(
+        f"{note['model']} model, by {note['predictor']}: {note['input']['name']} {shape} "
+        f"({note['input']['type']}) to {', '.join(note['outputs'])}; "
+        f"{len(note['classes'])} classes{', int8' if note['quantized'] else ''}"
+    )
+    if (checked := note["checked"]) is not None:
+        said = (
+            f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
+            f"{checked['labels_differ']} labels differ, scores by up to "
+            f"{checked['largest_difference']:.1e}"
+        )
+        if checked["accuracy"] is not None:
+            said += f"; accuracy {checked['accuracy']:.1f} %, of PyTorch "
+            said += f"{checked['accuracy_of_pytorch']:.1f} %"
+        stdout_console().print(said)
+    stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
+    return 0
+
+
+def join_command(arguments: Join) -> int:
+    """Let a client join or leave, or list the clients that have joined."""
+    if arguments.leave is not None:
+        return _leave_from_join(arguments, arguments.leave)
+    if arguments.data is None:
+        return _list_joined(arguments)
+    if arguments.name is None:
+        raise InvalidInput("name is missing; the new client must have one: --name clinic-7.")
+    console = stderr_console()
+    is_default = arguments.epochs == Join(arguments.run).epochs
+    joined = join(
+        arguments.run,
+        arguments.data,
+        arguments.name,
+        epochs=None if is_default else arguments.epochs,
+        lr=arguments.lr,
+        test_fraction=arguments.test_fraction,
+        weights=arguments.weights,
+        add=arguments.add,
+        replace=arguments.replace,
+        more=arguments.more,
+        new_classes=arguments.new_classes,
+        on_progress=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
+    )
+    for notice in joined.notices:
+        console.print(notice)
+    if arguments.json:
+        told = {**joined.to_json(), "added": joined.was_added, "rejected": joined.rejected}
+        print(json.dumps(told, indent=2))
+    elif joined.epochs is None:
+        _show_one_shot(arguments, joined)
+    else:
+        _show_join(arguments, joined, joined.epochs)
+    if arguments.add and joined.rejected is not None:
+        raise InvalidInput(
+            f"{joined.client} was not added: update validation rejects it ({joined.rejected})."
+        )
+    return 0
+
+
+def _show_join(arguments: Join, joined: JoinResult, epochs: int) -> None:
+    console = stdout_console()
+    rows = {"the run's model": joined.before}
+    if epochs:
+        rows[f"after {epochs} epoch{'s' if epochs > 1 else ''}, lr {joined.lr:g}"] = joined.after
+    TextTable(
+        f"{joined.client} joins {arguments.run}: accuracy % on its {joined.test_images:,} test "
+        f"{joined.noun}s",
+        ["model", *_JOIN_PREDICTORS.values()],
+        [[name, *(percent(row[each]) for each in _JOIN_PREDICTORS)] for name, row in rows.items()],
+    ).show(console)
+    if not joined.test_images:
+        console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
+    console.print(
+        f"{joined.prototypes} prototypes of {joined.train_images:,} {joined.noun}s of "
+        f"{joined.classes_held} classes"
+    )
+    if joined.was_added:
+        console.print(
+            f"added to the pool; take them out with: mpfedcl join {arguments.run} "
+            f"--leave {joined.client}"
+        )
+    elif joined.rejected is None:
+        console.print("The run is unchanged; --add puts the prototypes into its pool.")
+
+
+def _show_one_shot(arguments: Join, joined: JoinResult) -> None:
+    console = stdout_console()
+    before, after = joined.before, joined.after
+    rows = {
+        "the federation's": (before, "classifier"),
+        f"the federation's with {joined.client}": (after, "classifier"),
+        f"{joined.client}'s own": (after, "personal"),
+    }
+    TextTable(
+        f"{joined.client} {_JOIN_EVENTS[joined.event]} {arguments.run}: accuracy % on its "
+        f"{joined.test_images:,} test {joined.noun}s",
+        ["classifier", "as it is", "with its label shares"],
+        [
+            [title, *(percent(found.get(key)) for key in (each, f"{each}_prior"))]
+            for title, (found, each) in rows.items()
+        ],
+    ).show(console)
+    if not joined.test_images:
+        console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
+    if joined.new_classes:
+        console.print(f"new to the federation: {', '.join(joined.new_classes)}")
+    console.print(
+        f"statistics of {joined.train_images:,} {joined.noun}s; {joined.client} has "
+        f"{joined.classes_held} classes now"
+    )
+    if joined.was_added:
+        words = ["mpfedcl", "leave", str(arguments.run), f"--name={joined.client}"]
+        console.print(f"{joined.event}; take it out with: {shlex.join(words)}")
+    elif joined.rejected is None:
+        console.print("The federation is unchanged; --add adds these statistics to it.")
+
+
+def _leave_from_join(arguments: Join, name: str) -> int:
+    if replace(arguments, leave=None, json=False) != Join(arguments.run):
+        raise InvalidInput(f"leave is {name!r}; it must be given alone, or with --json only.")
+    return leave_command(Leave(arguments.run, name, arguments.json))
+
+
+def _list_joined(arguments: Join) -> int:
+    if replace(arguments, json=False) != Join(arguments.run):
+        raise InvalidInput(
+            "data is missing; a client that joins needs --data FOLDER and --name NAME."
+        )
+    found = list_joined(arguments.run)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif not found:
+        stdout_console().print(f"No client has joined {arguments.run} since it was trained.")
+    else:
+        columns = ["client", "joined", "images", "epochs", "prototypes"]
+        names = ("client", "time", "train_images", "epochs", "prototypes")
+        rows = [[str(record.get(name, "-")) for name in names] for record in found]
+        TextTable(f"joined {arguments.run}", columns, rows).show(stdout_console())
+    return 0
+
+
+def leave_command(arguments: Leave) -> int:
+    """Take a client out of a run."""
+    if arguments.name is None:
+        raise InvalidInput("name is missing; it must name the client that leaves: --name clinic-7.")
+    pool = leave(arguments.run, arguments.name)
+    if arguments.json:
+        told = {"left": arguments.name, "pool": list(pool.names), "prototypes": len(pool)}
+        print(json.dumps(told))
+    else:
+        stdout_console().print(
+            f"{arguments.name} has left; the pool holds {len(pool)} prototypes of "
+            f"{pool.num_clients} clients"
+        )
+    return 0
+
+
+def contribution_command(arguments: Contribution) -> int:
+    """Show the client contributions, and write them into the run directory."""
+    # Only now: matplotlib takes a second to load.
+    from mpfedcl.report.run_figures import draw_contributions
+
+    console = stderr_console()
+
+    def tell(done: int, count: int) -> None:
+        if console.is_terminal:
+            console.print(f"without {done} of {count} clients", end="\r")
+
+    found = find_contributions(arguments.run, on_progress=tell)
+    with RunDirectory.resume(arguments.run, "RUN") as directory:
+        directory.write_json("contribution.json", found.to_json())
+        title = f"Client contributions: {arguments.run.resolve().name}"
+        draw_contributions(found.clients, title, arguments.run / "contribution.png")
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+        return 0
+    predictors = [
+        PREDICTOR_TITLES[each] for each in (found.predictor_global, found.predictor_local)
+    ]
+    note = (
+        f"Global test set: the test sets of the others together, by {predictors[0]}.\n"
+        f"Local test sets: those of the others, averaged, by {predictors[1]}.\n"
+        "Points: the gain of the others from the client; below 0 they do better without it.\n"
+        "The only client with a class looks harmful: the test sets of the others lack that class."
+    )
+    if found.untested:
+        note += f"\nWithout test samples here: {', '.join(found.untested)}."
+    TextTable(
+        f"client contributions in {arguments.run}: accuracy % of the others",
+        [
+            "client",
+            "train",
+            "global",
+            "without",
+            "points",
+            "local",
+            "without",
+            "points",
+        ],
+        [
+            [
+                each.client,
+                f"{each.images:,}",
+                *_contribution_cells(each.global_test),
+                *_contribution_cells(each.local_test),
+            ]
+            for each in found.clients
+        ],
+        note,
+    ).show(stdout_console())
+    stdout_console().print(f"figure: {arguments.run / 'contribution.png'}")
+    return 0
+
+
+def _contribution_cells(found: OthersAccuracy) -> list[str]:
+    return [percent(found.whole), percent(found.without), f"{found.difference:+.1f}"]
+
+
+def advise_command(arguments: Advise) -> int:
+    """Advise a client whether to join."""
+    if arguments.data is None:
+        raise InvalidInput("data is missing; it must be the client's images: --data FOLDER.")
+    found = advise(
+        arguments.run,
+        arguments.data,
+        test_fraction=arguments.test_fraction,
+        weights=arguments.weights,
+    )
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _show_advice(arguments, found)
+    return 0
+
+
+def _show_advice(arguments: Advise, found: Advice) -> None:
+    console, nouns = stdout_console(), f"{found.noun}s"
+    TextTable(
+        f"{arguments.data} with {arguments.run}: accuracy % on {found.tested:,} {nouns}",
+        ["classifier", "accuracy"],
+        [[CLASSIFIERS[name], percent(value)] for name, value in found.accuracy.items()],
+    ).show(console)
+    gains = sorted(found.classes, key=lambda each: (each.local - each.federation, each.name))
+    TextTable(
+        "per class, largest gain from the federation first",
+        ["class", "train", "tested", "local correct", "federation correct"],
+        [
+            [each.name, *(str(n) for n in (each.train, each.tested, each.local, each.federation))]
+            for each in gains[:_MOST_CLASSES_COMPARED]
+        ],
+    ).show(console)
+    console.print(_describe_test(found))
+    console.print(_describe_need(found, gains[0].name))
+    console.print(
+        f"{found.verdict} Compared: {CLASSIFIERS['local']}; {CLASSIFIERS[found.compared]}.",
+        style="bold",
+    )
+    console.print("Nothing was sent or written.")
+
+
+def _describe_test(found: Advice) -> str:
+    if found.folds == 1:
+        return f"{found.tested:,} {found.noun}s were held out; {found.train:,} were used to train."
+    return (
+        f"Few could be held out, so each {found.noun} was tested once, in {found.folds} folds; "
+        f"about {found.train:,} were used to train each time."
+    )
+
+
+def _describe_need(found: Advice, most_gained: str) -> str:
+    curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
+    told = f"Alone: {curve}. "
+    if found.more_needed == 0:
+        return told + "Your own images do at least as well as the federation."
+    if found.more_needed is None:
+        return told + (
+            "This does not show how many more of your own would do as well as the federation."
+        )
+    return told + (
+        f"Very roughly {found.more_needed:,} more of your own would do as well as the federation; "
+        f"class {most_gained} would gain most."
+    )

@@ -1,0 +1,145 @@
+"""Report results: `report`, `watch` and `methods`."""
+
+import ipaddress
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from mpfedcl.cli.arguments import Methods, Report, Watch
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.core.json_files import Json
+from mpfedcl.methods import Family, Method, built_in_methods
+from mpfedcl.report.result_folders import ResultFolder, find_result_folders
+from mpfedcl.report.tables import TextTable
+
+
+def report_command(arguments: Report) -> int:
+    """Write one HTML file of the results in the folders, and files for a paper if asked."""
+    # Only now: matplotlib takes a second to load.
+    from mpfedcl.report.document import build_document
+    from mpfedcl.report.html import render_page
+
+    if not arguments.folders:
+        raise InvalidInput("DIR is missing; give at least one folder (see mpfedcl report --help).")
+    result_folders = find_result_folders(arguments.folders)
+    out = arguments.out or arguments.folders[0] / "report.html"
+    if out.is_dir():
+        raise InvalidInput(f"out is {str(out)!r}; it must be a file, and this is a folder.")
+    with progress_bar(stderr_console()) as bar:
+        total = sum(len(folder.runs) for folder in result_folders)
+        task = bar.add_task("report", total=total, note="")
+        document = build_document(
+            result_folders, lambda name: bar.update(task, advance=1, note=name)
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, render_page(document).encode())
+    stdout_console().print(f"report: {out}")
+    if written := _write_paper_files(arguments, result_folders, document, out.parent):
+        stdout_console().print(_describe_files(written))
+    return 0
+
+
+def _write_paper_files(
+    arguments: Report, folders: Sequence[ResultFolder], document: Json, page_folder: Path
+) -> list[Path]:
+    """Write LaTeX, CSV and PDF files as asked, into the folder of each result."""
+    from mpfedcl.report.export import write_csv, write_latex, write_pdf
+
+    written = []
+    for section in document["sections"] if arguments.latex else ():
+        # The section about all folders together goes into the folder of the page.
+        folder = Path(section["folder"]) if "folder" in section else page_folder
+        written += write_latex(section, folder, "" if "folder" in section else "together-")
+    for result in folders:
+        written += write_csv(result) if arguments.csv else []
+        written += write_pdf(result) if arguments.pdf else []
+    return written
+
+
+def _describe_files(paths: Sequence[Path]) -> str:
+    """Return the files by folder, a folder per line."""
+    names: dict[Path, list[str]] = {}
+    for path in paths:
+        names.setdefault(path.parent, []).append(path.name)
+    return "\n".join(f"in {folder}: {', '.join(each)}" for folder, each in names.items())
+
+
+def watch_command(arguments: Watch) -> int:
+    """Show the runs below a folder on a local web page, until Ctrl-C."""
+    folder = arguments.folder
+    if not folder.is_dir():
+        what = "it is a file" if folder.exists() else "it does not exist"
+        raise InvalidInput(f"RUNS_FOLDER is {str(folder)!r}; it must be a folder, and {what}.")
+    try:
+        from mpfedcl.report.watch.web_app import open_listener, serve
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
+            raise
+        raise InvalidInput(
+            f"watch needs {missing}, which is not installed: pip install 'mpfedcl[watch]'."
+        ) from None
+    listener = open_listener(arguments.host, arguments.port)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    if not ipaddress.ip_address(host).is_loopback:
+        stderr_console().print(
+            f"Everybody who reaches {shown} can read these runs: there is no password and nothing "
+            "is encrypted."
+        )
+    with listener:
+        serve(
+            folder,
+            listener,
+            lambda: stdout_console().print(
+                f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)"
+            ),
+        )
+    return 0
+
+
+def methods_command(arguments: Methods) -> int:
+    """List the methods."""
+    methods = built_in_methods()
+    if arguments.json:
+        print(json.dumps({name: _describe_method(cls) for name, cls in methods.items()}, indent=2))
+        return 0
+    for family in get_args(Family):
+        told = [_describe_method(cls) for cls in methods.values() if cls.family == family]
+        rows = [
+            [
+                each["name"] + ("*" if each["interpretation"] else ""),
+                each["summary"],
+                each["sends"],
+                each["keeps"],
+                each["paper"],
+            ]
+            for each in told
+        ]
+        columns = ["name", "what it does", "a client sends", "and keeps", "paper"]
+        if rows:
+            TextTable(family, columns, rows).show(stdout_console())
+    stdout_console().print(
+        "* The paper leaves something open, and we had to choose: docs/methods.md says what.\n"
+        "--json names more: how a method is judged, and the values that `mpfedcl tune` tries."
+    )
+    return 0
+
+
+def _describe_method(method: type[Method]) -> dict[str, Any]:
+    """Return the description of a method."""
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "family": method.family,
+        "paper": method.paper,
+        "interpretation": method.interpretation,
+        "sends": method.sends,
+        "keeps": method.keeps,
+        "predictor": method.primary_predictor,
+        "predictor_global": method.primary_predictor_global or method.primary_predictor,
+        "search_space": {name: list(values) for name, values in method.search_space.items()},
+    }

@@ -1,0 +1,352 @@
+"""Run experiments: `run`, `compare` and `tune`."""
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from rich.console import Console
+
+from mpfedcl.api import RUNNER, resume, run
+from mpfedcl.cli.arguments import Compare, Run, Tune
+from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
+from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import FORMAT, unused_folder
+from mpfedcl.engines.workers import is_under_torchrun, is_worker
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.wording import describe_data, describe_missing_encoder, describe_partition
+from mpfedcl.methods import find_method, name_method, name_methods
+from mpfedcl.report.export import write_comparison
+from mpfedcl.report.tables import TextTable, percent
+from mpfedcl.report.tracking import make_trackers, read_failures
+from mpfedcl.rounds.metrics import mean_accuracy
+from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.observer import Observer, RunResult
+from mpfedcl.runs.simulation import follow
+from mpfedcl.studies.comparison import Comparison, choose_methods
+from mpfedcl.studies.jobs import JobOptions, Jobs, count_jobs
+from mpfedcl.studies.tuning import FILE, Search, TuningResult, describe_changes, run_searches
+
+_CHANGES_PER_LINE = 2
+
+
+def run_command(arguments: Run) -> int:
+    """Run or resume an experiment; show progress, then the end table."""
+    if is_worker():
+        # torchrun starts the same command many times; one of them does the talking.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        follow()
+        return 0
+    console = stderr_console()
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
+        task = bar.add_task("starting", total=None, note="")
+
+        def on_start(experiment: Experiment, rounds_done: int) -> None:
+            bar.update(
+                task,
+                description=_method_name(experiment),
+                total=experiment.rounds,
+                completed=rounds_done,
+            )
+
+        def on_round(record: Any) -> None:
+            bar.update(task, advance=1, note=describe_round(record))
+
+        observer = Observer(on_start, on_round, console.print, stop)
+        if arguments.resume is not None:
+            asked = arguments.settings
+            result = resume(
+                arguments.resume,
+                asked.rounds,
+                observer,
+                **{name: asked.setting(name) for name in RESULT_NEUTRAL_SETTINGS},
+            )
+        else:
+            result = run(arguments.settings, arguments.out, observer)
+    if result.summary is None:
+        method = result.experiment.method
+        # The current folder is searched for a class only if it is named again.
+        again = f" --method {method}" if ":" in method else ""
+        console.print(
+            f"Stopped after round {len(result.history)} of {result.experiment.rounds}. "
+            f"Resume with: mpfedcl run --resume {result.path}{again}"
+        )
+        return 130
+    show_result(result, draw_figures(result), arguments.predictors, as_json=arguments.json)
+    return 0
+
+
+def show_result(result: RunResult, figures: list[Path], predictors: str, *, as_json: bool) -> None:
+    """Print the results of a finished run."""
+    assert result.summary is not None
+    if as_json:
+        print(json.dumps({"path": str(result.path), **result.summary}, indent=2))
+    else:
+        _show_run(stdout_console(), result, figures, all_predictors=predictors == "all")
+
+
+def draw_figures(result: RunResult) -> list[Path]:
+    """Draw the run's figures into its directory."""
+    from mpfedcl.report.results import load
+
+    written = []
+    for each, drawing in load(result.path).figures.items():
+        written.append(result.path / f"{each}.png")
+        drawing.save(written[-1])
+    return written
+
+
+def describe_round(record: Any) -> str:
+    """Return a round's numbers, short enough to stand next to a bar."""
+    found = mean_accuracy(record)
+    accuracy = "" if found is None else f"accuracy {found:.1f} %  "
+    loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"
+    rejected = (
+        f"  {len(record['clients']['rejected'])} rejected" if record["clients"]["rejected"] else ""
+    )
+    return accuracy + loss + rejected
+
+
+def _method_name(experiment: Experiment) -> str:
+    """Return the display name of the method; a user's class names itself."""
+    return name_method(experiment.method, find_method(experiment.method))
+
+
+def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
+    """Describe the numbers that a client sent: each round, or once."""
+    parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
+    if find_method(experiment.method).trains:
+        return f"sent per client and round: {parameters:,} parameters, {floats:,} prototype floats"
+    return f"sent once per client: {parameters:,} numbers of sums"
+
+
+def _show_run(
+    console: Console, result: RunResult, figures: list[Path], *, all_predictors: bool
+) -> None:
+    from mpfedcl.report.tables import (
+        PREDICTOR_TITLES,
+        calibration_sentence,
+        clients_table,
+        describe_mean,
+        describe_server_model,
+        fairness_sentence,
+        judged_by,
+        percent,
+        predictors_table,
+        text_table,
+    )
+
+    summary = result.summary
+    assert summary is not None
+    experiment = result.experiment
+    content = RunDirectory(result.path).read_json("partition.json") or {}
+    title = f"{_method_name(experiment)} on {', '.join(describe_data(experiment, content))}"
+    if all_predictors:
+        caption = f"accuracy in %, round {summary['rounds']}"
+        table = predictors_table(caption, summary["predictors"], judged_by(summary))
+        text_table(table, title).show(console)
+    clients_table(
+        f"{title}\n{PREDICTOR_TITLES[summary['predictor']]}, local test set, "
+        f"round {summary['rounds']}",
+        summary["accuracy_per_client"],
+        spread := summary.get("accuracy_spread"),
+    ).show(console)
+    told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()), spread)
+    console.print(f"{told}: {percent(summary['accuracy'])} %")
+    if spread := fairness_sentence(summary):
+        console.print(spread)
+    if content.get("network"):
+        for sentence in describe_server_model(summary["predictors"], judged_by(summary)):
+            console.print(sentence)
+    if summary["accuracy_global"] is not None and experiment.partition.test != "shared":
+        read_by = PREDICTOR_TITLES[summary["predictor_global"]]
+        console.print(f"global test set: {percent(summary['accuracy_global'])} % ({read_by})")
+    console.print(_describe_sent(experiment, summary))
+    if told := calibration_sentence(summary):
+        console.print(told)
+    if summary["rejected"]:
+        first = next(record for record in result.history if record["clients"]["rejected"])
+        client, reason = next(iter(first["clients"]["rejected"].items()))
+        console.print(
+            f"{summary['rejected']} updates were rejected, the first in round {first['round']}, "
+            f"{client}: {reason}"
+        )
+    console.print(f"run: {result.path}")
+    names = ", ".join(each.name for each in figures)
+    console.print(f"in it: CARD.md, summary.json, {names}")
+
+
+def compare_command(arguments: Compare) -> int:
+    """Execute the missing runs, then print the tables and draw the figures."""
+    check_runs("compare", arguments.file, arguments.settings, arguments.jobs)
+    # Missing packages are reported before the first run.
+    make_trackers(arguments.settings.track)
+    path = arguments.out or unused_folder(Path("runs") / "comparison")
+    methods, left_out = choose_methods(arguments.settings, arguments.methods)
+    comparison = Comparison.prepare(arguments.settings, methods, arguments.seeds, path)
+    total = sum(each.experiment.rounds for each in comparison.planned_runs)
+    console = stderr_console()
+    for notice in describe_missing_encoder(arguments.settings):
+        console.print(notice)
+    for name, reason in left_out.items():
+        console.print(f"{name} is left out: {reason}")
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
+        task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
+
+        def advance() -> None:
+            bar.update(task, completed=comparison.rounds_done())
+
+        # Counts the runs of an earlier command.
+        advance()
+        complete = comparison.run(JobOptions(RUNNER, arguments.jobs, stop, advance))
+    if not complete:
+        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
+        return 130
+    for each in comparison.planned_runs:
+        for sentence in read_failures(each.path):
+            console.print(f"{each.path.name}: {sentence}")
+    content, tables = write_comparison(comparison, all_predictors=arguments.predictors == "all")
+    if arguments.json:
+        print(json.dumps({"path": str(path), **content}, indent=2))
+        return 0
+    for table in tables:
+        table.show(stdout_console())
+    stdout_console().print(f"comparison: {path}")
+    figures = sorted(each.name for each in comparison.path.glob("*.png"))
+    told = f"in it: {', '.join(['table.md', 'comparison.json', *figures])}"
+    stdout_console().print(fill(told, 100, break_on_hyphens=False))
+    return 0
+
+
+def tune_command(arguments: Tune) -> int:
+    """Run the missing trials, then write and print the chosen settings."""
+    check_runs("tune", arguments.file, arguments.settings, arguments.jobs)
+    if arguments.settings.partition.validation:
+        raise InvalidInput(
+            f"partition.validation is {arguments.settings.partition.validation:g}; tune holds out "
+            "images itself: use --validation."
+        )
+    path = arguments.out or unused_folder(Path("runs") / "tuning")
+    searches = _prepare_searches(arguments, path)
+    earlier = _read_earlier_results(path)
+    console = stderr_console()
+    for notice in describe_missing_encoder(arguments.settings):
+        console.print(notice)
+    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
+        total = sum(search.most_rounds for search in searches)
+        task = bar.add_task(f"{len(searches)} methods", total=total, note="")
+
+        def advance() -> None:
+            bar.update(task, completed=sum(search.rounds_done() for search in searches))
+
+        complete = run_searches(searches, JobOptions(RUNNER, arguments.jobs, stop, advance))
+        if complete:
+            bar.update(task, completed=total)
+    if not complete:
+        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
+        return 130
+    found = [search.write_result() for search in searches]
+    for each in found:
+        each.write_best(path)
+    methods = earlier | {each.method: each.to_json() for each in found}
+    content = {"format": FORMAT, "methods": methods}
+    RunDirectory(path).write_json(FILE, content)
+    if arguments.json:
+        print(json.dumps({"path": str(path), **content}, indent=2))
+        return 0
+    _tuning_table(found).show(stdout_console())
+    stdout_console().print(f"search: {path}")
+    stdout_console().print("in it: tuning.json, and for mpfedcl run or compare best-<method>.toml")
+    return 0
+
+
+def _prepare_searches(arguments: Tune, path: Path) -> list[Search]:
+    methods = arguments.methods
+    if not methods or len(set(methods)) < len(methods):
+        raise InvalidInput(f"methods is {list(methods)}; it must name at least one, and each once.")
+    return [
+        Search.prepare(
+            arguments.settings,
+            method,
+            path / method.replace(":", "."),
+            arguments.budget,
+            arguments.seeds,
+            validation=arguments.validation,
+            tolerance=arguments.tolerance,
+        )
+        for method in methods
+    ]
+
+
+def _read_earlier_results(path: Path) -> dict[str, Any]:
+    """Return the results of earlier commands for other methods, by method."""
+    content = RunDirectory(path).read_json(FILE) or {}
+    methods = content.get("methods", {}) if isinstance(content, dict) else None
+    if not isinstance(methods, dict) or content.get("format", FORMAT) != FORMAT:
+        raise InvalidInput(
+            f"{path / FILE} is not as mpfedcl writes it; it must be intact, or give another folder."
+        )
+    return methods
+
+
+def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
+    names = name_methods(each.method for each in found)
+    first = next((each for each in found if not each.is_fixed), found[0])
+    rungs = ", ".join(f"{rung.settings} to round {rung.rounds}" for rung in first.rungs)
+    partition = describe_partition(
+        first.base.replace(partition__validation=first.validation), with_seed=False
+    )
+    return TextTable(
+        f"{first.base.dataset.name}, {partition}\nvalidation accuracy %; trials: {rungs}",
+        ["method", "chosen", "score", "± error", "defaults", "trials", "rounds"],
+        [
+            [
+                names[each.method],
+                "nothing to choose" if each.is_fixed else _format_changes(each.changes),
+                percent(each.score),
+                percent(each.standard_error),
+                percent(each.default_score),
+                str(len(each.trials)),
+                f"{each.rounds_run:,}",
+            ]
+            for each in found
+        ],
+        "Chosen: the fewest changes among trials within "
+        f"{first.tolerance:g} times the standard error (±) of the best.\n"
+        "No test image was opened; the scores of chosen settings are too high, because they are "
+        "the best of many."
+        + "".join(
+            f"\n{names[each.method]} has nothing to tune." for each in found if each.is_fixed
+        ),
+    )
+
+
+def _format_changes(changes: dict[str, Any]) -> str:
+    """Return the changes to the defaults, a few per line."""
+    if not changes:
+        return "the defaults"
+    words = describe_changes(changes)
+    lines = [words[at : at + _CHANGES_PER_LINE] for at in range(0, len(words), _CHANGES_PER_LINE)]
+    return ",\n".join(", ".join(line) for line in lines)
+
+
+def refuse_torchrun(command: str) -> None:
+    """Refuse torchrun, which would start all runs in each of its processes."""
+    if is_under_torchrun():
+        raise InvalidInput(
+            f"{command} was started by torchrun; it must be started alone, where --workers and "
+            "--jobs say how many processes it takes."
+        )
+
+
+def check_runs(command: str, file: Path | None, settings: Experiment, jobs: Jobs) -> None:
+    """Refuse settings that do not go with several runs."""
+    refuse_torchrun(command)
+    for name, many in (("method", "methods"), ("seed", "seeds")):
+        if file is None and getattr(settings, name) != getattr(Experiment(), name):
+            raise InvalidInput(
+                f"{name} is {getattr(settings, name)!r}; {command} takes several: use --{many}."
+            )
+    count_jobs(jobs)
