@@ -109,7 +109,7 @@ test-federation-scale: $(READY)
 # A hundred random kills, each resumed to the same bits; drop-outs and stragglers in every round.
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -s tests/runs/test_random_kills.py tests/network/test_dropouts.py
-	OMP_NUM_THREADS=1 MPFEDCL_EXAMPLES=soak $(BIN)/pytest -n 2 --dist loadfile tests/prototypes tests/gaussian tests/privacy tests/secure_aggregation tests/rounds
+	OMP_NUM_THREADS=1 MPFEDCL_EXAMPLES=soak $(BIN)/pytest -n 2 --dist loadfile tests/prototypes tests/gaussian tests/privacy tests/rounds
 
 # What fails is kept in tests/fuzz/corpus, which make test tries again. Longer: make fuzz SECONDS_PER_TARGET=600.
 SECONDS_PER_TARGET ?= 20

@@ -51,7 +51,7 @@ def run(
         >>> (result.path / "model.safetensors").exists()
         True
     """
-    return run_simulation(experiment, out, observer or Observer(), COMPANIONS)
+    return run_simulation(experiment, out, observer or Observer(), CALLBACKS)
 
 
 def resume(
@@ -92,7 +92,7 @@ def resume(
     }
     changes = {name: value for name, value in asked.items() if value is not None}
     refuse_changed(Path(path))
-    return resume_simulation(Path(path), changes, observer or Observer(), COMPANIONS)
+    return resume_simulation(Path(path), changes, observer or Observer(), CALLBACKS)
 
 
 def attach(experiment: Experiment) -> Attach:
@@ -149,7 +149,7 @@ def _refuse_unread_options(
             )
 
 
-COMPANIONS = Callbacks(attach, change_federation)
+CALLBACKS = Callbacks(attach, change_federation)
 """What accompanies every run, from Python and from the command line."""
 
 

@@ -21,9 +21,9 @@ __all__ = ["client_app", "server_app"]
 
 def _find_callbacks() -> "Callbacks":
     # Imported when a run starts, because listing the apps must not load torch.
-    from mpfedcl.api import COMPANIONS
+    from mpfedcl.api import CALLBACKS
 
-    return COMPANIONS
+    return CALLBACKS
 
 
 server_app = make_server_app(_find_callbacks)

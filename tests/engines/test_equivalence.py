@@ -16,7 +16,7 @@ from mpfedcl import resume
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp
-from mpfedcl.runs.observer import NO_COMPANIONS, Observer, RunResult
+from mpfedcl.runs.observer import NO_CALLBACKS, Observer, RunResult
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, METHODS, ONE_EXCHANGE, read_records, save_images
 
@@ -27,7 +27,7 @@ Runner = Callable[[Experiment, Path], RunResult]
 
 def run(experiment: Experiment, path: Path, observer: Observer | None = None) -> RunResult:
     """Run without card and calibration: nothing here looks at them, and there are 400 runs."""
-    return run_simulation(experiment, path, observer or Observer(), NO_COMPANIONS)
+    return run_simulation(experiment, path, observer or Observer(), NO_CALLBACKS)
 
 
 def run_by(engine: str) -> Runner:

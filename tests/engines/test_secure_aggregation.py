@@ -19,7 +19,7 @@ from mpfedcl.methods.messages import Update
 from mpfedcl.models import Cnn, Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.loop import RoundLoop
-from mpfedcl.runs.observer import NO_COMPANIONS, Observer
+from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of
 
@@ -168,7 +168,7 @@ def test_secure_aggregation_with_sampled_clients(images: Path) -> None:
 
 def run(plan: Experiment, path: Path, told: Collection[str] | None = None) -> Path:
     observer = Observer(on_warning=told.append if isinstance(told, list) else lambda _: None)
-    return run_simulation(plan, path, observer, NO_COMPANIONS).path
+    return run_simulation(plan, path, observer, NO_CALLBACKS).path
 
 
 def test_secure_runs_are_bit_identical_and_name_unavailable_checks(

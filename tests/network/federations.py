@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
-from mpfedcl.api import COMPANIONS
+from mpfedcl.api import CALLBACKS
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import METRIC_FILE
 from mpfedcl.methods import PredictorName, SharesPrototypes, find_method
@@ -94,11 +94,11 @@ class LoopbackFederation:
 
     def serve(self, observer: Observer | None = None, status: Path | None = None) -> RunResult:
         transport = FlowerTransport(self.grid)
-        return serve(transport, self.experiment, self.path, status, observer, COMPANIONS)
+        return serve(transport, self.experiment, self.path, status, observer, CALLBACKS)
 
     def resume(self, rounds: int | None = None) -> RunResult:
         transport = FlowerTransport(self.grid)
-        return resume_serving(transport, self.path, rounds, callbacks=COMPANIONS)
+        return resume_serving(transport, self.path, rounds, callbacks=CALLBACKS)
 
 
 def stop_after(count: int) -> Observer:

@@ -12,7 +12,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from loopback import LoopbackGrid, join_all
 
-from mpfedcl.api import COMPANIONS
+from mpfedcl.api import CALLBACKS
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.server.serve import serve
@@ -69,7 +69,7 @@ def serve_faulty(
     """Run a federation to its end; return its records."""
     grid = FaultyGrid(dropouts, stragglers, seed=experiment.seed)
     join_all(grid, folder, CLIENTS)
-    result = serve(FlowerTransport(grid), experiment, folder / "run", callbacks=COMPANIONS)
+    result = serve(FlowerTransport(grid), experiment, folder / "run", callbacks=CALLBACKS)
     assert result.summary is not None
     records = read_records(folder / "run")
     assert len(records) == experiment.rounds

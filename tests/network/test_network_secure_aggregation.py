@@ -34,7 +34,7 @@ from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.fixed_point import decode, encode
 from mpfedcl.privacy.secure_aggregation.primitives import is_signed
 from mpfedcl.privacy.secure_aggregation.roster import Session
-from mpfedcl.runs.observer import NO_COMPANIONS, Observer
+from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import assert_same_results, read_records, read_summary
 
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 def run_alone(plan: Experiment, path: Path) -> Path:
-    return run_simulation(plan, path, Observer(), NO_COMPANIONS).path
+    return run_simulation(plan, path, Observer(), NO_CALLBACKS).path
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgauss"])

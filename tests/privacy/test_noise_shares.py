@@ -18,7 +18,7 @@ from mpfedcl.privacy.secure_aggregation import least_left
 from mpfedcl.privacy.secure_aggregation.layout import NoiseShares, SumLayout, fix_noise
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
-from mpfedcl.runs.observer import NO_COMPANIONS, Observer
+from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, read_records, read_summary, small
 
@@ -113,7 +113,7 @@ def test_whole_runs(images: Path, tmp_path: Path, method: str) -> None:
         privacy__dimensions=8,
         model__hidden=HIDDEN,
     )
-    path = run_simulation(experiment, tmp_path / "run", Observer(), NO_COMPANIONS).path
+    path = run_simulation(experiment, tmp_path / "run", Observer(), NO_CALLBACKS).path
     summary, records = read_summary(path), read_records(path)
     assert summary["privacy"]["epsilon"] == 20.0
     assert summary["privacy"]["spent"] == pytest.approx(20.0, rel=1e-3)
@@ -139,4 +139,4 @@ def test_what_does_not_go_together(
 ) -> None:
     experiment = small(images, "fedgauss", clients=5, secure_aggregation=True, privacy__epsilon=3.0)
     with pytest.raises(InvalidInput, match=words):
-        run_simulation(experiment.replace(**changes), tmp_path / "run", Observer(), NO_COMPANIONS)
+        run_simulation(experiment.replace(**changes), tmp_path / "run", Observer(), NO_CALLBACKS)

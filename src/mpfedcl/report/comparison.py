@@ -21,8 +21,8 @@ from mpfedcl.report.formatting import (
 from mpfedcl.report.run import RunRecords, find_worst_client_and_class
 from mpfedcl.report.tables import (
     ONE_TEST,
+    PREDICTOR_GROUPS,
     PREDICTOR_TITLES,
-    READING_GROUPS,
     TEST_TITLES,
     cell,
     describe_mean,
@@ -518,7 +518,7 @@ def _predictor_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> lis
             ],
         }
         for test, title in _title_tests(groups).items()
-        for name, predictors in READING_GROUPS.items()
+        for name, predictors in PREDICTOR_GROUPS.items()
     ]
 
 

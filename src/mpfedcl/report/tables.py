@@ -34,7 +34,7 @@ PREDICTOR_TITLES = {
     "global_classifier_estimated": "global, classifier + estimated prior",
 }
 TEST_TITLES = {"local_test": "local test set", "global_test": "global test set"}
-READING_GROUPS = {"without a label prior": PREDICTORS[:4], "with a label prior": PREDICTORS[4:]}
+PREDICTOR_GROUPS = {"without a label prior": PREDICTORS[:4], "with a label prior": PREDICTORS[4:]}
 """All predictors, in two tables: in one they do not fit."""
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number. A star marks the primary metric."""
@@ -252,7 +252,7 @@ def name_encoders(encoders: Mapping[str, str | None]) -> str:
 
 def explain_prior(predictors: Iterable[str]) -> str:
     """Return the meaning of a prior if one of the predictors has one."""
-    if not {*predictors} & {*READING_GROUPS["with a label prior"]}:
+    if not {*predictors} & {*PREDICTOR_GROUPS["with a label prior"]}:
         return ""
     return (
         "prior: the client's own label distribution is added to the scores; estimated: this "

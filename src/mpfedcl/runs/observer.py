@@ -87,4 +87,4 @@ class Callbacks:
     `mpfedcl.inference.one_shot_network` says how."""
 
 
-NO_COMPANIONS = Callbacks()
+NO_CALLBACKS = Callbacks()

@@ -34,7 +34,7 @@ from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.systems import check_timing, refuse_over_network
 from mpfedcl.runs.budget import limit_rounds
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import NO_COMPANIONS, Callbacks, Observer, RunResult
+from mpfedcl.runs.observer import NO_CALLBACKS, Callbacks, Observer, RunResult
 from mpfedcl.runs.run_loop import RunLoop
 
 _MOST_IDLE_ROUNDS = 3
@@ -47,7 +47,7 @@ def serve(
     out: Path | None = None,
     status: Path | None = None,
     observer: Observer | None = None,
-    callbacks: Callbacks = NO_COMPANIONS,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> RunResult:
     """Wait for clients, and run an experiment with them into a new run directory."""
     run_status = Status(status)
@@ -70,7 +70,7 @@ def resume_serving(
     rounds: int | None = None,
     status: Path | None = None,
     observer: Observer | None = None,
-    callbacks: Callbacks = NO_COMPANIONS,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> RunResult:
     """Resume a run from its newest valid checkpoint."""
     run_status = Status(status)
