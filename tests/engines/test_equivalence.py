@@ -112,7 +112,7 @@ def test_result_equals_the_loop(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("rule", "clip"), [("mean", 0.05), ("median", None), ("krum", 0.05)], ids=str
@@ -147,7 +147,7 @@ def test_result_equals_the_loop_with_relative_bounds(
     assert ("bound on norm" in last["processed"]) == (method == "mp-fedcl")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_single_precision_round_equals_the_loop(
@@ -175,7 +175,7 @@ def test_one_shot_result_equals_the_loop(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("changes", [RAGGED, {"fraction": 0.4, "evaluate_every": 2}])
 @pytest.mark.parametrize("method", OWN_METHODS)
@@ -192,7 +192,7 @@ def test_user_methods_equal_the_loop(
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", HARD_TO_SEE)
 def test_losses_that_change_after_the_first_step_equal_the_loop(
@@ -238,7 +238,7 @@ def turn(path: Path, engine: str) -> None:
     file.write_text(before.replace(line, f'engine = "{engine}"'))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", [*METHODS, "custom_method:Scaffold", "fedper"])
 @pytest.mark.parametrize(("first", "second"), [("stacked", "loop"), ("loop", "factored")])
 def test_resume_with_another_engine_equals_the_loop(

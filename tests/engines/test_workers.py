@@ -149,6 +149,7 @@ def test_torchrun_with_two_processes(
     assert "workers = 2" in (tmp_path / "together" / "experiment.toml").read_text()
 
 
+@pytest.mark.thorough
 def test_two_torchrun_agents_with_a_rendezvous_port(
     images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:

@@ -62,6 +62,7 @@ def test_loop_and_stack_agree(tmp_path: Path, method: str, norm: str) -> None:
         assert torch.allclose(other.vectors, pool.vectors, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_predicts_and_is_exported(images: Path, tmp_path: Path, said: Say) -> None:
     path = tmp_path / "run"
     words = flags(images, method="fedavg", rounds=1, model__norm="group", **CNN)

@@ -64,7 +64,7 @@ def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
     return 100 * right / len(truth)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "method", ["mp-fedcl", "fedavg", "fedproto", "fedper", "fedpcl", "fedgauss", "mpfed"]
 )

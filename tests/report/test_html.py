@@ -107,6 +107,7 @@ def test_many_classes_stay_small(tmp_path: Path) -> None:
     assert len(text.encode()) < MEGABYTE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rounds", [60])
 def test_a_comparison_of_21_runs_stays_small(tmp_path: Path, rounds: int) -> None:
     methods = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
