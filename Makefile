@@ -10,7 +10,7 @@ help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, and all tests except those of test-browser and test-federation"
 	@echo "make test-all   the tests again with all cases of engines, rules and methods crossed"
-	@echo "make verify     every slow suite, one after the other: a line for each (about an hour)"
+	@echo "make verify     every slow suite, two at a time, one line each (about 45 minutes)"
 	@echo "make golden     all golden runs against tests/golden/golden.json (two minutes)"
 	@echo "make unit       only the quick tests: unit and property tests (a good minute)"
 	@echo "make reproduce  the paper's tables and our studies into docs/ (MPFEDCL_DATA; many hours, resumable)"
@@ -58,7 +58,7 @@ test: lint
 test-all: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MPFEDCL_CASES=all $(BIN)/pytest -n 2 --dist loadfile -m 'not federation and not scale and not soak'
 
-# Goes on after a failure; logs are in build/verify. make verify ONLY='attacks fuzz' runs some.
+# A failed suite does not stop the others; logs are in build/verify. make verify ONLY='attacks fuzz' runs some.
 verify: $(READY)
 	$(BIN)/python scripts/verify.py $(if $(ONLY),--only $(ONLY))
 

@@ -1,4 +1,4 @@
-"""A federation of three clients within this process, of which the third attacks."""
+"""A federation of three clients within this process; the third client is malicious."""
 
 import tempfile
 from collections.abc import Iterator

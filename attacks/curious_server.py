@@ -1,7 +1,7 @@
-"""Federations on digits, and all that a curious server sees of them.
+"""Federations on digits, and all messages that an honest-but-curious server sees.
 
-The digits are the 3,000 inside the package, or MNIST's 70,000 where `full` and the data folder has
-them. The server is honest: it runs the rounds as it should. It only keeps what it is sent.
+The data are the 3,000 bundled digits or, with `full` and if the data folder has them, the 70,000 of
+MNIST. The server follows the protocol, and keeps every message that it receives.
 """
 
 import os
@@ -18,12 +18,11 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.data.loading import load_data_and_model, pixel_constants
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines.secure_aggregation import SecureAggregationEngine
 from mpfedcl.methods import Method, find_method
-from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
+from mpfedcl.methods.messages import Broadcast, Total, Update
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.engine import Engine, WrappedEngine
+from mpfedcl.rounds.collector import TotalCollector, UpdateCollector
 from mpfedcl.rounds.loop import RoundLoop
 
 CPU = torch.device("cpu")
@@ -67,7 +66,7 @@ class SeenRound:
     released: Tensors
     """The statistics that a one-shot method keeps; under a budget they have noise."""
     following: Tensors
-    """The model after the round, which everybody gets."""
+    """The global model after the round, which all clients receive."""
 
 
 def load_digits(method: str, *, full: bool = False, **settings: Any) -> Digits:
@@ -104,40 +103,43 @@ def observe(digits: Digits, holdings: Sequence[Tensor], **settings: Any) -> Iter
     assembly = assemble(
         experiment, digits.model, num_classes=data.num_classes, input_size=data.input_size
     )
-    local: Engine = InProcessEngine(assembly, data)
-    if experiment.secure_aggregation:
-        local = SecureAggregationEngine(assembly, local)
-    watch = _WatchingEngine(local)
-    loop = RoundLoop(assembly, watch)
+    engine = _WatchingEngine(assembly, data)
+    loop = _WatchingLoop(assembly, engine)
     for _ in range(experiment.rounds):
         broadcast = loop.broadcast()
         loop.run_round(evaluate=False)
-        following = loop.state.server.params
-        yield SeenRound(broadcast, watch.updates, watch.totals, loop.statistics, following)
+        following, updates = loop.state.server.params, engine.updates
+        totals: list[Total] = []
+        if isinstance(loop.collector, TotalCollector) and loop.collector.total is not None:
+            updates, totals = {}, [loop.collector.total]
+        yield SeenRound(broadcast, updates, totals, loop.statistics, following)
 
 
-class _WatchingEngine(WrappedEngine):
-    """Keeps what passes."""
-
-    updates: dict[str, Update]
-    totals: list[Total]
+class _WatchingEngine(InProcessEngine):
+    """Keeps the updates of the last round."""
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure | Total]:
-        """Train as ever."""
-        self.updates, self.totals = {}, []
+    ) -> Iterator[Update]:
+        """Train, and keep each update."""
+        self.updates: dict[str, Update] = {}
         for each in super().train(broadcast, names, keep=keep):
-            answer = each.written_out() if isinstance(each, Update) else each
-            if isinstance(answer, Update):
-                self.updates[answer.client] = answer
-            elif isinstance(answer, Total):
-                self.totals.append(answer)
-            yield answer
+            self.updates[each.client] = each.written_out()
+            yield self.updates[each.client]
+
+
+class _WatchingLoop(RoundLoop):
+    """Keeps the collector of the last round, with the total of secure aggregation."""
+
+    collector: UpdateCollector
+
+    def _make_collector(self, broadcast: Broadcast, reached: Sequence[str]) -> UpdateCollector:
+        self.collector = super()._make_collector(broadcast, reached)
+        return self.collector
 
 
 def draw_holdings(count: int, size: int, among: int, seed: int) -> tuple[list[Tensor], Tensor]:
-    """Deal `size` of `among` digits to each of `count` clients; also return who is left over."""
+    """Deal `size` of `among` digits to each of `count` clients; also return the rest."""
     order = torch.randperm(among, generator=torch.Generator().manual_seed(seed))
     held = torch.split(order[: count * size], size)
     return list(held), order[count * size :]

@@ -1,8 +1,8 @@
-"""Forged counts: a client claims more images than it has, so that its model is everybody's.
+"""Forged counts: a client claims more images than it has, so that its model dominates the mean.
 
-Of three clients with 20 images each the third announces ten million, and sends an honest update
-otherwise. The weight of each client in the global model is read off the outcome. Expected: no
-more than three times the weight that the median count gives.
+Of three clients with 20 images each, the third announces ten million but sends an honest update.
+The weight of each client is computed from the global model. Expected: at most three times the
+weight of the median count.
 """
 
 import torch

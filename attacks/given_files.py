@@ -1,7 +1,7 @@
-"""A file that somebody gives you: it runs code, takes gigabytes, or ends in a traceback.
+"""Malicious files: they try to run code, use gigabytes of memory, or cause a traceback.
 
-Each is given to the command that a user would open it with, in a process of its own whose memory is
-measured. Expected: one sentence, exit code 2, no code run, less than a gigabyte.
+Each file is passed to the command that a user would open it with, in a separate process whose
+memory is measured. Expected: a one-line error, exit code 2, no code run, less than a gigabyte.
 """
 
 import os

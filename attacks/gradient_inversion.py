@@ -1,14 +1,14 @@
-"""Gradient inversion: images out of one client's update.
+"""Gradient inversion: reconstruct images from the update of one client.
 
 The gradient of a linear layer's weights for one neuron is a sum of the inputs, each times the
 error at that neuron; that of its bias is the sum of the errors. Their quotient is the input
-itself where the neuron answers to one image only, and a mixture of inputs elsewhere. So the first
-layer of the MLP gives as many pictures as it has neurons, without any optimization (deep leakage
-from gradients needs one only where there is no such layer).
+itself if only one image activates the neuron, and a mixture of inputs otherwise. So the first layer
+of the MLP gives one reconstruction per neuron, without the optimization that deep leakage from
+gradients needs for other layers.
 
-The attacker is the server: it has the model that it sent and the model that came back. Each image
-of the client is held against the most similar of these pictures (SSIM), and so are images of
-strangers. An image counts as read off where the similarity is above 0.9.
+The attacker is the server: it has the model that it sent and the model that it received. Each image
+of the client is compared with the most similar reconstruction (SSIM), and so are images of other
+clients. An image counts as reconstructed if the similarity is above 0.9.
 """
 
 from dataclasses import dataclass, field

@@ -1,13 +1,12 @@
-"""Inversion: what do prototypes and sums show of the images behind them?
+"""Inversion: reconstruct images from prototypes and feature statistics.
 
-The attacker knows the encoder (or, of MP-FedCL, has the client's model) and has other digits of
-the same kind. It trains a decoder on them, from means of features to means of images, and lets it
-draw what a client has sent. A picture is judged by its structural similarity (SSIM) to the most
-similar image behind it, and held against as many other images of the class: only what exceeds
-these was learnt of the client's own images. The plain mean of the attacker's images of the class
-needs no client.
+The attacker knows the encoder (for MP-FedCL, the client's model) and has other digits of the same
+distribution. It trains a decoder from means of features to means of images, and applies it to the
+message of a client. A reconstruction is scored by its structural similarity (SSIM) to the most
+similar image behind it, compared with as many other images of the class: only the excess is learned
+from the client's images. The baseline is the mean of the attacker's images of the class.
 
-`python attacks/inversion.py figure.png` draws images and what is seen of them side by side.
+`python attacks/inversion.py figure.png` draws images next to their reconstructions.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Another user of the server's machine, and a stranger who reaches its port.
+"""Attacks by another user of the server's machine, and by a stranger with access to its port.
 
-A server and a client of a real federation run as processes, with TLS and keys. The attacker has
-what everybody may have, the public certificate `ca.pem`, and talks to the port on 127.0.0.1. It
-tries to start a run with an app of its own, to take the server's work for itself, to read keys,
-to take part with a key of its own, and to fill memory with one request. Then an operator, who has
-the secret, tries to run an app of its own on the client. Expected: nothing of it is achieved.
+A server and a client of a real federation run as processes, with TLS and keys. The attacker has the
+public certificate `ca.pem` and connects to the port on 127.0.0.1. It tries to start a run with its
+own app, to take over the server's tasks, to read keys, to join with its own key, and to exhaust
+memory with one request. Then an operator with the control secret tries to run another app on the
+client. Expected: every attempt fails.
 """
 
 import hashlib
@@ -113,7 +113,7 @@ def join_with_own_key(federation: ProcessFederation) -> str:
     make_node_key(folder / "node.key", federation.root / "stranger.pub")
     program = federation.start("client", folder, "--share", 0)
     try:
-        program.wait_for_output("does not let")
+        program.wait_for_output(f"The server refuses {CLIENT}: ")
         return "refused (not let in)"
     finally:
         program.interrupt()

@@ -1,8 +1,7 @@
-"""Clients that lie: attacks of the literature on what clients send, as a wrapper of any engine.
+"""Malicious clients: poisoning attacks from the literature, as a wrapper around any engine.
 
-Attackers know all that a client may know, and the honest clients' updates too. They answer in the
-right form, so that no check of shapes stops them. What they draw comes from keys: an attacked run
-is the same in every repetition.
+Attackers know everything that a client knows, and the updates of the honest clients. Their updates
+have valid shapes and types. Random draws come from keys, so an attacked run is reproducible.
 
 Used by `attacks/measure_robustness.py`.
 """
@@ -16,11 +15,12 @@ from torch import Tensor
 from mpfedcl.core.rng import generator, numpy_generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
+from mpfedcl.engines import InProcessEngine
 from mpfedcl.methods import prototype_rule
-from mpfedcl.methods.messages import Broadcast, Failure, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine, WrappedEngine
+from mpfedcl.rounds.engine import Members
 
 CLAIM = 10_000_000
 """Images that a client claims: the most that a server takes by default."""
@@ -94,17 +94,16 @@ ATTACKS = (
 
 
 def choose_attackers(names: Collection[str], share: float, seed: int) -> list[str]:
-    """Return who attacks: a share of the clients, drawn by the seed."""
+    """Return the attackers: a share of the clients, drawn by the seed."""
     draw = numpy_generator(seed, "attackers")
     count = round(share * len(names))
     return sorted(str(name) for name in draw.choice(sorted(names), count, replace=False))
 
 
-class MaliciousClients(WrappedEngine):
-    """An engine some of whose clients attack; its clients are in this process.
+class MaliciousClients(InProcessEngine):
+    """An engine some of whose clients attack.
 
     Args:
-        engine: Where all clients train, the attackers among them, as if all were honest.
         assembly: The method and the model, for attacks on prototypes and sums.
         data: What the engine's clients hold.
         attack: One of `ATTACKS`.
@@ -114,31 +113,24 @@ class MaliciousClients(WrappedEngine):
 
     def __init__(
         self,
-        engine: Engine,
         assembly: Assembly,
         data: FederatedData,
         attack: str,
         attackers: Collection[str],
         triggered: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(engine)
-        self._assembly, self._data, self._attack = assembly, data, attack
+        super().__init__(assembly, data)
+        self._assembly, self._attack = assembly, attack
         self._attackers, self._triggered = frozenset(attackers), triggered or {}
         if attack.startswith("claim"):
-            self.sizes = {
-                name: CLAIM if name in self._attackers else size
-                for name, size in engine.sizes.items()
-            }
+            claimed = dict.fromkeys(self._attackers, CLAIM)
+            self.members = Members({name: claimed.get(name, n) for name, n in data.sizes.items()})
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update | Failure]:
+    ) -> Iterator[Update]:
         """Train all clients; yield what the honest ones send, and what the attackers make of it."""
-        everyone = [
-            each.written_out()
-            for each in super().train(broadcast, names, keep=keep)
-            if isinstance(each, Update)
-        ]
+        everyone = [each.written_out() for each in super().train(broadcast, names, keep=keep)]
         changes = {
             each.client: _changes(each, broadcast.params)
             for each in everyone

@@ -1,10 +1,10 @@
-"""Measure what attackers cost under every rule of aggregation, and what the rules cost without any.
+"""Measure the accuracy of every aggregation rule with and without malicious clients.
 
 Each cell (method, setting, attack, share of attackers, seed) is a run of 20 rounds with 10 clients
-on mnist-sample, label skew Dir(0.5), and a file below the folder of results: cells that are there
-are not run again, so a study can be stopped and can grow.
+on mnist-sample, label skew Dir(0.5), and a file in the results folder. Existing cells are not
+run again, so a study can be interrupted and extended.
 
-    python attacks/measure_robustness.py runs/robustness                # run what is missing
+    python attacks/measure_robustness.py runs/robustness                # run missing cells
     python attacks/measure_robustness.py runs/robustness --report       # tables and figure
 """
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from malicious_clients import TARGET, MaliciousClients, add_trigger, choose_attackers, poison_data
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, pixel_constants
-from mpfedcl.engines import Engine, InProcessEngine
+from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method, prototype_rule
 from mpfedcl.models import Model
@@ -169,7 +169,7 @@ def trigger(pixels: Tensor, cell: Cell, data: FederatedData) -> Tensor:
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    """Run a cell; return its accuracy and who was cut down or rejected."""
+    """Run a cell; return its accuracy and the clients that were down-weighted or rejected."""
     began = time.perf_counter()
     data, model, pixels = load_data(cell.plain)
     experiment = cell.experiment
@@ -188,9 +188,9 @@ def run(cell: Cell) -> dict[str, Any]:
         sends_sums=not find_method(cell.method).trains,
     )
     assembly = assemble(experiment, model, num_classes=data.num_classes, input_size=data.input_size)
-    engine: Engine = InProcessEngine(assembly, poisoned)
+    engine = InProcessEngine(assembly, poisoned)
     if cell.attack != "none":
-        engine = MaliciousClients(engine, assembly, poisoned, cell.attack, attackers, triggered)
+        engine = MaliciousClients(assembly, poisoned, cell.attack, attackers, triggered)
     loop = RoundLoop(assembly, engine)
     rejected = dict.fromkeys(data.names, 0)
     for number in range(1, experiment.rounds + 1):

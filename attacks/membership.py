@@ -1,13 +1,13 @@
 """Membership inference: was this image among the training images of a client, or of all clients?
 
-The attacker has the image with its label. It knows encoder and settings, and has other digits to
-learn what is usual. It sees one of these:
+The attacker has the image and its label, knows the encoder and the settings, and has other digits
+for calibration. It observes one of these:
 
 - a client's update, as the server does without secure aggregation;
 - the sum of all clients (`--secure-aggregation`), as the server does then;
-- what comes of a round, as everybody does: the global model, or the noisy sums of a budget.
+- the result of a round, as every client does: the global model, or noisy sums under a budget.
 
-What it asks:
+The attacks:
 
 - Weights: how much better does the model that came back know the image than the model that was
   sent, and than the other clients' models, or one that the attacker has trained on its own

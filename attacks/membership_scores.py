@@ -1,4 +1,4 @@
-"""How sure an attacker is that an image was a member: one score for each thing that can be seen."""
+"""Membership scores: the attacker's confidence that an image was a member, by observation."""
 
 from collections.abc import Callable, Iterable, Mapping
 

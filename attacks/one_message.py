@@ -1,8 +1,8 @@
-"""One message: a client with a valid key tries to end everybody's run, or to fill memory.
+"""One malicious message: a client with a valid key tries to abort the run or to exhaust memory.
 
-Three clients take part in a federation of two rounds within this process: the real apps, and
-every message as Flower stores it. The third sends one bad message. Expected: it alone is left
-out, the other two finish with a record that can be read back and resumed.
+Three clients take part in a federation of two rounds within this process, with the real apps and
+with every message as Flower stores it. The third client sends one invalid message. Expected: only
+this client is excluded; the other two finish with a record that can be read back and resumed.
 """
 
 import json

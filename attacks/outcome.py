@@ -1,4 +1,4 @@
-"""What an attack was expected to achieve, and what it did."""
+"""The expected and the observed outcome of an attack."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,10 +1,10 @@
-"""Run the attacks and print what was expected and what was seen.
+"""Run the attacks and print expected and observed outcomes.
 
     python attacks/run_attacks.py                      # the quick ones, at most five minutes
     python attacks/run_attacks.py --full               # the numbers of docs/leaks.md
     python attacks/run_attacks.py --only membership    # one of them, or several
 
-Exits with 1 where an attack achieved something else than the documents say.
+Exits with 1 if an outcome differs from the documentation.
 """
 
 import argparse

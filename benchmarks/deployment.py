@@ -2,8 +2,8 @@
 
     python benchmarks/deployment.py RUN [RUN ...]
 
-Each run is exported as float and as int8, and asked about up to 1,000 of its local test set images beside
-PyTorch; then single images one after the other. Prints Markdown.
+Each run is exported as float and as int8, and asked about up to 1,000 of its local test set images
+beside PyTorch; then single images one after the other. Prints Markdown.
 """
 
 import os
@@ -21,8 +21,7 @@ import numpy
 import onnxruntime
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.inference.export.exporter import ExportSettings, export_run
-from mpfedcl.inference.export.verification import CheckSamples, load_check_samples
+from mpfedcl.inference.export import CheckSamples, ExportSettings, export_run, load_check_samples
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.report.tables import TextTable
 

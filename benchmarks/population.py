@@ -89,7 +89,7 @@ def run_case(case: Case, folder: Path, out: Path) -> dict[str, Any]:
     while process.poll() is None:
         done = _count_rounds(out)
         first = first or (time.monotonic() - began if done else None)
-        resident[done] = max(resident.get(done, 0), _tree_bytes(process.pid))
+        resident[done] = max(resident.get(done, 0), tree_bytes(process.pid))
         time.sleep(0.05 if not done else 0.2)
     if process.returncode:
         assert process.stderr is not None
@@ -124,7 +124,7 @@ def _count_rounds(out: Path) -> int:
         return 0
 
 
-def _tree_bytes(root: int) -> int:
+def tree_bytes(root: int) -> int:
     """Return the memory of a process and its descendants; pages that they share count once."""
     found, total = [root], 0
     for pid in found:

@@ -21,7 +21,7 @@ from mpfedcl import Experiment, run
 from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.observer import Observer
-from mpfedcl.runs.worker_count import choose_workers
+from mpfedcl.runs.plan import choose_workers, resolve
 from mpfedcl.studies.comparison import choose_methods
 
 HERE = Path(__file__).parent
@@ -101,7 +101,7 @@ class Study:
         rounds = 1 + self.timed if found.trains else 1
         experiment = self.experiment(method, rate, self.seeds[0])
         # As many as a run of all rounds has by default.
-        workers = choose_workers(experiment.resolved(found.defaults), found).count
+        workers = choose_workers(resolve(experiment)).count
         with tempfile.TemporaryDirectory() as name:
             timed = experiment.replace(rounds=rounds, evaluate_every=rounds, workers=workers)
             records = run(timed, Path(name) / "run").history
@@ -215,7 +215,8 @@ def main() -> None:
     result.data["methods"] = found
     result.notes += [
         "The digits inside the package (2,000 for training, 1,000 for tests), global test set, by "
-        f"the predictor that a method is judged by, in each of up to {study.rounds} rounds; medians "
+        f"the predictor that a method is judged by, in each of up to {study.rounds} rounds; "
+        "medians "
         f"of seeds {', '.join(map(str, study.seeds))}. Learning rates of "
         f"{', '.join(map(str, study.rates))}, chosen on seed {TUNING_SEED}.",
         "Seconds are rounds times the median round of the default settings, without evaluation and "

@@ -1,8 +1,8 @@
-"""A method of your own in one file: SCAFFOLD (Karimireddy et al., 2020), which is built in as well.
+"""A custom method in one file: SCAFFOLD (Karimireddy et al., 2020), which is also built in.
 
-Run it here:  mpfedcl run --method custom_method:Scaffold --rounds 10. It has a setting, state of
-server and clients, gradients corrected at every step, and more than the weights in the average. A
-simpler method overrides only `loss`.
+Run `mpfedcl run --method custom_method:Scaffold --rounds 10` in this folder. The method has a
+setting, state on the server and on clients, corrected gradients, and more than parameters in the
+average. A simpler method overrides only `loss`.
 """
 
 from torch import zeros_like
@@ -15,7 +15,7 @@ class ScaffoldSettings(Settings):
 
     section = "my_scaffold"
     server_lr: float = Field(default=1.0, gt=0)
-    """Length of the server's step towards the average of the clients' models."""
+    """Step size of the server towards the mean of the clients' models."""
 
 
 class Scaffold(Method):
@@ -39,12 +39,12 @@ class Scaffold(Method):
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """g - c_i + c."""
+        """Return g - c_i + c."""
         own, control = context.state, context.received[0]
         return {n: g - own[n] + control[n] for n, g in gradients.items()}, context.memory
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """c_i' = c_i - c + (w_start - w_end) / (learning rate * steps, as momentum makes them)."""
+        """Return w_i, and c_i' = c_i - c + (w_start - w_end) / (lr * effective steps)."""
         control, lr = context.received
         length = lr * self.experiment.train.effective_steps(num_steps)
         change = {n: (context.start[n] - w) / length - control[n] for n, w in params.items()}

@@ -34,20 +34,21 @@ TITLES = {
 }
 HEAD = f"""# All methods, side by side
 
-Written by `make reproduce STUDY=benchmark`, not by hand. [methods.md](methods.md) describes the methods.
+Written by `make reproduce STUDY=benchmark`, not by hand. Methods: [methods.md](methods.md).
 
 - **Same work for all**: {ROUNDS} rounds, the data set's other defaults. Only the learning rate is
-  chosen for each method, among {", ".join(map(str, RATES))}, on validation images of another draw of
-  the data. Its other settings are its defaults: with more tuning it may do better (`mpfedcl tune`).
+  chosen for each method, among {", ".join(map(str, RATES))}, on validation images of another draw
+  of the data. Its other settings are its defaults: with more tuning it may do better (`mpfedcl
+  tune`).
 - **Last round, not best.** local: each client on its local test set; global: every client on the
-  test images of all. Both by the method's primary predictor. mean(std) over seeds, std with ddof = 1.
+  test images of all. Both by the method's primary predictor. mean(std) over seeds, ddof 1.
 - **rank**: by mean on that test set. In brackets the ranks that the seeds allow: a method is surely
   ahead of another only where 0 lies outside the 95 % interval of their paired difference.
 - **MB**: what a client sends and receives in the whole run. **s**: seconds per round of all clients
   on two cores, without evaluation; a dash where it was not measured on an idle machine.
-- **target**: virtual seconds until {TARGET:.0%} of FedAvg's last accuracy is reached on the local test
-  sets, the median over seeds, where clients differ in speed (`--systems.kind lognormal`); in brackets
-  how many seeds reached it, where not all. Runs are evaluated five times: it is coarse.
+- **target**: virtual seconds until {TARGET:.0%} of FedAvg's last accuracy is reached on the local
+  test sets, the median over seeds, where clients differ in speed (`--systems.kind lognormal`); in
+  brackets how many seeds reached it, where not all. Runs are evaluated five times: it is coarse.
 
 """
 Json = dict[str, Any]

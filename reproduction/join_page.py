@@ -72,7 +72,7 @@ class Study:
 
 
 def at(kind: str, epochs: int, predictor: str) -> Pick:
-    """Take the predictor of a client after so many epochs."""
+    """Return the predictor of a client after a number of epochs."""
     return lambda case: case[kind][str(epochs)][predictor]
 
 
@@ -87,7 +87,7 @@ def last_rate(predictor: str) -> Pick:
 
 
 def tabulate_sets(study: Study, rate: float, predictor: str) -> str:
-    """Return the means over each set's domains, joined beside alone, by epochs."""
+    """Return the means over each set's domains, joined next to local training, by epochs."""
     (joined, name), (alone, other) = LINES[predictor].values()
     blind = "pool" if predictor == "prototype" else name
 
@@ -162,7 +162,7 @@ def tabulate_others(study: Study) -> str:
 
 
 def tabulate_rates(study: Study) -> str:
-    """Return the run's first learning rate beside the one it ended with."""
+    """Return the run's first and last learning rates."""
     columns: dict[str, Pick] = {}
     for predictor in LINES:
         name = LINES[predictor]["joined"][1]

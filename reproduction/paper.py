@@ -1,4 +1,4 @@
-"""Run the paper's tables and figures: a value per cell and seed, marks, and the published values."""
+"""Run the paper's tables and figures: values per cell and seed, marks, and published values."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -36,7 +36,7 @@ AS_IN_PAPER = (
 QUICK = "Quick: a few rounds and one seed show that everything runs; the values mean nothing."
 BARS = "(bars: ± 1 standard deviation over seeds, ddof 0)"
 FOLDED = ("rounds", "reach", "alpha", "clients", "k")
-"""Items with so many tables that the page keeps them folded."""
+"""Items with many tables, which the page shows collapsed."""
 CLASS_COLORS = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
 CLIENTS_SHOWN, IMAGES_SHOWN = 2, 600
 

@@ -73,7 +73,7 @@ class Row:
 
 
 def expected_norm(images: float) -> float:
-    """Return the norm of counts and sums of so many images of ten classes: the clip."""
+    """Return the norm of counts and sums of `images` images of ten classes: the clip."""
     # n images of C classes have about n/C each, and at least one image has a class of its own.
     return math.sqrt(2) * images / math.sqrt(min(10.0, images))
 

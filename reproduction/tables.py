@@ -91,7 +91,7 @@ def paired_difference(a: Values, b: Values) -> Difference | None:
 
 
 def interval_half_width(count: int) -> float:
-    """Return half the width of a 95 % interval over so many seeds, in standard deviations."""
+    """Return half the width of a 95 % interval over a number of seeds, in standard deviations."""
     return float(stdtrit(count - 1, 0.975)) / math.sqrt(count)
 
 

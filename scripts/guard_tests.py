@@ -4,7 +4,7 @@ python scripts/guard_tests.py coverage
 python scripts/guard_tests.py mutation [--seconds 600] [--modules guard ...] [--show]
 
 Faults are put in one at a time, each in a process forked from one that has loaded torch, where the
-module's local test sets run until one fails. What was found is kept in build/mutation.json, and is looked
+module's own tests run until one fails. Results are kept in build/mutation.json, and are looked
 for again only once a module or its tests have changed.
 """
 
@@ -89,7 +89,8 @@ def find_modules(names: Sequence[str]) -> list[Module]:
     tests = [str(path.relative_to(ROOT)) for path in (ROOT / "tests/privacy").glob("test_*")]
     tests += ["tests/gaussian/test_mechanism.py", "tests/runs/test_budget.py"]
     private = [
-        # The tests of the module itself come first, because most faults fail there; the audit takes longest.
+        # The tests of the module itself come first, because most faults fail there; the audit
+        # takes longest.
         Module(
             f"privacy/{path.name}",
             tuple(sorted(tests, key=lambda each: (path.stem not in each, "audit" in each, each))),

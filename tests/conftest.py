@@ -31,8 +31,8 @@ from unrendered_figures import render, rendered
 
 REPOSITORY = Path(__file__).parents[1]
 # Time belongs in benchmarks: an example that takes long on a busy machine is no failure.
-# `make soak` looks at ten times as many examples.
-hypothesis.settings.register_profile("mpfedcl", deadline=None, max_examples=50)
+# `make soak` tries many more examples.
+hypothesis.settings.register_profile("mpfedcl", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("MPFEDCL_EXAMPLES", "mpfedcl"))
 WHOLE = re.compile(r"^pytestmark = .*\bpytest\.mark\.whole\b", re.MULTILINE)

@@ -1,7 +1,6 @@
-"""`run`, `resume`, `compare` and `tune`: simulations with all that accompanies them.
+"""`run`, `resume`, `compare` and `tune`: simulations with trackers, calibration and model card.
 
-Runs know nothing of what is made of them. Here they are put together with it: trackers are told of
-each round, and a finished run gets its calibration and its model card.
+The package `runs` does not know these callbacks; this module attaches them to a run.
 """
 
 import warnings
@@ -15,9 +14,9 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import calibrate
-from mpfedcl.inference.join_log import refuse_changed
 from mpfedcl.inference.membership import warn_of_joined_clients
-from mpfedcl.inference.one_shot_network import change_federation
+from mpfedcl.inference.one_shot import change_federation
+from mpfedcl.inference.trained_run import reject_changed
 from mpfedcl.methods import Method, PredictorName, find_method
 from mpfedcl.report.card import write_card
 from mpfedcl.report.export import write_comparison
@@ -37,7 +36,7 @@ def run(
     """Run an experiment on this machine into a new run directory.
 
     Args:
-        experiment: The settings; what is left open is filled in by the method and the data set.
+        experiment: The settings; open ones have the defaults of the method and the data set.
         out: The run directory, new or empty; by default a new folder below `runs/`.
         observer: Notified of each round; it can also stop the run.
 
@@ -91,19 +90,19 @@ def resume(
         "track_to": track_to,
     }
     changes = {name: value for name, value in asked.items() if value is not None}
-    refuse_changed(Path(path))
+    reject_changed(Path(path))
     return resume_simulation(Path(path), changes, observer or Observer(), CALLBACKS)
 
 
 def attach(experiment: Experiment) -> Attach:
-    """Return what accompanies a run of this experiment; trackers that are missing are refused."""
+    """Return the callbacks of a run of this experiment; reject trackers that are not installed."""
     trackers = make_trackers(experiment.track)
     method = find_method(experiment.method)
     _refuse_unread_options(experiment, method, trackers.values())
 
     def accompany(path: Path, observer: Observer) -> Observer:
         # A run over a network is resumed by the server's process.
-        refuse_changed(path)
+        reject_changed(path)
 
         def on_start(started: Experiment, rounds_done: int) -> None:
             if rounds_done < started.rounds:
@@ -129,7 +128,7 @@ def attach(experiment: Experiment) -> Attach:
 def _refuse_unread_options(
     experiment: Experiment, method: type[Method], trackers: Iterable[Tracker]
 ) -> None:
-    """Refuse an option that neither the method nor a tracker reads: mostly it is misspelt."""
+    """Reject an option that neither the method nor a tracker reads, such as a misspelled one."""
     search_space = (name for name in method.search_space if name.startswith("options__"))
     known = sorted(
         {*method.options, *(name.removeprefix("options__") for name in search_space)}.union(
@@ -150,11 +149,11 @@ def _refuse_unread_options(
 
 
 CALLBACKS = Callbacks(attach, change_federation)
-"""What accompanies every run, from Python and from the command line."""
+"""The callbacks of every run, from Python and from the command line."""
 
 
 RUNNER = Runner(run, resume)
-"""What comparisons and searches make their runs with."""
+"""The functions with which comparisons and searches execute their runs."""
 
 
 def compare(
@@ -168,17 +167,16 @@ def compare(
 ) -> LoadedComparison:
     """Run several methods over several seeds, as `mpfedcl compare` does.
 
-    What the folder holds already is not run again: after an interruption the same call continues.
+    Finished runs are not repeated: after an interruption the same call continues.
 
     Args:
-        base: The settings that all runs have in common; its method and seed are replaced.
-        methods: The methods by name; "all" is every method that fits, and a warning names others.
+        base: The settings that all runs share; its method and seed are replaced.
+        methods: The methods by name; "all" is every method that supports the data.
         out: Folder for runs, tables and figures; by default a new one below `runs/`.
-        seeds: Each fixes data split, initial weights, batches and clustering.
-        jobs: Runs at the same time, or "auto": as many as cores and memory allow. A script that
-            asks for several must do so below `if __name__ == "__main__":`, because each is a
-            process that imports the script.
-        on_progress: Told after each round how many rounds are done, and of how many.
+        seeds: Seeds of the data split, initial weights, batches and clustering.
+        jobs: Number of concurrent runs, or "auto": as many as cores and memory allow. A script
+            with several jobs needs `if __name__ == "__main__":`, because each process imports it.
+        on_progress: Called after each round with the number of completed rounds and the total.
 
     Returns:
         The comparison, as `load` reads it: `.frame()`, `.plot()`, and a notebook shows a table.
@@ -224,22 +222,22 @@ def tune(
     should_stop: Callable[[], bool] = lambda: False,
     on_wait: Callable[[], None] = lambda: None,
 ) -> TuningResult | None:
-    """Choose a method's settings on validation images; no test image is opened.
+    """Tune the hyperparameters of a method on validation images; no test image is opened.
 
     Args:
-        base: The experiment; its values of the method's search_space are the defaults, always tried.
+        base: The experiment; its values are always one of the trials.
         method: The method by name.
-        out: Folder for the search; one that was stopped is resumed.
-        budget: Settings tried.
-        seeds: The seeds that each of them is tried with.
-        validation: Share of each client's training images that is held out to judge settings.
-        tolerance: Settings within this many standard errors of the best count as equal.
-        predictor: What settings are judged by; by default the method's own on local test sets.
-        jobs: Runs at the same time, or "auto".
-        should_stop, on_wait: Asked, and called, while runs are under way.
+        out: Folder of the search; an interrupted search is resumed.
+        budget: Number of trials.
+        seeds: Seeds of each trial.
+        validation: Fraction of each client's training images that is held out for validation.
+        tolerance: Trials within this many standard errors of the best are considered equal.
+        predictor: Predictor of the score; by default the primary one on the local test sets.
+        jobs: Number of concurrent runs, or "auto".
+        should_stop, on_wait: Called repeatedly during the runs; the first can stop the search.
 
     Returns:
-        All settings tried and the chosen ones (`.best` is an experiment); None if stopped.
+        All trials and the chosen settings (`.best` is an experiment); None if stopped.
     """
     search = Search.prepare(
         base,

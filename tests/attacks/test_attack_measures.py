@@ -28,7 +28,7 @@ def slow_ssim(left: Tensor, right: Tensor) -> float:
     return sum(found) / len(found)
 
 
-def test_similarity_is_the_formula() -> None:
+def test_similarity_matches_the_formula() -> None:
     images = torch.rand(4, 2, 11, 9, dtype=torch.float64)
     found = ssim(images[:, 0], images[:, 1])
     for each, (left, right) in zip(found, images, strict=True):
@@ -36,7 +36,7 @@ def test_similarity_is_the_formula() -> None:
     assert ssim(images[:, 0], images[:, 0]) == pytest.approx(torch.ones(4).double())
 
 
-def test_members_found_where_one_other_in_a_thousand_is_accused() -> None:
+def test_true_positive_rate_at_one_false_positive_per_thousand() -> None:
     others = [torch.arange(2000.0)]
     # Two of two thousand may be accused: those above 1997.
     assert Scores([torch.tensor([1997.0, 1997.5, 1998.5, 3000.0])], others).found() == 0.75
@@ -45,7 +45,7 @@ def test_members_found_where_one_other_in_a_thousand_is_accused() -> None:
     assert Scores([torch.arange(2000.0)], others).found() == 0.001
 
 
-def test_one_image_is_read_off_its_update() -> None:
+def test_one_image_is_reconstructed_from_its_update() -> None:
     own, strangers = measure(load_digits("fedavg"), CASES[0], range(1))
     assert float(own.min()) > 0.999
     assert float(strangers.max()) < 0.9

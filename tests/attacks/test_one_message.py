@@ -20,7 +20,7 @@ def test_client_that_sends_an_archive_is_left_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_OBJECTS)
-def test_client_whose_answer_is_forged_is_left_out(name: str) -> None:
+def test_client_with_a_forged_update_is_left_out(name: str) -> None:
     forge, most_memory = OF_OBJECTS[name]
     found = try_message(name, forge=forge, most_memory=most_memory)
     assert found.ok, found.seen

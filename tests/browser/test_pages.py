@@ -16,6 +16,7 @@ from handwritten_runs import HOSTILE, write_run, write_tuning
 from mpfedcl import Experiment, run
 from mpfedcl.api import RUNNER
 from mpfedcl.report.document import build_document
+from mpfedcl.report.export import write_comparison
 from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.studies.comparison import Comparison
@@ -33,7 +34,7 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     base = small(images, rounds=4, partition__alpha=0.3)
     comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg", "local"), (0, 1), root / "both")
     assert comparison.run(JobOptions(RUNNER))
-    comparison.write(comparison.collect())
+    write_comparison(comparison)
     for method in ("mp-fedcl", "fedavg"):
         write_tuning(root / "tuning" / method, method)
     write_run(root / "hostile", clients=HOSTILE, classes=HOSTILE, rejected={HOSTILE[0]: HOSTILE[1]})

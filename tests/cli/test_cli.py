@@ -34,12 +34,14 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("elsewhere", "small_mod
         ("run --clients 3000 --partition.min-size 1", "clients is 3000; it must be at most 2,000"),
     ],
 )
-def test_bad_input_in_a_process_of_its_own(tmp_path: Path, words: str, expected: str) -> None:
+def test_invalid_input_in_a_separate_process_gives_a_one_line_error(
+    tmp_path: Path, words: str, expected: str
+) -> None:
     ended = call(*words.split(), cwd=tmp_path)
     assert expected in assert_one_sentence(Said(ended.returncode, ended.stdout, ended.stderr))
 
 
-def test_the_console_command() -> None:
+def test_console_command_prints_help_and_version() -> None:
     script = Path(sys.executable).with_name("mpfedcl")
     for words, expected in (("--help", "mpfedcl compare"), ("--version", "0.")):
         ended = subprocess.run(
@@ -54,7 +56,7 @@ def test_the_console_command() -> None:
         assert expected in ended.stdout
 
 
-def test_help_and_bad_settings_do_not_wait_for_torch(tmp_path: Path) -> None:
+def test_help_and_invalid_settings_do_not_import_torch(tmp_path: Path) -> None:
     program = (
         "import sys; from mpfedcl.cli.main import main\n"
         "try: main(sys.argv[1:])\n"
@@ -78,7 +80,7 @@ def test_help_and_bad_settings_do_not_wait_for_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", ["", "-h", "--help", "help", "run --help", "compare --help", "methods --help"]
 )
-def test_help(cli: Cli, words: str) -> None:
+def test_help_is_printed(cli: Cli, words: str) -> None:
     said = cli(*words.split())
     assert (said.code, said.err) == (0, "")
     assert "mpfedcl" in said.out
@@ -87,14 +89,14 @@ def test_help(cli: Cli, words: str) -> None:
 @pytest.mark.parametrize(
     "words", ["data", "data --help", "data list --help", "data show --help", "data encode --help"]
 )
-def test_help_on_data(cli: Cli, words: str) -> None:
+def test_help_of_data_commands_is_printed(cli: Cli, words: str) -> None:
     said = cli(*words.split())
     assert (said.code, said.err) == (0, "")
     assert "data" in said.out
 
 
 @pytest.mark.usefixtures("rendered_figures")
-def test_a_run_and_its_end_table(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_run_prints_its_result_table(images: Path, tmp_path: Path, cli: Cli) -> None:
     said = cli("run", *flags(images), "--out", tmp_path / "run")
     assert (said.code, without_progress(said.err)) == (0, "")
     assert_fits(said.out)
@@ -109,7 +111,7 @@ def test_a_run_and_its_end_table(images: Path, tmp_path: Path, cli: Cli) -> None
         assert (tmp_path / "run" / figure).read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_predictors_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_run_prints_all_predictors(images: Path, tmp_path: Path, cli: Cli) -> None:
     settings = flags(images, partition__test="matched")
     said = cli("run", *settings, "--out", tmp_path / "run", "--predictors", "all")
     summary = read_summary(tmp_path / "run")
@@ -128,14 +130,14 @@ def test_all_predictors_of_a_run(images: Path, tmp_path: Path, cli: Cli) -> None
 
 
 @pytest.mark.usefixtures("rendered_figures")
-def test_a_run_of_one_shot(tmp_path: Path, cli: Cli) -> None:
+def test_one_shot_run_prints_its_statistics(tmp_path: Path, cli: Cli) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--method", "fedgauss", "--dataset.name", "folder", "--dataset.root", root]
     said = cli("run", *settings, "--partition.kind", "feature", "--out", tmp_path / "run")
     assert said.code == 0
     assert_fits(said.out)
     # Counts of 3 classes, their sums of 5 numbers, half of a symmetric 5 by 5, and one number.
-    assert f"sent once per client: {3 + 15 + 15 + 1} numbers of sums" in said.out
+    assert f"sent once per client: {3 + 15 + 15 + 1} values of statistics" in said.out
     union = read_summary(tmp_path / "run")["predictors"]["global_test"]["global_classifier"]
     assert f"global test set: {union:.1f} % (global, classifier)" in said.out
     card = (tmp_path / "run" / "CARD.md").read_text()
@@ -144,7 +146,7 @@ def test_a_run_of_one_shot(tmp_path: Path, cli: Cli) -> None:
     assert "Sufficient statistics were sent" in card
 
 
-def test_a_run_as_json(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_run_prints_json(images: Path, tmp_path: Path, cli: Cli) -> None:
     said = cli("run", *flags(images), "--out", tmp_path / "run", "--json")
     assert json.loads(said.out) == {
         "path": str(tmp_path / "run"),
@@ -152,7 +154,7 @@ def test_a_run_as_json(images: Path, tmp_path: Path, cli: Cli) -> None:
     }
 
 
-def test_a_folder_is_found_if_none_is_given(images: Path, cli: Cli) -> None:
+def test_run_directory_is_chosen_if_none_is_given(images: Path, cli: Cli) -> None:
     paths = [
         json.loads(cli("run", *flags(images, method=method, rounds=1), "--json").out)["path"]
         for method in ("local", "local", "fedavg")
@@ -164,7 +166,7 @@ def test_a_folder_is_found_if_none_is_given(images: Path, cli: Cli) -> None:
     ]
 
 
-def test_flags_win_over_the_file(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_flags_override_the_file(images: Path, tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(
         'method = "fedprox"\nrounds = 3\nclients = 2\n[encoder]\nname = "none"\n'
@@ -179,7 +181,7 @@ def test_flags_win_over_the_file(images: Path, tmp_path: Path, cli: Cli) -> None
     assert used["partition"]["kind"] == "iid"
 
 
-def test_booleans_can_be_said_both_ways(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_boolean_flags_can_be_negated(images: Path, tmp_path: Path, cli: Cli) -> None:
     words = ("--no-share-model", "--prototypes.no-normalize", "--partition.no-balanced")
     assert cli("run", *flags(images, rounds=1), *words, "--out", tmp_path / "run").code == 0
     used = tomllib.loads((tmp_path / "run" / "experiment.toml").read_text())
@@ -196,7 +198,7 @@ def test_resume_with_more_rounds(images: Path, tmp_path: Path, cli: Cli) -> None
     assert json.loads(said.out)["rounds"] == 3
 
 
-def test_a_damaged_checkpoint_is_told(images: Path, tmp_path: Path, cli: Cli) -> None:
+def test_damaged_checkpoint_is_reported(images: Path, tmp_path: Path, cli: Cli) -> None:
     run(small(images), tmp_path / "run")
     (tmp_path / "run" / "checkpoint" / "round-000002.json").write_text("{}")
     said = cli("run", "--resume", tmp_path / "run", "--json")
@@ -207,7 +209,7 @@ def test_a_damaged_checkpoint_is_told(images: Path, tmp_path: Path, cli: Cli) ->
 
 @pytest.mark.usefixtures("rendered_figures")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
-def test_a_run_in_which_nobody_is_ever_accepted(
+def test_run_without_any_accepted_client_finishes(
     images: Path, tmp_path: Path, cli: Cli, method: str
 ) -> None:
     words = flags(images, method=method, validation__max_norm=1e-9)
@@ -224,7 +226,7 @@ def test_a_run_in_which_nobody_is_ever_accepted(
 # Catalogues
 
 
-def test_methods(cli: Cli) -> None:
+def test_methods_are_listed(cli: Cli) -> None:
     said = cli("methods")
     assert (said.code, said.err) == (0, "")
     assert_fits(said.out)
@@ -237,7 +239,7 @@ def test_methods(cli: Cli) -> None:
         assert told["family"] in said.out
 
 
-def test_data_list(tmp_path: Path, cli: Cli) -> None:
+def test_data_list_shows_which_sets_are_available(tmp_path: Path, cli: Cli) -> None:
     save_images(tmp_path / "data" / "mnist" / "mnist.npz")
     said = cli("data", "list")
     assert (said.code, said.err) == (0, "")
@@ -254,7 +256,9 @@ def test_data_list(tmp_path: Path, cli: Cli) -> None:
 
 @pytest.mark.usefixtures("rendered_figures")
 @pytest.mark.parametrize("kind", ["label", "iid", "classes", "quantity"])
-def test_data_show(tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_show_prints_and_draws_the_partition(
+    tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("data", "show", "mnist-sample", "--partition.kind", kind, "--clients", 5)
     said = cli(*words, "--out", tmp_path / "picture.png")
     assert (said.code, said.err) == (0, "")
@@ -262,7 +266,7 @@ def test_data_show(tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.Monk
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     # Pictures that are there need not be drawn again.
     for name in ("draw_partition", "draw_contact_sheet"):
-        monkeypatch.setattr(f"mpfedcl.report.run_figures.{name}", lambda *_: None)
+        monkeypatch.setattr(f"mpfedcl.report.drawings.{name}", lambda *_: None)
     content = json.loads(cli(*words, "--out", tmp_path / "picture.png", "--json").out)
     assert content["classes"] == list("0123456789")
     assert list(content["clients"]) == [f"client-{number}" for number in range(5)]
@@ -271,7 +275,7 @@ def test_data_show(tmp_path: Path, cli: Cli, kind: str, monkeypatch: pytest.Monk
     assert cli(*words, "--out", tmp_path / "picture.png").out == said.out
 
 
-def test_flags_without_a_value_go_with_a_file(said: Say, images: Path, tmp_path: Path) -> None:
+def test_flags_without_a_value_combine_with_a_file(said: Say, images: Path, tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(small(images, rounds=1).to_toml())
     code, out, _ = said("run", path, "--json", "--out", tmp_path / "run")

@@ -21,7 +21,7 @@ PULL = "pull_method:Pull"
 SOURCE = Path(__file__).parents[2] / "src" / "mpfedcl"
 
 
-def test_flags_help_and_values_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_custom_methods_have_help_and_values(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--pull.beta",
         "0.5",
@@ -67,13 +67,13 @@ def test_flags_help_and_values_of_every_kind(capsys: pytest.CaptureFixture[str])
         ("--method pull_method:Undecided --undecided.sizes x", "Error parsing --undecided.sizes"),
     ],
 )
-def test_one_sentence_for_each_mistake(words: str, sentence: str) -> None:
+def test_invalid_flags_of_custom_methods_are_rejected(words: str, sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(["run", *words.split()])
     assert sentence in str(caught.value)
 
 
-def test_a_file_names_the_method_and_flags_win(tmp_path: Path) -> None:
+def test_file_names_the_method_and_flags_override_it(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text(f'method = "{PULL}"\n[pull]\nbeta = 0.5\nnorm = "absolute"\n')
     found = parse(["run", str(file), "--pull.beta", "0.25"]).settings
@@ -89,7 +89,7 @@ def test_a_file_names_the_method_and_flags_win(tmp_path: Path) -> None:
         parse(["run", str(file)])
 
 
-def test_a_file_without_the_usual_ending_loses_nothing(
+def test_file_with_an_unusual_suffix_is_read_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
@@ -100,7 +100,7 @@ def test_a_file_without_the_usual_ending_loses_nothing(
     assert parse(["run", str(file), "--method", "fedavg"]).settings == Experiment(method="fedavg")
 
 
-def test_commands_of_several_methods_have_the_flags_of_all() -> None:
+def test_commands_with_several_methods_have_the_flags_of_all() -> None:
     for command in ("compare", "tune"):
         words = ["--methods", "fedavg", PULL, "custom_method:Scaffold", "--pull.beta", "2"]
         with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +113,7 @@ def test_commands_of_several_methods_have_the_flags_of_all() -> None:
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("forked_jobs")
-def test_a_comparison_and_a_run_to_resume(images: Path, tmp_path: Path, said: Say) -> None:
+def test_custom_method_is_compared_and_resumed(images: Path, tmp_path: Path, said: Say) -> None:
     words = [*flags(images, model__hidden=(8,)), "--pull.beta", 0.5]
     assert (
         said("compare", "--methods", PULL, "fedavg", "--seeds", 0, *words, "--out", tmp_path)[0]
@@ -137,7 +137,7 @@ def run_installed(*words: object, cwd: Path) -> int:
 
 @pytest.mark.thorough
 @pytest.mark.whole
-def test_only_the_command_line_finds_a_class_in_the_current_folder(
+def test_class_in_the_current_folder_is_found_by_the_method_flag_only(
     images: Path, tmp_path: Path
 ) -> None:
     shutil.copy(pull_method.__file__, tmp_path / "here_only.py")
@@ -164,7 +164,7 @@ def test_only_the_command_line_finds_a_class_in_the_current_folder(
 
 @pytest.mark.thorough
 @pytest.mark.whole
-def test_a_file_added_to_the_package_is_all_it_takes(tmp_path: Path) -> None:
+def test_method_and_partition_files_added_to_the_package_are_found(tmp_path: Path) -> None:
     package = tmp_path / "package" / "mpfedcl"
     shutil.copytree(SOURCE, package)
     (package / "methods" / "late_pull.py").write_text(

@@ -22,28 +22,28 @@ def log(total: int | None, notes: list[str], unit: str = "rounds") -> list[str]:
     return said.getvalue().splitlines()
 
 
-def test_a_line_every_few_rounds() -> None:
+def test_long_run_prints_a_line_every_few_rounds() -> None:
     lines = log(60, [f"accuracy {number} %  loss 1.0" for number in range(1, 61)])
     assert len(lines) == LINES
     assert lines[0] == "fedavg: 3 of 60 rounds, accuracy 3 % loss 1.0"
     assert lines[-1] == "fedavg: 60 of 60 rounds, accuracy 60 % loss 1.0"
 
 
-def test_a_short_run_has_a_line_for_each_round() -> None:
+def test_short_run_prints_a_line_for_each_round() -> None:
     assert log(2, ["", ""]) == ["fedavg: 1 of 2 rounds", "fedavg: 2 of 2 rounds"]
 
 
-def test_what_is_waited_for_is_said_once() -> None:
+def test_repeated_status_is_printed_once() -> None:
     notes = ["0 of 2 clients", "0 of 2 clients", "1 of 2 clients", "0 of 2 clients"]
     assert log(None, notes) == ["fedavg: 0 of 2 clients", "fedavg: 1 of 2 clients"]
 
 
-def test_quick_work_without_a_unit_is_silent() -> None:
+def test_work_without_a_unit_prints_nothing() -> None:
     assert log(5, ["x"] * 5, unit="") == []
 
 
 @given(total=st.integers(0, 5000), steps=st.lists(st.integers(0, 400), max_size=60))
-def test_lines_are_few_and_the_end_is_told(total: int, steps: list[int]) -> None:
+def test_milestones_are_few_and_include_the_end(total: int, steps: list[int]) -> None:
     milestones, done, told = Milestones(), 0, []
     for step in [*steps, total]:
         done = min(total, done + step)
@@ -57,7 +57,7 @@ def training(number: int, missing: list[str] | None = None) -> dict[str, object]
     return {"what": "training", "round": number, "rounds": 40, "missing": missing or []}
 
 
-def test_the_server_tells_of_the_run_under_way() -> None:
+def test_server_prints_the_status_of_the_run() -> None:
     lines = RunLines()
     waiting: dict[str, object] = {"what": "waiting for clients"}
     done: dict[str, object] = {"what": "done", "path": "/runs/a"}
@@ -75,5 +75,5 @@ def test_the_server_tells_of_the_run_under_way() -> None:
 
 
 @pytest.mark.parametrize("status", [{}, {"what": ""}])
-def test_nothing_said_is_no_line(status: dict[str, object]) -> None:
+def test_empty_status_prints_nothing(status: dict[str, object]) -> None:
     assert RunLines().read(status) == ""

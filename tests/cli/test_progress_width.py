@@ -14,7 +14,7 @@ NAMES = [f"hospital-of-a-long-name-{number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_a_federation_shows_its_round_at_any_width(tmp_path: Path, width: int) -> None:
+def test_federation_progress_shows_the_round_at_any_width(tmp_path: Path, width: int) -> None:
     console = Console(file=StringIO(), force_terminal=True, width=width, color_system=None)
     bar = progress_bar(console)
     follower = RunFollower(cast("Any", None), tmp_path, bar, bar.add_task("", note=""), "")
@@ -29,7 +29,7 @@ def test_a_federation_shows_its_round_at_any_width(tmp_path: Path, width: int) -
     assert len(line) <= width
 
 
-def test_who_cannot_take_part_is_said_at_once_and_once(tmp_path: Path) -> None:
+def test_clients_that_cannot_take_part_are_reported_once(tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=200)
     bar = progress_bar(console, "rounds")
     follower = RunFollower(cast("Any", None), tmp_path, bar, bar.add_task("", note=""), "")

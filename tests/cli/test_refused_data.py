@@ -46,7 +46,7 @@ BAD_ARCHIVES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_ARCHIVES)
-def test_bad_archives(tmp_path: Path, refused: Refused, kind: str) -> None:
+def test_invalid_archives_are_rejected(tmp_path: Path, refused: Refused, kind: str) -> None:
     arrays, expected = BAD_ARCHIVES[kind]
     (tmp_path / "data").mkdir()
     numpy.savez(tmp_path / "data" / "bad.npz", **arrays)
@@ -55,7 +55,9 @@ def test_bad_archives(tmp_path: Path, refused: Refused, kind: str) -> None:
     assert "bad.npz" in sentence
 
 
-def test_labels_out_of_the_range_of_a_known_set(tmp_path: Path, refused: Refused) -> None:
+def test_labels_out_of_the_range_of_a_known_set_are_rejected(
+    tmp_path: Path, refused: Refused
+) -> None:
     (tmp_path / "data" / "mnist").mkdir(parents=True)
     labels = numpy.arange(12)
     numpy.savez(tmp_path / "data" / "mnist" / "mnist.npz", **image_arrays(y_train=labels))
@@ -71,7 +73,7 @@ def save_pictures(root: Path) -> Path:
     return root
 
 
-def test_an_image_folder_with_an_empty_class(tmp_path: Path, refused: Refused) -> None:
+def test_image_folder_with_an_empty_class_is_rejected(tmp_path: Path, refused: Refused) -> None:
     root = save_pictures(tmp_path / "data")
     (root / "photo" / "emu").mkdir()
     sentence = refused("run", *PIXELS, "--dataset.root", root)
@@ -79,7 +81,7 @@ def test_an_image_folder_with_an_empty_class(tmp_path: Path, refused: Refused) -
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n half"])
-def test_an_image_folder_with_a_broken_file(
+def test_image_folder_with_a_broken_file_is_rejected(
     tmp_path: Path, refused: Refused, content: bytes
 ) -> None:
     root = save_pictures(tmp_path / "data")
@@ -88,7 +90,7 @@ def test_an_image_folder_with_a_broken_file(
     assert "cat/2.png" in sentence
 
 
-def test_a_file_for_a_folder_of_data(tmp_path: Path, refused: Refused) -> None:
+def test_file_as_data_folder_is_rejected(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "data").write_text("nothing")
     sentence = refused("run", *PIXELS, "--dataset.root", tmp_path / "data")
     assert "is a file" in sentence

@@ -89,14 +89,13 @@ BAD_SETTINGS: list[tuple[str, str]] = [
     ("--resume .", "resume is '.'"),
     (
         "--resume . --out x",
-        "resume allows only --rounds, --engine, --workers, --worker-timeout, --track and "
-        "--track-to",
+        "resume allows only --rounds, --engine, --workers, --worker-timeout, --track, --track-to",
     ),
 ]
 
 
 @pytest.mark.parametrize(("words", "expected"), BAD_SETTINGS, ids=[w for w, _ in BAD_SETTINGS])
-def test_bad_settings(refused: Refused, words: str, expected: str) -> None:
+def test_invalid_settings_are_rejected(refused: Refused, words: str, expected: str) -> None:
     assert expected in refused("run", *words.split(" "))
 
 
@@ -112,8 +111,8 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("data show --out absent/picture.png", "absent/picture.png: No such file"),
     ("data show --out picture.nope", "picture.nope"),
     ("methods --nope", "--nope"),
-    ("compare --method fedavg", "use --methods"),
-    ("compare --seed 3", "use --seeds"),
+    ("compare --method fedavg", "it must be left out: compare takes --methods"),
+    ("compare --seed 3", "it must be left out: compare takes --seeds"),
     ("compare --methods fedavg fedavg", "methods is ['fedavg', 'fedavg']"),
     ("compare --methods", "methods"),
     ("compare --seeds 1 0 1", "seeds is [1, 0, 1]"),
@@ -126,7 +125,7 @@ BAD_COMMANDS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("words", "expected"), BAD_COMMANDS, ids=[w for w, _ in BAD_COMMANDS])
-def test_bad_commands(refused: Refused, words: str, expected: str) -> None:
+def test_invalid_commands_are_rejected(refused: Refused, words: str, expected: str) -> None:
     assert expected in refused(*words.split(" "))
 
 
@@ -150,7 +149,7 @@ BAD_FILES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_bad_files_of_settings(tmp_path: Path, refused: Refused, kind: str) -> None:
+def test_invalid_settings_files_are_rejected(tmp_path: Path, refused: Refused, kind: str) -> None:
     document, expected = BAD_FILES[kind]
     file = tmp_path / "bad.toml"
     file.write_text(document)
@@ -159,6 +158,6 @@ def test_bad_files_of_settings(tmp_path: Path, refused: Refused, kind: str) -> N
     assert "bad.toml" in sentence
 
 
-def test_a_file_of_settings_that_is_no_text(tmp_path: Path, refused: Refused) -> None:
+def test_settings_file_that_is_not_text_is_rejected(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
     assert "bad.toml cannot be read" in refused("run", tmp_path / "bad.toml")

@@ -7,7 +7,7 @@ import pytest
 import tyro
 from pydantic import Field
 
-from mpfedcl.cli.flags import settings_rules
+from mpfedcl.cli.main import settings_rules
 from mpfedcl.experiment.settings import Settings
 
 
@@ -34,7 +34,7 @@ def parse(*words: str, default: Whole | None = None) -> Whole:
     return tyro.cli(Whole, args=words, default=default or Whole(), registry=settings_rules({}))
 
 
-def test_what_is_parsed_are_the_classes_themselves() -> None:
+def test_parsed_settings_are_instances_of_their_classes() -> None:
     assert parse() == Whole()
     words = ("--section-of-it.share", "0.5", "--section-of-it.kind", "wide", "--name", "a")
     found = parse(*words)
@@ -42,13 +42,13 @@ def test_what_is_parsed_are_the_classes_themselves() -> None:
     assert type(found.section_of_it) is Section
 
 
-def test_given_settings_are_the_defaults_of_flags() -> None:
+def test_given_settings_are_defaults_of_flags() -> None:
     given = Whole(section_of_it=Section(share=0.5, count=4))
     found = parse("--section-of-it.place", "x", default=given)
     assert found.section_of_it == Section(share=0.5, count=4, place=Path("x"))
 
 
-def test_open_settings_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_settings_without_a_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())

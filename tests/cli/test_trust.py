@@ -28,7 +28,7 @@ class Evil(Method):
 @pytest.mark.sampled(2)
 @pytest.mark.whole
 @pytest.mark.parametrize("words", ["predict run x.png", "run --resume run"])
-def test_a_run_directory_brings_nothing_of_the_current_folder_to_run(
+def test_run_directory_does_not_execute_code_of_the_current_folder(
     tmp_path: Path, words: str
 ) -> None:
     path = write_run(tmp_path / "run")
@@ -65,7 +65,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("ask", [ask_for_an_exabyte, ask_for_memory])
-def test_too_little_memory_is_told_in_a_sentence(
+def test_out_of_memory_gives_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ask: object
 ) -> None:
     monkeypatch.setattr(program, "_dispatch", lambda _: ask())  # type: ignore[operator]
@@ -77,7 +77,7 @@ def test_too_little_memory_is_told_in_a_sentence(
     assert said.count("\n") == 1
 
 
-def test_other_mistakes_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_runtime_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_dispatch", lambda _: fail())
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         program.main([])

@@ -10,7 +10,7 @@ from mpfedcl.core.files import read_bounded, remove_leftovers, write_atomically
 from mpfedcl.core.json_files import load_json
 
 
-def test_a_prepared_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_symlink_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     # What an earlier version would have written to, and what this one would if it could be told.
@@ -26,7 +26,7 @@ def test_a_prepared_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.Mon
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_link_is_replaced_not_written_through(tmp_path: Path) -> None:
+def test_symlink_is_replaced_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / "file").symlink_to(victim)
@@ -35,7 +35,7 @@ def test_a_link_is_replaced_not_written_through(tmp_path: Path) -> None:
     assert victim.read_bytes() == b"precious"
 
 
-def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+def test_file_mode_follows_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_atomically(tmp_path / "file", b"new")
@@ -44,7 +44,7 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
-def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+def test_only_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     for name in (".a.json.0123abcd.tmp", ".a.tmp", "a.0123abcd.tmp", ".a.json.0123abcdef.tmp"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
@@ -53,7 +53,7 @@ def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     assert left == [".a.json.0123abcdef.tmp", ".a.tmp", "a.0123abcd.tmp"]
 
 
-def test_pipes_devices_and_large_files_are_not_read(tmp_path: Path) -> None:
+def test_pipes_devices_and_large_files_are_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zeros").symlink_to("/dev/zero")
     (tmp_path / "large").write_bytes(b"12345")
@@ -83,11 +83,11 @@ def test_pipes_devices_and_large_files_are_not_read(tmp_path: Path) -> None:
         ("\xff", "codec"),
     ],
 )
-def test_what_json_cannot_say_is_refused(text: str, why: str) -> None:
+def test_invalid_json_is_rejected(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         load_json(text.encode("latin-1"))
 
 
-def test_numbers_of_64_bits_are_read() -> None:
+def test_json_numbers_of_64_bits_are_read() -> None:
     numbers = [0, -(2**63), 2**63 - 1, 1.5, -1e308, 5e-324]
     assert load_json(str(numbers).encode()) == numbers

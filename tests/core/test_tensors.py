@@ -13,7 +13,7 @@ from mpfedcl.core.tensors import digest, load_tensors, pack_tensors
 from small_experiments import assert_same_tensors
 
 
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+def test_file_is_written_and_replaced(tmp_path: Path) -> None:
     for content in (b"first", b"", b"second"):
         write_atomically(tmp_path / "file", content)
         assert (tmp_path / "file").read_bytes() == content
@@ -21,7 +21,7 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_failure_leaves_the_old_file_and_nothing_else(
+def test_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -36,7 +36,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_tensors_there_and_back(tmp_path: Path) -> None:
+def test_tensors_are_read_back(tmp_path: Path) -> None:
     tensors = {
         "b": torch.arange(6).reshape(2, 3).T,
         "a": torch.randn(3, dtype=torch.float64, requires_grad=True),
@@ -57,7 +57,7 @@ def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
         assert file.metadata() == {"names": "[1]"}
 
 
-def test_tensors_that_share_memory() -> None:
+def test_tensors_that_share_memory_are_packed_separately() -> None:
     tensor = torch.arange(4.0)
     shared = {"a": tensor, "b": tensor, "c": tensor[1:3]}
     apart = {name: value.clone() for name, value in shared.items()}
@@ -65,23 +65,23 @@ def test_tensors_that_share_memory() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"\xff" * 100])
-def test_a_file_that_holds_no_tensors(tmp_path: Path, content: bytes) -> None:
+def test_file_without_tensors_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.safetensors").write_bytes(content)
     with pytest.raises(InvalidInput, match=r"x\.safetensors cannot be read as safetensors"):
         load_tensors(tmp_path / "x.safetensors")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_tensor_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"x\.safetensors cannot be read"):
         load_tensors(tmp_path / "x.safetensors")
 
 
-def test_digest() -> None:
+def test_digest_is_sha256() -> None:
     # The SHA-256 of "abc", from the standard's own example.
     assert digest(b"abc").startswith("ba7816bf8f01cfea414140de5dae2223b00361a396177a9c")
 
 
-def test_devices_and_pipes_are_no_tensors(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_rejected_as_tensors(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "b.safetensors")
     for name in ("a", "b"):

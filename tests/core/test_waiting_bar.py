@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
     ("is_terminal", "seconds", "shown"),
     [(True, 1.5, True), (True, 0.01, False), (False, 1.5, False)],
 )
-def test_only_on_a_terminal_and_only_when_slow(
+def test_bar_is_shown_only_on_a_terminal_and_for_slow_work(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, seconds: float, shown: bool
 ) -> None:
     stream = Terminal() if is_terminal else io.StringIO()

@@ -6,17 +6,17 @@ from typing import Any
 import numpy
 import pytest
 
-from mpfedcl.data.partitions import classes, iid, label, quantity
+from mpfedcl.data.partitions import PARTITION_FUNCTIONS
 from mpfedcl.data.samples import Indices
 
 Partition = Callable[..., list[Indices]]
 
 KINDS: dict[str, tuple[Partition, dict[str, Any]]] = {
-    "iid": (iid.partition, {}),
-    "label": (label.partition, {"alpha": 0.5}),
-    "label, plain": (label.partition, {"alpha": 0.5, "balanced": False}),
-    "quantity": (quantity.partition, {"alpha": 0.5}),
-    "classes": (classes.partition, {"classes_per_client": 1}),
+    "iid": (PARTITION_FUNCTIONS["iid"], {}),
+    "label": (PARTITION_FUNCTIONS["label"], {"alpha": 0.5}),
+    "label, plain": (PARTITION_FUNCTIONS["label"], {"alpha": 0.5, "balanced": False}),
+    "quantity": (PARTITION_FUNCTIONS["quantity"], {"alpha": 0.5}),
+    "classes": (PARTITION_FUNCTIONS["classes"], {"classes_per_client": 1}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

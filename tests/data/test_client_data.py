@@ -72,7 +72,7 @@ def refusal(root: Path | None = None, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_the_sample_by_default() -> None:
+def test_default_data_is_the_mnist_sample() -> None:
     data = load()
     assert data.dataset == "mnist-sample"
     assert data.names == tuple(f"client-{number}" for number in range(5))
@@ -98,7 +98,7 @@ def test_inputs_are_bytes_over_255() -> None:
     assert numpy.array_equal(data.clients[0].labels.numpy(), domain.train_labels)
 
 
-def test_standardized_mnist_has_mean_0_and_deviation_1() -> None:
+def test_standardized_mnist_has_mean_0_and_standard_deviation_1() -> None:
     data = load(dtype="float64", clients=1, dataset__standardize=True)
     plain = load(dtype="float64", clients=1)
     # The sample is not the whole of MNIST, whose mean and deviation the constants are.
@@ -108,7 +108,7 @@ def test_standardized_mnist_has_mean_0_and_deviation_1() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_seed_decides_everything(kind: str) -> None:
+def test_seed_determines_the_client_data(kind: str) -> None:
     first, again, other = (
         load(seed=seed, partition__kind=kind, partition__alpha=0.5) for seed in (1, 1, 2)
     )
@@ -121,7 +121,7 @@ def test_the_seed_decides_everything(kind: str) -> None:
     )
 
 
-def test_names_sort_as_numbers_do() -> None:
+def test_client_names_sort_in_numeric_order() -> None:
     data = load(clients=11, partition__kind="iid")
     assert data.names[:3] == ("client-00", "client-01", "client-02")
     assert data.names[-1] == "client-10"
@@ -134,7 +134,7 @@ def test_names_sort_as_numbers_do() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_keeps_the_official_split(tmp_path: Path, kind: str) -> None:
+def test_shared_test_keeps_the_official_split(tmp_path: Path, kind: str) -> None:
     save_domain(tmp_path / "a.npz", num_train=90, num_test=30)
     data = load(
         tmp_path, clients=3, partition__kind=kind, partition__test="shared", partition__alpha=5.0
@@ -145,7 +145,7 @@ def test_shared_keeps_the_official_split(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_splits_by_seed_where_there_is_no_official_split(tmp_path: Path, kind: str) -> None:
+def test_shared_test_is_drawn_by_seed_without_an_official_split(tmp_path: Path, kind: str) -> None:
     save_domain(tmp_path / "a.npz", num_train=120, num_test=0)
     options = {"partition__kind": kind, "partition__test": "shared", "partition__alpha": 5.0}
     data = load(tmp_path, clients=3, dataset__test_fraction=0.25, **options)
@@ -160,7 +160,7 @@ def test_shared_splits_by_seed_where_there_is_no_official_split(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_matched_tests_each_on_its_own_classes(tmp_path: Path, kind: str) -> None:
+def test_matched_test_follows_the_classes_of_each_client(tmp_path: Path, kind: str) -> None:
     save_domain(tmp_path / "a.npz", num_train=200, num_test=50)
     data = load(tmp_path, clients=4, partition__kind=kind, dataset__test_fraction=0.3)
     trained, tested = trained_on(data), examined_on(data)
@@ -179,7 +179,7 @@ def test_matched_tests_each_on_its_own_classes(tmp_path: Path, kind: str) -> Non
     assert_labels_follow_images(data)
 
 
-def test_a_client_without_test_images_is_legal(tmp_path: Path) -> None:
+def test_client_without_test_images_is_accepted(tmp_path: Path) -> None:
     # Who has a single image keeps it for training.
     save_domain(tmp_path / "a.npz", num_train=3, num_test=0, num_classes=1)
     data = load(tmp_path, clients=2, partition__kind="iid")
@@ -187,14 +187,14 @@ def test_a_client_without_test_images_is_legal(tmp_path: Path) -> None:
     assert all(client.test.dtype == torch.int64 for client in data.clients)
 
 
-def test_refuses_to_run_without_any_test_image(tmp_path: Path) -> None:
+def test_data_without_any_test_image_is_rejected(tmp_path: Path) -> None:
     save_domain(tmp_path / "a.npz", num_train=3, num_test=0)
     sentence = refusal(tmp_path, clients=1)
     assert "dataset.test_fraction is 0.5" in sentence
     assert "must be larger" in sentence
 
 
-def test_all_domains_together_unless_they_are_the_clients(tmp_path: Path) -> None:
+def test_domains_are_pooled_unless_each_is_a_client(tmp_path: Path) -> None:
     save_domain(tmp_path / "a.npz", num_train=40, num_test=10)
     save_domain(tmp_path / "b.npz", num_train=60, num_test=0, first=100)
     data = load(tmp_path, clients=2, partition__kind="iid", partition__test="shared")
@@ -230,7 +230,7 @@ def test_feature_skew_with_a_shared_test(tmp_path: Path) -> None:
     assert all(torch.equal(client.test, torch.arange(20)) for client in data.clients)
 
 
-def test_feature_skew_refuses_another_number_of_clients(tmp_path: Path) -> None:
+def test_feature_skew_rejects_a_different_number_of_clients(tmp_path: Path) -> None:
     save_domain(tmp_path / "a.npz", num_train=40, num_test=10)
     save_domain(tmp_path / "b.npz", num_train=40, num_test=10)
     sentence = refusal(tmp_path, partition__kind="feature", clients=3)
@@ -238,7 +238,7 @@ def test_feature_skew_refuses_another_number_of_clients(tmp_path: Path) -> None:
     assert "must be 2, the number of domains (a, b)" in sentence
 
 
-def test_feature_skew_refuses_a_domain_that_is_too_small(tmp_path: Path) -> None:
+def test_feature_skew_rejects_a_domain_that_is_too_small(tmp_path: Path) -> None:
     save_domain(tmp_path / "a.npz", num_train=40, num_test=10)
     save_domain(tmp_path / "b.npz", num_train=7, num_test=10)
     sentence = refusal(tmp_path, partition__kind="feature", partition__min_size=8)
@@ -259,7 +259,7 @@ def test_feature_skew_with_missing_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["shared", "matched"])
-def test_train_size_draws_by_seed(tmp_path: Path, test: str) -> None:
+def test_train_size_draws_images_by_seed(tmp_path: Path, test: str) -> None:
     save_domain(tmp_path / "a.npz", num_train=300, num_test=30)
     options = {"partition__kind": "iid", "partition__test": test, "dataset__train_size": 100}
     data, other = (load(tmp_path, clients=3, seed=seed, **options) for seed in (0, 1))
@@ -284,24 +284,24 @@ def test_train_size_counts_by_domain_under_feature_skew(tmp_path: Path) -> None:
     assert "training images of b" in sentence
 
 
-def test_refuses_a_train_size_beyond_the_set() -> None:
+def test_train_size_beyond_the_data_set_is_rejected() -> None:
     sentence = refusal(dataset__train_size=2001)
     assert "dataset.train_size is 2,001; it must be at most 2,000" in sentence
     assert "mnist-sample" in sentence
 
 
-def test_refusals_of_partitions_arrive() -> None:
+def test_errors_of_partitions_are_passed_on() -> None:
     assert "clients is 3000" in refusal(clients=3000)
     assert "classes_per_client is 11" in refusal(
         partition__kind="classes", partition__classes_per_client=11
     )
 
 
-def test_color_and_size_decide_the_input_size() -> None:
+def test_image_size_determines_the_input_size() -> None:
     assert load(dataset__image_size=7, clients=2).input_size == 49
 
 
-def test_tensors_are_the_data_own() -> None:
+def test_loaded_tensors_are_independent_copies() -> None:
     # Changing what one load returned must not leak into another.
     load(clients=1).clients[0].inputs.zero_()
     assert load(clients=1).clients[0].inputs.max() == 1

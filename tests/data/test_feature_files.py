@@ -12,7 +12,7 @@ from command_results import Refused
 from encoder_experiments import pictured
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import open_data_set, open_own_samples
+from mpfedcl.data.sources import open_data_set, open_own_samples
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.models.resnet import ResNet18
 from small_experiments import Say, save_images, save_vectors
@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
         return dict(content)
 
 
-def test_a_run_on_the_files_is_the_run_on_the_pictures(
+def test_run_on_encoded_features_equals_run_on_images(
     pictures: Path, tmp_path: Path, said: Say, refused: Refused
 ) -> None:
     out = tmp_path / "features"
@@ -59,7 +59,7 @@ def test_a_run_on_the_files_is_the_run_on_the_pictures(
     )
 
 
-def test_counts_and_test_sets_stay(tmp_path: Path, said: Say) -> None:
+def test_encoding_keeps_labels_and_test_sets(tmp_path: Path, said: Say) -> None:
     """Labels that are numbers alone get no names."""
     save_images(tmp_path / "images" / "a.npz", num_train=9, num_test=6)
     out = tmp_path / "features"
@@ -70,7 +70,7 @@ def test_counts_and_test_sets_stay(tmp_path: Path, said: Say) -> None:
     assert after["x_test"].shape == (6, ResNet18.feature_size)
 
 
-def test_refuses_what_cannot_be_encoded(tmp_path: Path, refused: Refused) -> None:
+def test_input_that_cannot_be_encoded_is_rejected(tmp_path: Path, refused: Refused) -> None:
     save_vectors(tmp_path / "vectors" / "a.npz")
     out = ("--out", tmp_path / "features")
     words = ("data", "encode", tmp_path / "vectors")
@@ -90,7 +90,7 @@ def save_named(path: Path, names: object, labels: object = (0, 1)) -> Path:
     return path
 
 
-def test_files_that_name_their_classes(tmp_path: Path) -> None:
+def test_class_names_are_read_from_npz_files(tmp_path: Path) -> None:
     path = save_named(tmp_path / "set" / "a.npz", ["ox", "cow"])
     folder = DatasetSettings(name="folder", root=tmp_path / "set")
     assert open_data_set(folder).class_names == ("ox", "cow")
@@ -107,13 +107,13 @@ def test_files_that_name_their_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [[1, 2], ["a", "a"], [["a"], ["b"]], ["a", ""], "a", ["a\n", "b"]]
 )
-def test_refuses_names_that_are_none(tmp_path: Path, names: object) -> None:
+def test_invalid_class_names_are_rejected(tmp_path: Path, names: object) -> None:
     save_named(tmp_path / "a.npz", names)
     with pytest.raises(InvalidInput, match="it must be a list of different names"):
         open_data_set(DatasetSettings(name="folder", root=tmp_path))
 
 
-def test_refuses_labels_beyond_the_names(tmp_path: Path) -> None:
+def test_labels_without_a_class_name_are_rejected(tmp_path: Path) -> None:
     save_named(tmp_path / "a.npz", ["a"])
     with pytest.raises(InvalidInput, match=r"has the label 1; labels must be 0 to 0\."):
         open_data_set(DatasetSettings(name="folder", root=tmp_path))

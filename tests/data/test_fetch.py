@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from download_cases import BODY, OTHER, PAGE, Naps, bring, original, refusal, retries
 
-from download_server import BrokenServer, answer_range, send, serve, stall
+from download_server import BrokenServer, answer_range, serve, stall
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
 from mpfedcl.data.public.download import fetch_file, fetch_source
@@ -23,7 +23,7 @@ from mpfedcl.data.public.sources import PublicFile, PublicSource
 pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
-def test_brings_a_file(tmp_path: Path, server: BrokenServer) -> None:
+def test_file_is_downloaded_with_progress(tmp_path: Path, server: BrokenServer) -> None:
     reported: list[int] = []
     path = fetch_file(
         original(server.answer("/file", serve(BODY))),
@@ -38,31 +38,31 @@ def test_brings_a_file(tmp_path: Path, server: BrokenServer) -> None:
     assert reported == sorted(reported)
 
 
-def test_a_right_file_is_not_asked_for_again(tmp_path: Path, server: BrokenServer) -> None:
+def test_correct_file_is_not_downloaded_again(tmp_path: Path, server: BrokenServer) -> None:
     (tmp_path / "file.bin").write_bytes(BODY)
     assert bring(tmp_path, original(server.answer("/file", serve(BODY)))) == BODY
     assert server.requests == []
 
 
 @pytest.mark.parametrize("there", [OTHER, BODY[:-1], b""])
-def test_a_wrong_file_is_replaced(tmp_path: Path, server: BrokenServer, there: bytes) -> None:
+def test_wrong_file_is_replaced(tmp_path: Path, server: BrokenServer, there: bytes) -> None:
     (tmp_path / "file.bin").write_bytes(there)
     assert bring(tmp_path, original(server.answer("/file", serve(BODY)))) == BODY
 
 
-def test_goes_on_where_an_earlier_call_ended(tmp_path: Path, server: BrokenServer) -> None:
+def test_download_resumes_an_earlier_part(tmp_path: Path, server: BrokenServer) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
     assert bring(tmp_path, original(server.answer("/file", serve(BODY)))) == BODY
     assert server.ranges == ["bytes=1000-"]
 
 
-def test_goes_on_after_a_cut_connection(tmp_path: Path, server: BrokenServer) -> None:
+def test_download_resumes_after_a_dropped_connection(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", serve(BODY, cut=7000), serve(BODY, cut=500), serve(BODY))
     assert bring(tmp_path, original(address)) == BODY
     assert server.ranges == [None, "bytes=7000-", "bytes=7500-"]
 
 
-def test_starts_over_where_ranges_are_ignored(tmp_path: Path, server: BrokenServer) -> None:
+def test_download_restarts_if_ranges_are_ignored(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", serve(BODY, cut=7000), serve(BODY, ranges=False))
     assert bring(tmp_path, original(address)) == BODY
     assert server.ranges == [None, "bytes=7000-"]
@@ -79,7 +79,7 @@ def test_starts_over_where_ranges_are_ignored(tmp_path: Path, server: BrokenServ
         "",
     ],
 )
-def test_asks_for_all_where_another_range_comes(
+def test_download_restarts_after_a_wrong_range(
     tmp_path: Path, server: BrokenServer, claim: str
 ) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
@@ -88,25 +88,25 @@ def test_asks_for_all_where_another_range_comes(
     assert server.ranges == ["bytes=1000-", None]
 
 
-def test_a_range_that_nobody_asked_for_is_trouble(tmp_path: Path, server: BrokenServer) -> None:
+def test_unrequested_range_is_an_error(tmp_path: Path, server: BrokenServer) -> None:
     whole = answer_range(BODY, f"bytes 0-{len(BODY) - 1}/{len(BODY)}")
     sentence = refusal(tmp_path, original(server.answer("/file", whole)))
-    assert "although all of it was asked for" in sentence
+    assert "sent another part of the file" in sentence
 
 
-def test_wrong_bytes_are_deleted_and_asked_for_again(tmp_path: Path, server: BrokenServer) -> None:
+def test_wrong_bytes_are_deleted_and_downloaded_again(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", serve(OTHER), serve(BODY))
     assert bring(tmp_path, original(address)) == BODY
     assert server.ranges == [None, None]
 
 
-def test_a_part_with_wrong_bytes_is_not_built_upon(tmp_path: Path, server: BrokenServer) -> None:
+def test_part_with_wrong_bytes_is_not_resumed(tmp_path: Path, server: BrokenServer) -> None:
     (tmp_path / "file.bin.part").write_bytes(OTHER[:1000])
     assert bring(tmp_path, original(server.answer("/file", serve(BODY)))) == BODY
     assert server.ranges == ["bytes=1000-", None]
 
 
-def test_wrong_bytes_to_the_end_are_told(tmp_path: Path, server: BrokenServer) -> None:
+def test_persistent_wrong_checksum_is_reported(tmp_path: Path, server: BrokenServer) -> None:
     naps = Naps()
     address = server.answer("/file", serve(OTHER))
     sentence = refusal(tmp_path, original(address), sleep=naps)
@@ -118,7 +118,7 @@ def test_wrong_bytes_to_the_end_are_told(tmp_path: Path, server: BrokenServer) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_whole_part_needs_no_request(tmp_path: Path, server: BrokenServer) -> None:
+def test_complete_part_needs_no_request(tmp_path: Path, server: BrokenServer) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY)
     address = server.answer("/file", serve(BODY))
     assert bring(tmp_path, original(address, size=None)) == BODY
@@ -126,33 +126,14 @@ def test_a_whole_part_needs_no_request(tmp_path: Path, server: BrokenServer) -> 
 
 
 @pytest.mark.parametrize("size", [len(BODY), None])
-def test_a_part_that_is_too_long_is_dropped(
+def test_part_that_is_too_long_is_discarded(
     tmp_path: Path, server: BrokenServer, size: int | None
 ) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY + b"more")
     assert bring(tmp_path, original(server.answer("/file", serve(BODY)), size=size)) == BODY
 
 
-def test_md5_serves_where_nothing_better_is_public(tmp_path: Path, server: BrokenServer) -> None:
-    md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
-    address = server.answer("/file", serve(OTHER), serve(BODY))
-    assert bring(tmp_path, original(address, sha256=None, md5=md5)) == BODY
-    assert len(server.requests) == 2
-    again = server.answer("/file", serve(OTHER))
-    assert f"MD5 {md5}" in refusal(tmp_path / "x", original(again, sha256=None, md5=md5))
-
-
-def test_without_a_checksum_nothing_is_pieced_together(
-    tmp_path: Path, server: BrokenServer
-) -> None:
-    (tmp_path / "file.bin.part").write_bytes(OTHER[:1000])
-    assert bring(tmp_path, original(server.answer("/file", serve(BODY)), sha256=None)) == BODY
-    assert server.ranges == [None]
-    empty = server.answer("/file", send(200, Content_Length=0))
-    assert "sent 0 bytes" in refusal(tmp_path / "x", original(empty, sha256=None, size=None))
-
-
-def test_refuses_a_disk_without_room(
+def test_full_disk_is_rejected_before_the_download(
     tmp_path: Path, server: BrokenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -162,9 +143,13 @@ def test_refuses_a_disk_without_room(
     assert server.requests == []
 
 
-def test_a_collection_is_fetched_whole(tmp_path: Path, server: BrokenServer) -> None:
+def test_source_is_fetched_with_all_files(tmp_path: Path, server: BrokenServer) -> None:
     files = tuple(
-        PublicFile(name, (server.answer(f"/{name}", serve(name.encode())),), len(name))
+        PublicFile(
+            name,
+            (server.answer(f"/{name}", serve(name.encode())),),
+            hashlib.sha256(name.encode()).hexdigest(),
+        )
         for name in ("one", "three")
     )
     paths = fetch_source(PublicSource("c", PAGE, ("d",), files), tmp_path)
@@ -177,12 +162,12 @@ from pathlib import Path
 from mpfedcl.data.public.download import RetryPolicy, fetch_file
 from mpfedcl.data.public.sources import PublicFile
 address, folder, size, sha256 = sys.argv[1:]
-wanted = PublicFile("file.bin", (address,), int(size), sha256)
+wanted = PublicFile("file.bin", (address,), sha256, int(size))
 fetch_file(wanted, Path(folder), "page", RetryPolicy())
 """
 
 
-def test_a_killed_download_goes_on(tmp_path: Path, server: BrokenServer) -> None:
+def test_killed_download_is_resumed(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", stall(BODY, 50_000, seconds=5.0), serve(BODY))
     wanted = original(address)
     part = tmp_path / "file.bin.part"
@@ -201,7 +186,7 @@ def test_a_killed_download_goes_on(tmp_path: Path, server: BrokenServer) -> None
     assert server.ranges == [None, f"bytes={arrived}-"]
 
 
-def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+def test_folder_lock_is_exclusive(tmp_path: Path) -> None:
     folder = tmp_path / "originals"
     for _ in range(2):
         with (
@@ -222,7 +207,7 @@ with lock_folder(Path(sys.argv[1])):
 """
 
 
-def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+def test_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     folder = tmp_path / "originals"
     command = [sys.executable, "-c", _HOLD, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -238,7 +223,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_will_do(
+def test_file_system_without_locks_is_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(_handle: int, _operation: int) -> None:

@@ -1,6 +1,5 @@
 """The downloader against a real server that fails, lies, redirects and dawdles."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,15 @@ from download_server import Answer, BrokenServer, free_port, send, serve, stall,
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("no_proxy")]
 
 
-def test_pauses_double_up_to_a_bound(tmp_path: Path, server: BrokenServer) -> None:
+def test_retry_pauses_double_up_to_a_limit(tmp_path: Path, server: BrokenServer) -> None:
     naps = Naps()
     address = server.answer("/file", send(503, Content_Length=0))
-    refusal(tmp_path, original(address), attempts=6, longest_pause=5.0, sleep=naps)
-    assert naps.seconds == [1.0, 2.0, 4.0, 5.0, 5.0]
+    refusal(tmp_path, original(address), attempts=8, sleep=naps)
+    assert naps.seconds == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_asks_again_after_a_passing_fault(
+def test_transient_http_errors_are_retried(
     tmp_path: Path, server: BrokenServer, status: int
 ) -> None:
     address = server.answer("/file", send(status, Content_Length=0), serve(BODY))
@@ -28,7 +27,7 @@ def test_asks_again_after_a_passing_fault(
 
 
 @pytest.mark.parametrize("status", [404, 403, 410])
-def test_does_not_ask_again_what_was_refused(
+def test_permanent_http_errors_are_not_retried(
     tmp_path: Path, server: BrokenServer, status: int
 ) -> None:
     naps = Naps()
@@ -39,7 +38,7 @@ def test_does_not_ask_again_what_was_refused(
     assert naps.seconds == []
 
 
-def test_mirrors_are_tried_in_turn_and_go_on_with_one_part(
+def test_mirrors_are_tried_in_turn_and_resume_one_part(
     tmp_path: Path, server: BrokenServer
 ) -> None:
     gone = server.answer("/gone", send(404, Content_Length=0))
@@ -51,7 +50,7 @@ def test_mirrors_are_tried_in_turn_and_go_on_with_one_part(
     assert naps.seconds == []
 
 
-def test_the_sentence_tells_of_every_mirror(tmp_path: Path, server: BrokenServer) -> None:
+def test_error_lists_every_mirror(tmp_path: Path, server: BrokenServer) -> None:
     gone = server.answer("/gone", send(404, Content_Length=0))
     weak = server.answer("/weak", send(500, Content_Length=0))
     sentence = refusal(tmp_path, original(gone, weak))
@@ -62,7 +61,7 @@ def test_the_sentence_tells_of_every_mirror(tmp_path: Path, server: BrokenServer
 
 
 @pytest.mark.parametrize("announced", [len(BODY) - 1, len(BODY) + 1, 10**13])
-def test_another_announced_size_is_refused_before_it_comes(
+def test_wrong_announced_size_is_rejected_before_the_download(
     tmp_path: Path, server: BrokenServer, announced: int
 ) -> None:
     wrong = send(200, BODY, Content_Length=announced)
@@ -73,7 +72,7 @@ def test_another_announced_size_is_refused_before_it_comes(
     assert server.ranges[-1] == "bytes=1000-"
 
 
-def test_a_content_length_that_lies_is_noticed(tmp_path: Path, server: BrokenServer) -> None:
+def test_wrong_content_length_is_detected(tmp_path: Path, server: BrokenServer) -> None:
     wanted = original(
         server.answer("/file", send(200, BODY, Content_Length=len(BODY) + 5)), size=None
     )
@@ -84,7 +83,7 @@ def test_a_content_length_that_lies_is_noticed(tmp_path: Path, server: BrokenSer
     assert bring(tmp_path, original(short, size=None)) == BODY
 
 
-def test_a_body_without_a_length_ends_with_the_connection(
+def test_body_without_a_length_ends_with_the_connection(
     tmp_path: Path, server: BrokenServer
 ) -> None:
     assert bring(tmp_path, original(server.answer("/file", send(200, BODY)), size=None)) == BODY
@@ -94,7 +93,7 @@ def test_a_body_without_a_length_ends_with_the_connection(
     assert "closed the connection after 99 bytes" in sentence
 
 
-def test_endless_bytes_are_cut_off(
+def test_download_stops_at_the_size_limit(
     tmp_path: Path, server: BrokenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = server.answer("/file", send(200, BODY * 40))
@@ -105,7 +104,7 @@ def test_endless_bytes_are_cut_off(
     assert "more than 5,000 bytes" in refusal(tmp_path, original(address, size=None), attempts=1)
 
 
-def test_follows_a_redirect_with_its_range(tmp_path: Path, server: BrokenServer) -> None:
+def test_redirect_keeps_the_range(tmp_path: Path, server: BrokenServer) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
     server.answer("/new/place", serve(BODY))
     address = server.answer("/old/place", send(302, b"moved" * 99, Location="../new/place"))
@@ -113,7 +112,7 @@ def test_follows_a_redirect_with_its_range(tmp_path: Path, server: BrokenServer)
     assert server.requests == [("/old/place", "bytes=1000-"), ("/new/place", "bytes=1000-")]
 
 
-def test_a_redirect_loop_ends(tmp_path: Path, server: BrokenServer) -> None:
+def test_redirect_loop_is_rejected(tmp_path: Path, server: BrokenServer) -> None:
     server.answer("/b", send(307, Location="/a", Content_Length=0))
     address = server.answer("/a", send(301, Location="/b", Content_Length=0))
     assert "redirects more than 5 times" in refusal(tmp_path, original(address))
@@ -121,7 +120,9 @@ def test_a_redirect_loop_ends(tmp_path: Path, server: BrokenServer) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "data"])
-def test_follows_to_no_other_scheme(tmp_path: Path, server: BrokenServer, scheme: str) -> None:
+def test_redirects_to_other_schemes_are_rejected(
+    tmp_path: Path, server: BrokenServer, scheme: str
+) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(BODY)
     target = {
@@ -137,52 +138,33 @@ def test_follows_to_no_other_scheme(tmp_path: Path, server: BrokenServer, scheme
 
 
 @pytest.mark.parametrize("location", ["http://[nonsense", "", "http://a b\x7f/"])
-def test_a_redirect_to_nonsense_is_trouble(
-    tmp_path: Path, server: BrokenServer, location: str
-) -> None:
+def test_invalid_redirect_is_an_error(tmp_path: Path, server: BrokenServer, location: str) -> None:
     address = server.answer("/file", send(302, Location=location, Content_Length=0))
     assert address in refusal(tmp_path, original(address), attempts=1)
 
 
-def test_a_trickle_is_given_up(tmp_path: Path, server: BrokenServer) -> None:
-    address = server.answer("/file", trickle(BODY, 0.02), serve(BODY))
-    begin = time.monotonic()
-    assert bring(tmp_path, original(address), timeout=1.0, slowest=2000.0) == BODY
-    # At its pace the whole file would take half an hour.
-    assert time.monotonic() - begin < 60
-    # What trickled in was not in vain.
-    assert server.ranges[0] is None
-    assert server.ranges[1] is not None
-
-
-def test_the_sentence_tells_of_a_trickle(tmp_path: Path, server: BrokenServer) -> None:
-    address = server.answer("/file", trickle(BODY, 0.02))
-    sentence = refusal(tmp_path, original(address), attempts=1, timeout=0.5, slowest=2000.0)
-    assert "bytes in 0.5 seconds" in sentence
-
-
-def test_a_slow_but_steady_server_is_waited_for(tmp_path: Path, server: BrokenServer) -> None:
+def test_slow_but_steady_server_does_not_time_out(tmp_path: Path, server: BrokenServer) -> None:
     body = BODY[:200]
     address = server.answer("/file", trickle(body, 0.01))
-    assert bring(tmp_path, original(address, body=body), timeout=1.0, slowest=5.0) == body
+    assert bring(tmp_path, original(address, body=body), timeout=1.0) == body
     assert len(server.requests) == 1
 
 
-def test_silence_is_given_up(tmp_path: Path, server: BrokenServer) -> None:
+def test_stalled_connection_times_out_and_is_resumed(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", stall(BODY, 5000, seconds=3.0), serve(BODY))
     assert bring(tmp_path, original(address), timeout=1.0) == BODY
     assert server.ranges == [None, "bytes=5000-"]
 
 
 @pytest.mark.parametrize("answer", [send(204), send(200, BODY, Content_Encoding="gzip")])
-def test_answers_that_are_no_file_are_refused(
+def test_responses_without_a_plain_body_are_rejected(
     tmp_path: Path, server: BrokenServer, answer: Answer
 ) -> None:
     refusal(tmp_path, original(server.answer("/file", answer)))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_offline_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_offline_computer_gives_a_one_line_error(tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{free_port()}/file"
     naps = Naps()
     sentence = refusal(tmp_path, original(address), sleep=naps)
@@ -191,7 +173,7 @@ def test_offline_is_told_in_one_sentence(tmp_path: Path) -> None:
     assert naps.seconds == [1.0]
 
 
-def test_a_connection_that_is_lost_on_the_way_is_waited_for(tmp_path: Path) -> None:
+def test_lost_connection_is_retried_with_the_part_kept(tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(BODY[:1000])
     naps = Naps()
     refusal(tmp_path, original(f"http://127.0.0.1:{free_port()}/file"), attempts=4, sleep=naps)
@@ -199,14 +181,16 @@ def test_a_connection_that_is_lost_on_the_way_is_waited_for(tmp_path: Path) -> N
     assert (tmp_path / "file.bin.part").read_bytes() == BODY[:1000]
 
 
-def test_rounds_that_bring_a_mebibyte_are_free(tmp_path: Path, server: BrokenServer) -> None:
+def test_attempts_with_a_mebibyte_of_progress_are_not_counted(
+    tmp_path: Path, server: BrokenServer
+) -> None:
     body = BODY * 50
     address = server.answer("/file", serve(body, cut=2**20))
     assert bring(tmp_path, original(address, body=body), attempts=1) == body
     assert len(server.requests) == 5
 
 
-def test_bytes_brought_twice_buy_no_round(tmp_path: Path, server: BrokenServer) -> None:
+def test_repeated_bytes_do_not_count_as_progress(tmp_path: Path, server: BrokenServer) -> None:
     body = BODY * 50
     address = server.answer("/file", serve(body, ranges=False, cut=2**21))
     sentence = refusal(tmp_path, original(address, body=body), attempts=3)

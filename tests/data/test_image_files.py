@@ -64,13 +64,13 @@ def test_labels_follow_the_sorted_union_of_class_folders(tmp_path: Path) -> None
     assert alone.train_labels.tolist() == [1, 2]
 
 
-def test_own_size_stays_where_all_agree(tmp_path: Path) -> None:
+def test_common_image_size_is_kept(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "a" / "c" / f"{number}.png", plain(size=(6, 8)))
     assert read_folder(tmp_path).domains[0].train_images.shape == (3, 8, 6)
 
 
-def test_sizes_that_differ_become_28(tmp_path: Path) -> None:
+def test_different_image_sizes_become_28(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "1.png", plain(size=(6, 8)))
     save(tmp_path / "b" / "c" / "1.jpg", plain(size=(60, 80)))
     image_set = read_folder(tmp_path)
@@ -78,7 +78,7 @@ def test_sizes_that_differ_become_28(tmp_path: Path) -> None:
     assert all(abs(int(domain.train_images.max()) - 100) <= 1 for domain in image_set.domains)
 
 
-def test_image_size_wins(tmp_path: Path) -> None:
+def test_image_size_setting_overrides_the_files(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "1.png", plain(size=(6, 8)))
     assert read_one(tmp_path, image_size=12).shape == (12, 12)
 
@@ -93,7 +93,7 @@ def test_one_color_image_makes_all_rgb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.png", "x.PNG", "x.jpg", "x.JPG", "x.jpeg", "x.JpEg"])
-def test_extensions_in_any_case(tmp_path: Path, name: str) -> None:
+def test_extensions_are_case_insensitive(tmp_path: Path, name: str) -> None:
     picture = io.BytesIO()
     plain().save(picture, "PNG" if name.lower().endswith("png") else "JPEG")
     path = tmp_path / "a" / "c" / name
@@ -102,7 +102,7 @@ def test_extensions_in_any_case(tmp_path: Path, name: str) -> None:
     assert read_one(tmp_path).shape == (8, 6)
 
 
-def test_what_is_no_image_is_passed_over(tmp_path: Path) -> None:
+def test_other_files_and_folders_are_ignored(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "1.png", plain())
     (tmp_path / "a" / "c" / "notes.txt").write_text("nothing")
     (tmp_path / "a" / "c" / "._1.png").write_bytes(b"what a file manager leaves")
@@ -117,7 +117,7 @@ def test_what_is_no_image_is_passed_over(tmp_path: Path) -> None:
     assert len(image_set.domains[0].train_images) == 1
 
 
-def test_transparent_parts_turn_white(tmp_path: Path) -> None:
+def test_transparent_pixels_become_white(tmp_path: Path) -> None:
     picture = plain("RGBA", color=(10, 20, 30, 255))
     picture.putpixel((0, 0), (10, 20, 30, 0))
     save(tmp_path / "a" / "c" / "1.png", picture)
@@ -137,7 +137,7 @@ def test_gray_with_alpha_stays_gray(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "P"])
-def test_a_transparent_color_turns_white(tmp_path: Path, mode: str) -> None:
+def test_transparent_color_becomes_white(tmp_path: Path, mode: str) -> None:
     picture = plain("RGB", color=(50, 50, 50)).convert(mode)
     picture.putpixel((0, 0), {"L": 7, "RGB": (7, 7, 7), "P": 3}[mode])  # type: ignore[arg-type]
     transparent: Any = {"L": 7, "RGB": (7, 7, 7), "P": 3}[mode]
@@ -168,7 +168,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, deep: int, shallow:
     assert numpy.all(image == shallow)
 
 
-def test_sixteen_bits_beside_color(tmp_path: Path) -> None:
+def test_sixteen_bit_images_next_to_color_images(tmp_path: Path) -> None:
     picture = Image.fromarray(numpy.full((8, 6), 65535, dtype=numpy.uint16))
     save(tmp_path / "a" / "c" / "1.png", picture)
     save(tmp_path / "a" / "c" / "2.png", plain("RGB", color=(1, 2, 3)))
@@ -197,7 +197,7 @@ def test_orientation_is_respected(tmp_path: Path, suffix: str) -> None:
     assert image[-6:].max() < 50
 
 
-def test_same_result_whatever_the_threads_do(tmp_path: Path) -> None:
+def test_result_does_not_depend_on_threads(tmp_path: Path) -> None:
     generator = numpy.random.default_rng(1)
     for number in range(60):
         noise = generator.integers(0, 256, (9, 9, 3), dtype=numpy.uint8)
@@ -207,7 +207,7 @@ def test_same_result_whatever_the_threads_do(tmp_path: Path) -> None:
     assert numpy.array_equal(once.train_labels, twice.train_labels)
 
 
-def test_refuses_one_broken_file_by_name(tmp_path: Path) -> None:
+def test_broken_file_is_rejected_by_name(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "good.png", plain())
     broken = tmp_path / "a" / "c" / "broken.jpg"
     broken.write_bytes(b"no image at all")
@@ -218,7 +218,7 @@ def test_refuses_one_broken_file_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cut.jpg", "cut.png"])
-def test_refuses_a_truncated_file(tmp_path: Path, name: str) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path, name: str) -> None:
     generator = numpy.random.default_rng(2)
     noise = Image.fromarray(generator.integers(0, 256, (64, 64), dtype=numpy.uint8))
     path = save(tmp_path / "a" / "c" / name, noise)
@@ -226,7 +226,7 @@ def test_refuses_a_truncated_file(tmp_path: Path, name: str) -> None:
     assert str(path) in refusal(tmp_path)
 
 
-def test_refuses_many_broken_files_with_number_and_first_names(tmp_path: Path) -> None:
+def test_broken_files_are_counted_and_the_first_named(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "good.png", plain())
     for number in range(5):
         (tmp_path / "a" / "c" / f"bad-{number}.png").write_bytes(b"")
@@ -237,7 +237,7 @@ def test_refuses_many_broken_files_with_number_and_first_names(tmp_path: Path) -
     assert "bad-4.png" not in sentence
 
 
-def test_refuses_an_image_of_another_format(tmp_path: Path) -> None:
+def test_image_in_another_format_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "good.png", plain())
     path = tmp_path / "a" / "c" / "picture.png"
     content = io.BytesIO()
@@ -263,7 +263,7 @@ def png_of_size(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("side", [10_000, 30_000])  # Pillow warns of the first, refuses the second
-def test_refuses_decompression_bombs(tmp_path: Path, side: int) -> None:
+def test_decompression_bombs_are_rejected(tmp_path: Path, side: int) -> None:
     save(tmp_path / "a" / "c" / "good.png", plain())
     bomb = tmp_path / "a" / "c" / "bomb.png"
     bomb.write_bytes(png_of_size(side, side))
@@ -273,7 +273,7 @@ def test_refuses_decompression_bombs(tmp_path: Path, side: int) -> None:
 
 
 @pytest.mark.parametrize("content", ["nothing", "hidden", "text", "folder"])
-def test_refuses_an_empty_class_by_name(tmp_path: Path, content: str) -> None:
+def test_empty_class_folder_is_rejected_by_name(tmp_path: Path, content: str) -> None:
     save(tmp_path / "a" / "full" / "1.png", plain())
     empty = tmp_path / "a" / "hollow"
     empty.mkdir()
@@ -288,7 +288,7 @@ def test_refuses_an_empty_class_by_name(tmp_path: Path, content: str) -> None:
     assert "has no images; a class folder must hold at least one file *.png" in sentence
 
 
-def test_names_several_empty_classes(tmp_path: Path) -> None:
+def test_first_empty_class_folders_are_named(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / "a" / f"class-{number}").mkdir(parents=True)
     sentence = refusal(tmp_path)
@@ -296,13 +296,13 @@ def test_names_several_empty_classes(tmp_path: Path) -> None:
     assert "and 3 more have no images" in sentence
 
 
-def test_an_empty_class_of_a_domain_not_chosen_is_no_fault(tmp_path: Path) -> None:
+def test_empty_class_in_an_unselected_domain_is_accepted(tmp_path: Path) -> None:
     save(tmp_path / "a" / "c" / "1.png", plain())
     (tmp_path / "b" / "hollow").mkdir(parents=True)
     assert len(read_folder(tmp_path, domains=("a",)).domains) == 1
 
 
-def test_refuses_a_class_folder_that_a_named_set_does_not_have(tmp_path: Path) -> None:
+def test_unknown_class_folder_in_a_named_set_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "mnist" / "pen" / "ten" / "1.png", plain())
     with pytest.raises(InvalidInput) as caught:
         read_image_set(DatasetSettings(name="mnist", root=tmp_path))
@@ -310,7 +310,7 @@ def test_refuses_a_class_folder_that_a_named_set_does_not_have(tmp_path: Path) -
     assert "0, 1, 2" in str(caught.value)
 
 
-def test_reads_a_named_set_from_folders(tmp_path: Path) -> None:
+def test_named_set_is_read_from_folders(tmp_path: Path) -> None:
     save(tmp_path / "mnist" / "pen" / "7" / "1.png", plain())
     image_set = read_image_set(DatasetSettings(name="mnist", root=tmp_path))
     assert image_set.domains[0].train_labels.tolist() == [7]

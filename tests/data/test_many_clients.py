@@ -27,7 +27,7 @@ from mpfedcl.data.client_split import (
     is_same_partition,
     with_input_means,
 )
-from mpfedcl.data.partitions import classes
+from mpfedcl.data.partitions import partition_classes
 from mpfedcl.data.samples import Indices, Subset, count_training, draw_training
 
 label_lists = st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=6)
@@ -44,7 +44,7 @@ def split_slowly(labels: Indices, fraction: float, generator: numpy.random.Gener
 
 @given(own=label_lists, fraction=st.floats(0.05, 0.95), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_all_at_once_is_one_after_the_other(
+def test_joint_draw_equals_draw_per_client(
     own: list[list[int]], fraction: float, seed: int
 ) -> None:
     labels = numpy.array([label for each in own for label in each], dtype=numpy.int64)
@@ -71,11 +71,9 @@ def draw_classes_slowly(num_clients: int, held: int, num_classes: int, seed: int
 
 @given(num_clients=st.integers(1, 30), held=st.integers(1, 4), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_classes_are_given_as_one_client_after_the_other(
-    num_clients: int, held: int, seed: int
-) -> None:
+def test_class_assignment_equals_draw_per_client(num_clients: int, held: int, seed: int) -> None:
     labels = numpy.arange(600) % 5
-    shares = classes.partition(labels, num_clients, seed=seed, classes_per_client=held)
+    shares = partition_classes(labels, num_clients, seed=seed, classes_per_client=held)
     drawn = [set(labels[share].tolist()) for share in shares]
     assert drawn == draw_classes_slowly(num_clients, held, 5, seed)
 
@@ -91,7 +89,7 @@ def make_clients(sizes: Sequence[int]) -> list[ClientData]:
 
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_table_is_its_clients(sizes: list[int], data: st.DataObject) -> None:
+def test_client_table_equals_its_clients(sizes: list[int], data: st.DataObject) -> None:
     clients = make_clients(sizes)
     table = ClientTable.join(clients)
     chosen = data.draw(st.sets(st.sampled_from(table.names), min_size=1))
@@ -115,7 +113,7 @@ def test_a_table_is_its_clients(sizes: list[int], data: st.DataObject) -> None:
     assert table.sole_testers(12).tolist() == wanted_owners
 
 
-def test_a_client_is_a_view_of_samples_that_are_kept_once() -> None:
+def test_clients_are_views_of_shared_samples() -> None:
     inputs, size = torch.rand(30_000, 4), 3000
     table = ClientTable(
         tuple(f"{number:04}" for number in range(size)),
@@ -138,7 +136,7 @@ def test_a_client_is_a_view_of_samples_that_are_kept_once() -> None:
     assert part.test_inputs.data_ptr() != data.test_inputs.data_ptr()
 
 
-def test_samples_by_client() -> None:
+def test_subsets_and_ranges_by_client() -> None:
     everything = Subset(numpy.arange(10, 16), numpy.array([0, 1, 1, 0, 2, 2]))
     found = SubsetsByClient(("a", "b", "c"), everything, numpy.array([2, 0, 4]))
     assert [each.rows.tolist() for each in found.values()] == [[10, 11], [], [12, 13, 14, 15]]
@@ -159,7 +157,7 @@ def describe_many(count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [3, MOST_NAMED, MOST_NAMED + 1])
-def test_both_forms_of_a_description_say_the_same(count: int) -> None:
+def test_compact_and_expanded_descriptions_agree(count: int) -> None:
     described = describe_many(count)
     assert ("table" in described) == (count > MOST_NAMED)
     expanded = deepcopy(expand_table(described))

@@ -11,7 +11,8 @@ import pytest
 
 from image_sets import read_image_set
 from mpfedcl.core.images import Images
-from mpfedcl.data.samples import DomainImages, Indices
+from mpfedcl.data.public.originals import DomainArrays
+from mpfedcl.data.samples import Indices
 from mpfedcl.experiment.settings import DatasetSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ SCRIPT = ROOT / "scripts" / "make_mnist_sample.py"
 
 
 @pytest.fixture(scope="module")
-def sample() -> DomainImages:
+def sample() -> DomainArrays:
     return read_image_set(DatasetSettings(name="mnist-sample")).domains[0]
 
 
@@ -33,7 +34,7 @@ def mnist() -> Path:
     pytest.skip("MNIST is neither in $MPFEDCL_DATA nor in ../shared/data")
 
 
-def test_is_small_and_balanced(sample: DomainImages) -> None:
+def test_mnist_sample_is_small_and_balanced(sample: DomainArrays) -> None:
     assert SAMPLE.stat().st_size < 1_000_000
     assert sample.test_labels is not None
     assert numpy.bincount(sample.train_labels).tolist() == [200] * 10
@@ -41,7 +42,7 @@ def test_is_small_and_balanced(sample: DomainImages) -> None:
     assert sample.train_images.shape == (2000, 28, 28)
 
 
-def test_order_says_nothing(sample: DomainImages) -> None:
+def test_mnist_sample_is_shuffled(sample: DomainArrays) -> None:
     # Labels in order would make long runs; shuffled, one in ten neighbors is alike.
     alike = numpy.mean(sample.train_labels[1:] == sample.train_labels[:-1])
     assert 0.05 < alike < 0.15
@@ -54,7 +55,7 @@ def prints(images: Images, labels: Indices) -> set[bytes]:
     }
 
 
-def test_each_image_is_one_of_mnist(sample: DomainImages, mnist: Path) -> None:
+def test_every_image_is_part_of_mnist(sample: DomainArrays, mnist: Path) -> None:
     (whole,) = read_image_set(DatasetSettings(name="mnist", root=mnist)).domains
     assert whole.test_images is not None
     assert whole.test_labels is not None
@@ -75,7 +76,7 @@ def make_sample(source: Path, out: Path) -> bytes:
     return out.read_bytes()
 
 
-def test_the_script_gives_the_same_bytes_again(tmp_path: Path) -> None:
+def test_script_output_is_reproducible(tmp_path: Path) -> None:
     generator = numpy.random.default_rng(0)
     source = tmp_path / "source.npz"
     numpy.savez(
@@ -93,7 +94,7 @@ def test_the_script_gives_the_same_bytes_again(tmp_path: Path) -> None:
         assert made["x_train"].dtype == made["y_train"].dtype == numpy.uint8
 
 
-def test_the_script_makes_the_packaged_sample(tmp_path: Path, mnist: Path) -> None:
+def test_script_makes_the_packaged_sample(tmp_path: Path, mnist: Path) -> None:
     out = tmp_path / "sample.npz"
     source = mnist / "mnist" / "mnist.npz"
     subprocess.run(
@@ -108,7 +109,7 @@ def test_the_script_makes_the_packaged_sample(tmp_path: Path, mnist: Path) -> No
             assert numpy.array_equal(made[name], packaged[name])
 
 
-def test_license_and_source_are_told() -> None:
+def test_license_and_source_are_documented() -> None:
     text = SAMPLE.with_name("MNIST-LICENSE.md").read_text(encoding="utf-8")
     for told in ("CC BY-SA 3.0", "LeCun", "Cortes", "Burges", "subset"):
         assert told in text

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from image_sets import ImageSet, read_image_set
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 
@@ -48,7 +48,7 @@ def refusal(root: Path, **settings: Any) -> str:
     return sentence
 
 
-def test_reads_arrays_as_they_are(tmp_path: Path) -> None:
+def test_arrays_are_read_unchanged(tmp_path: Path) -> None:
     arrays = make_arrays()
     save(tmp_path / "ink.npz", arrays)
     image_set = read_folder(tmp_path)
@@ -66,14 +66,14 @@ def test_reads_arrays_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "read"), [((5, 4), (5, 4)), ((5, 4, 1), (5, 4)), ((5, 4, 3), (5, 4, 3))]
 )
-def test_reads_gray_and_color(
+def test_gray_and_color_images_are_read(
     tmp_path: Path, shape: tuple[int, ...], read: tuple[int, ...]
 ) -> None:
     save(tmp_path / "ink.npz", make_arrays(shape=shape))
     assert read_folder(tmp_path).domains[0].train_images.shape == (6, *read)
 
 
-def test_domains_come_in_order_of_name_in_one_size_and_mode(tmp_path: Path) -> None:
+def test_domains_are_sorted_and_share_size_and_mode(tmp_path: Path) -> None:
     save(tmp_path / "small.npz", make_arrays(shape=(16, 16)))
     save(tmp_path / "large.npz", make_arrays(shape=(32, 32, 3)))
     image_set = read_folder(tmp_path)
@@ -95,7 +95,7 @@ def test_image_size_resizes_and_keeps_the_mean(tmp_path: Path) -> None:
     assert (resized == 77).all()
 
 
-def test_class_names_are_padded_so_that_they_sort(tmp_path: Path) -> None:
+def test_class_names_are_zero_padded(tmp_path: Path) -> None:
     arrays = make_arrays()
     arrays["y_test"][0] = 11
     save(tmp_path / "a.npz", arrays)
@@ -105,7 +105,7 @@ def test_class_names_are_padded_so_that_they_sort(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["absent", "empty"])
-def test_a_set_without_a_test_part_has_none(tmp_path: Path, how: str) -> None:
+def test_missing_or_empty_test_part_is_none(tmp_path: Path, how: str) -> None:
     arrays = make_arrays(num_test=0)
     if how == "absent":
         del arrays["x_test"], arrays["y_test"]
@@ -115,7 +115,7 @@ def test_a_set_without_a_test_part_has_none(tmp_path: Path, how: str) -> None:
     assert read_folder(tmp_path).domains[0].test_images is None
 
 
-def test_chosen_domains_alone_are_read(tmp_path: Path) -> None:
+def test_only_selected_domains_are_read(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", make_arrays())
     save(tmp_path / "b.npz", make_arrays())
     (tmp_path / "c.npz").write_bytes(b"broken, but nobody asks for it")
@@ -123,7 +123,7 @@ def test_chosen_domains_alone_are_read(tmp_path: Path) -> None:
     assert [domain.name for domain in chosen.domains] == ["a", "b"]
 
 
-def test_refuses_an_unknown_domain(tmp_path: Path) -> None:
+def test_unknown_domain_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", make_arrays())
     save(tmp_path / "b.npz", make_arrays())
     sentence = refusal(tmp_path, domains=("a", "sea"))
@@ -131,33 +131,33 @@ def test_refuses_an_unknown_domain(tmp_path: Path) -> None:
     assert "a, b" in sentence
 
 
-def test_refuses_what_is_no_zip(tmp_path: Path) -> None:
+def test_file_that_is_not_a_zip_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"hello, I am a text")
     sentence = refusal(tmp_path)
     assert str(tmp_path / "a.npz") in sentence
     assert "must be an npz archive" in sentence
 
 
-def test_refuses_an_empty_file(tmp_path: Path) -> None:
+def test_empty_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.npz").touch()
     assert "a.npz cannot be read" in refusal(tmp_path)
 
 
-def test_refuses_a_single_array(tmp_path: Path) -> None:
+def test_single_array_is_rejected(tmp_path: Path) -> None:
     with (tmp_path / "a.npz").open("wb") as file:
         numpy.save(file, numpy.zeros(3))
     assert "a.npz is a single array; it must be an npz archive" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.99])
-def test_refuses_a_truncated_archive(tmp_path: Path, share: float) -> None:
+def test_truncated_archive_is_rejected(tmp_path: Path, share: float) -> None:
     path = save(tmp_path / "a.npz", make_arrays())
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     assert "a.npz cannot be read" in refusal(tmp_path)
 
 
-def test_refuses_damaged_bytes_inside(tmp_path: Path) -> None:
+def test_damaged_array_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     arrays: dict[str, Any] = dict(make_arrays())
     numpy.savez_compressed(path, **arrays)
@@ -169,7 +169,7 @@ def test_refuses_damaged_bytes_inside(tmp_path: Path) -> None:
     assert "a.npz: x_train cannot be read" in sentence
 
 
-def test_refuses_pickled_objects_and_never_runs_them(tmp_path: Path) -> None:
+def test_pickled_objects_are_rejected_and_never_run(tmp_path: Path) -> None:
     arrays = make_arrays()
     arrays["y_train"] = numpy.array([{"a": 1}] * 6, dtype=object)
     save(tmp_path / "a.npz", arrays)
@@ -178,14 +178,14 @@ def test_refuses_pickled_objects_and_never_runs_them(tmp_path: Path) -> None:
     assert "pickle" in sentence
 
 
-def test_refuses_a_bare_pickle(tmp_path: Path) -> None:
+def test_bare_pickle_is_rejected(tmp_path: Path) -> None:
     import pickle
 
     (tmp_path / "a.npz").write_bytes(pickle.dumps({"x_train": [1]}))
     assert "a.npz cannot be read" in refusal(tmp_path)
 
 
-def test_refuses_an_entry_that_is_no_array(tmp_path: Path) -> None:
+def test_entry_that_is_not_an_array_is_rejected(tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", make_arrays())
     rewritten = io.BytesIO()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(rewritten, "w") as new:
@@ -196,7 +196,7 @@ def test_refuses_an_entry_that_is_no_array(tmp_path: Path) -> None:
     assert "a.npz: x_train" in refusal(tmp_path)
 
 
-def test_refuses_missing_keys_and_lists_them(tmp_path: Path) -> None:
+def test_missing_keys_are_rejected_and_listed(tmp_path: Path) -> None:
     arrays = make_arrays()
     save(tmp_path / "a.npz", {"images": arrays["x_train"], "y_train": arrays["y_train"]})
     sentence = refusal(tmp_path)
@@ -205,14 +205,14 @@ def test_refuses_missing_keys_and_lists_them(tmp_path: Path) -> None:
     assert "needs x_train, y_train" in sentence
 
 
-def test_refuses_half_a_test_part(tmp_path: Path) -> None:
+def test_test_images_without_labels_are_rejected(tmp_path: Path) -> None:
     arrays = make_arrays()
     del arrays["y_test"]
     save(tmp_path / "a.npz", arrays)
     assert "lacks y_test" in refusal(tmp_path)
 
 
-def test_refuses_images_that_are_no_bytes(tmp_path: Path) -> None:
+def test_images_of_other_dtypes_are_rejected(tmp_path: Path) -> None:
     arrays = make_arrays()
     arrays["x_train"] = arrays["x_train"] / 255
     save(tmp_path / "a.npz", arrays)
@@ -220,7 +220,7 @@ def test_refuses_images_that_are_no_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(20,), (5, 4, 2), (3, 5, 4), (5, 4, 3, 1), (0, 4)])
-def test_refuses_other_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_images_of_other_shapes_are_rejected(tmp_path: Path, shape: tuple[int, ...]) -> None:
     save(tmp_path / "a.npz", make_arrays(shape=shape))
     sentence = refusal(tmp_path)
     assert f"x_train has shape {(6, *shape)}" in sentence
@@ -242,24 +242,24 @@ def test_refuses_other_shapes(tmp_path: Path, shape: tuple[int, ...]) -> None:
         (numpy.zeros(0, dtype=int), "x_train has 6 images and y_train 0 labels"),
     ],
 )
-def test_refuses_bad_labels(tmp_path: Path, labels: NDArray[Any], complaint: str) -> None:
+def test_invalid_labels_are_rejected(tmp_path: Path, labels: NDArray[Any], complaint: str) -> None:
     save(tmp_path / "a.npz", {**make_arrays(), "y_train": labels})
     sentence = refusal(tmp_path)
     assert str(tmp_path / "a.npz") in sentence
     assert complaint in sentence
 
 
-def test_refuses_test_lengths_that_differ(tmp_path: Path) -> None:
+def test_different_numbers_of_test_images_and_labels_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", {**make_arrays(), "y_test": numpy.zeros(0, dtype=int)})
     assert "x_test has 4 images and y_test 0 labels; they must be equally many" in refusal(tmp_path)
 
 
-def test_refuses_no_training_images(tmp_path: Path) -> None:
+def test_empty_training_part_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", make_arrays(num_train=0))
     assert "x_train has 0 images; it must have at least 1" in refusal(tmp_path)
 
 
-def test_refuses_a_label_that_a_named_set_does_not_have(tmp_path: Path) -> None:
+def test_unknown_label_in_a_named_set_is_rejected(tmp_path: Path) -> None:
     arrays = make_arrays()
     arrays["y_test"][0] = 10
     save(tmp_path / "mnist" / "mnist.npz", arrays)
@@ -268,13 +268,13 @@ def test_refuses_a_label_that_a_named_set_does_not_have(tmp_path: Path) -> None:
     assert "y_test has the label 10; labels must be 0 to 9" in str(caught.value)
 
 
-def test_a_named_set_has_its_classes_even_where_the_files_lack_some(tmp_path: Path) -> None:
+def test_named_set_keeps_classes_without_images(tmp_path: Path) -> None:
     save(tmp_path / "mnist" / "mnist.npz", make_arrays())
     image_set = read_image_set(DatasetSettings(name="mnist", root=tmp_path))
     assert image_set.class_names == tuple("0123456789")
 
 
-def test_refuses_an_archive_that_does_not_fit_into_memory(tmp_path: Path) -> None:
+def test_archive_larger_than_memory_is_rejected(tmp_path: Path) -> None:
     # A few bytes that claim 2**60 images.
     header = io.BytesIO()
     numpy.lib.format.write_array_header_1_0(
@@ -296,14 +296,14 @@ def make_blank(path: Path, num_images: int) -> Path:
     return path
 
 
-def test_refuses_an_archive_that_unpacks_to_far_more_than_it_is(tmp_path: Path) -> None:
+def test_archive_with_a_high_compression_ratio_is_rejected(tmp_path: Path) -> None:
     path = make_blank(tmp_path / "a.npz", 2**12 + 1)
     sentence = refusal(tmp_path)
     assert f"a.npz has {path.stat().st_size:,} bytes and would unpack to 67," in sentence
     assert "above 67,108,864 bytes a file must unpack to at most 100 times its size" in sentence
 
 
-def test_refuses_it_before_anything_is_unpacked(
+def test_high_compression_ratio_is_rejected_before_unpacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_blank(tmp_path / "a.npz", 5000)
@@ -317,13 +317,13 @@ def test_refuses_it_before_anything_is_unpacked(
         open_data_set(archive)
 
 
-def test_small_blank_images_are_read(tmp_path: Path) -> None:
+def test_small_archive_of_blank_images_is_read(tmp_path: Path) -> None:
     path = make_blank(tmp_path / "a.npz", 200)
     assert path.stat().st_size * 100 < 200 * 128 * 128
     assert not read_folder(tmp_path).domains[0].train_images.any()
 
 
-def test_large_images_that_are_packed_as_usual_are_read(tmp_path: Path) -> None:
+def test_large_archive_with_a_usual_compression_ratio_is_read(tmp_path: Path) -> None:
     images = numpy.zeros((4100, 128, 128), dtype=numpy.uint8)
     images[:60] = numpy.random.default_rng(0).integers(0, 256, (60, 128, 128))
     path = tmp_path / "a.npz"
@@ -333,7 +333,7 @@ def test_large_images_that_are_packed_as_usual_are_read(tmp_path: Path) -> None:
     assert [len(domain.train.labels) for domain in found] == [4100]
 
 
-def test_no_more_is_unpacked_than_is_declared(tmp_path: Path) -> None:
+def test_unpacking_stops_at_the_declared_size(tmp_path: Path) -> None:
     """An archive that hides its size is read only as far as it says."""
     content, labels = io.BytesIO(), io.BytesIO()
     numpy.save(content, numpy.zeros((5000, 128, 128), dtype=numpy.uint8))

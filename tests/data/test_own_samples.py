@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput
-from mpfedcl.data.reader import open_own_samples
 from mpfedcl.data.samples import ImageFormat, SampleIndex
+from mpfedcl.data.sources import open_own_samples
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -38,7 +38,7 @@ def labels_of(sample_index: SampleIndex) -> dict[str, tuple[list[int], list[int]
     }
 
 
-def test_class_folders(tmp_path: Path) -> None:
+def test_class_folders_are_read_with_the_classes_of_the_run(tmp_path: Path) -> None:
     write_class(tmp_path / "mine" / "cat", 2)
     write_class(tmp_path / "mine" / "ant", 1)
     # What lies beside it is nobody's business.
@@ -50,7 +50,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert first[0, 0, 0] == 1
 
 
-def test_domains_of_class_folders(tmp_path: Path) -> None:
+def test_class_folders_within_domains_are_read(tmp_path: Path) -> None:
     write_class(tmp_path / "day" / "bee", 2)
     write_class(tmp_path / "night" / "cat", 1)
     assert labels_of(open_own_samples(tmp_path, CLASSES)) == {
@@ -59,7 +59,7 @@ def test_domains_of_class_folders(tmp_path: Path) -> None:
     }
 
 
-def test_archives(tmp_path: Path) -> None:
+def test_npz_files_are_read_with_the_classes_of_the_run(tmp_path: Path) -> None:
     write_archive(tmp_path / "set" / "day.npz", [0, 2, 1], [2])
     write_archive(tmp_path / "set" / "night.npz", [1])
     file = open_own_samples(tmp_path / "set" / "day.npz", CLASSES)
@@ -69,14 +69,14 @@ def test_archives(tmp_path: Path) -> None:
     assert labels_of(folder) == {"day": ([0, 2, 1], [2]), "night": ([1], None)}
 
 
-def test_a_class_that_the_run_does_not_know(tmp_path: Path) -> None:
+def test_class_unknown_to_the_run_is_rejected(tmp_path: Path) -> None:
     write_class(tmp_path / "ant", 1)
     write_class(tmp_path / "yak", 1)
     with pytest.raises(InvalidInput, match="the class 'yak'; the run's classes are ant, bee, cat"):
         open_own_samples(tmp_path, CLASSES)
 
 
-def test_a_label_that_the_run_does_not_know(tmp_path: Path) -> None:
+def test_label_unknown_to_the_run_is_rejected(tmp_path: Path) -> None:
     write_archive(tmp_path / "set" / "day.npz", [0, 3])
     with pytest.raises(InvalidInput, match="the label 3; the run has 3 classes"):
         open_own_samples(tmp_path / "set", CLASSES)
@@ -84,7 +84,7 @@ def test_a_label_that_the_run_does_not_know(tmp_path: Path) -> None:
         open_own_samples(tmp_path / "set" / "day.npz", CLASSES)
 
 
-def test_what_is_no_source(tmp_path: Path) -> None:
+def test_paths_without_samples_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("no images")
     write_class(tmp_path / "flat", 2)

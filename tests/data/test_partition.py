@@ -20,14 +20,20 @@ from partition_kinds import (
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.data.partitions import _drawing, classes, iid, label, quantity
+from mpfedcl.data import partitions
+from mpfedcl.data.partitions import (
+    partition_classes,
+    partition_iid,
+    partition_label,
+    partition_quantity,
+)
 from mpfedcl.data.samples import Indices, count_training
 
 
 @every_kind
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_image_goes_to_exactly_one_client(kind: str, data: st.DataObject) -> None:
+def test_every_image_is_assigned_to_exactly_one_client(kind: str, data: st.DataObject) -> None:
     labels = numpy.asarray(
         data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=80)), dtype=numpy.int64
     )
@@ -40,7 +46,7 @@ def test_every_image_goes_to_exactly_one_client(kind: str, data: st.DataObject) 
     if kind == "classes":
         options["classes_per_client"] = data.draw(st.integers(1, len(set(labels.tolist()))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_drawing, "MOST_DRAWS", 200)
+        patch.setattr(partitions, "MOST_DRAWS", 200)
         try:
             shares = partition_labels(
                 kind, labels, num_clients, min_size=min_size, test_fraction=fraction, **options
@@ -63,7 +69,7 @@ def test_every_image_goes_to_exactly_one_client(kind: str, data: st.DataObject) 
 
 
 @every_kind
-def test_the_seed_decides(kind: str) -> None:
+def test_seed_determines_the_partition(kind: str) -> None:
     labels = make_labels(300, 5)
     first, again, other = (partition_labels(kind, labels, 4, seed=seed) for seed in (3, 3, 4))
     assert all(numpy.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -80,9 +86,7 @@ def test_the_seed_decides(kind: str) -> None:
         ("classes", {"classes_per_client": 2}, "06328e7cc752197b"),
     ],
 )
-def test_the_draws_are_those_of_earlier_versions(
-    kind: str, options: dict[str, Any], wanted: str
-) -> None:
+def test_draws_match_earlier_versions(kind: str, options: dict[str, Any], wanted: str) -> None:
     """Old runs are resumed, and published numbers made again, on the very same images."""
     digest = hashlib.sha256()
     for seed, fraction in itertools.product((0, 1, 2**62), (None, 0.5)):
@@ -97,7 +101,7 @@ def test_the_draws_are_those_of_earlier_versions(
 
 
 @every_kind
-def test_one_client_gets_all(kind: str) -> None:
+def test_single_client_gets_all_images(kind: str) -> None:
     labels = make_labels(50, 3)
     options = {"classes_per_client": 3} if kind == "classes" else {}
     (share,) = partition_labels(kind, labels, 1, **options)
@@ -105,7 +109,7 @@ def test_one_client_gets_all(kind: str) -> None:
 
 
 @every_kind
-def test_one_class(kind: str) -> None:
+def test_single_class_is_shared_by_all_clients(kind: str) -> None:
     labels = numpy.full(60, 2)
     shares = partition_labels(kind, labels, 3, min_size=2)
     assert_each_image_once(labels, shares)
@@ -113,14 +117,14 @@ def test_one_class(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["iid", "classes"])
-def test_as_many_clients_as_images(kind: str) -> None:
+def test_each_client_gets_one_image_if_counts_match(kind: str) -> None:
     labels = numpy.zeros(20, dtype=numpy.int64)
     shares = partition_labels(kind, labels, 20)
     assert_each_image_once(labels, shares)
     assert all(len(share) == 1 for share in shares)
 
 
-def test_as_many_clients_as_images_by_shares() -> None:
+def test_dirichlet_gives_one_image_each_if_counts_match() -> None:
     labels = numpy.zeros(3, dtype=numpy.int64)
     for kind in ("label", "quantity"):
         shares = partition_labels(kind, labels, 3, alpha=1e6)
@@ -128,7 +132,7 @@ def test_as_many_clients_as_images_by_shares() -> None:
 
 
 @every_kind
-def test_classes_without_images_do_no_harm(kind: str) -> None:
+def test_classes_without_images_are_accepted(kind: str) -> None:
     labels = make_labels(100, 3) * 4 + 2  # classes 2, 6 and 10 alone
     options = {"classes_per_client": 3} if kind == "classes" else {}
     assert_each_image_once(labels, partition_labels(kind, labels, 4, **options))
@@ -136,16 +140,16 @@ def test_classes_without_images_do_no_harm(kind: str) -> None:
 
 @given(num_images=st.integers(1, 200), num_clients=st.integers(1, 50), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_iid_shares_differ_by_one_at_most(num_images: int, num_clients: int, seed: int) -> None:
+def test_iid_sizes_differ_by_at_most_one(num_images: int, num_clients: int, seed: int) -> None:
     assume(num_clients <= num_images)
     labels = make_labels(num_images, 3)
-    sizes = [len(share) for share in iid.partition(labels, num_clients, seed=seed)]
+    sizes = [len(share) for share in partition_iid(labels, num_clients, seed=seed)]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_iid_gives_everyone_about_the_same_of_each_class() -> None:
+def test_iid_clients_have_similar_class_counts() -> None:
     labels = numpy.repeat(numpy.arange(4), 1000)
-    counts = count(labels, iid.partition(labels, 4, seed=0))
+    counts = count(labels, partition_iid(labels, 4, seed=0))
     assert abs(counts - 250).max() < 60  # about four standard deviations
 
 
@@ -157,15 +161,15 @@ def test_iid_gives_everyone_about_the_same_of_each_class() -> None:
 )
 @settings(max_examples=150, deadline=None)
 @example(class_sizes=[7, 7, 7], num_clients=3, alpha=1e-6, seed=0)
-def test_balanced_gives_no_class_to_a_client_with_its_fair_share(
+def test_balanced_split_skips_clients_with_a_full_share(
     class_sizes: list[int], num_clients: int, alpha: float, seed: int
 ) -> None:
     labels = numpy.repeat(numpy.arange(len(class_sizes)), class_sizes)
     assume(len(labels) >= num_clients)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_drawing, "MOST_DRAWS", 200)
+        patch.setattr(partitions, "MOST_DRAWS", 200)
         try:
-            shares = label.partition(labels, num_clients, seed=seed, alpha=alpha)
+            shares = partition_label(labels, num_clients, seed=seed, alpha=alpha)
         except InvalidInput:
             return  # a draw with so many images each is rare or impossible here
     counts = count(labels, shares)
@@ -199,15 +203,15 @@ def deal_slowly(
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 0.05, 1.0])
-def test_balanced_agrees_with_a_slow_reimplementation(alpha: float) -> None:
+def test_balanced_split_matches_a_plain_reimplementation(alpha: float) -> None:
     class_sizes = [40, 25, 31, 18, 36, 22]
     labels = numpy.repeat(numpy.arange(6), class_sizes)
     compared = 0
     for seed in range(40):
         # One draw at a time, the two consume the generator alike.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_drawing, "_MOST_DRAWS_AT_ONCE", 1)
-            shares = label.partition(labels, 4, seed=seed, alpha=alpha)
+            patch.setattr(partitions, "_MOST_DRAWS_AT_ONCE", 1)
+            shares = partition_label(labels, 4, seed=seed, alpha=alpha)
         generator = numpy_generator(seed, "partition", "label")
         expected = deal_slowly(class_sizes, 4, alpha, generator)
         if expected.sum(axis=1).min() >= 1:  # else the draw was refused and another one taken
@@ -216,22 +220,22 @@ def test_balanced_agrees_with_a_slow_reimplementation(alpha: float) -> None:
     assert compared >= 5
 
 
-def test_plain_lets_a_full_client_have_more() -> None:
+def test_plain_split_may_exceed_the_equal_share() -> None:
     labels = numpy.repeat(numpy.arange(10), 50)
     beyond = 0
     for seed in range(30):
-        counts = count(labels, label.partition(labels, 4, seed=seed, alpha=0.1, balanced=False))
+        counts = count(labels, partition_label(labels, 4, seed=seed, alpha=0.1, balanced=False))
         before = numpy.cumsum(counts, axis=1) - counts
         beyond += int(numpy.any((before >= 125) & (counts > 0)))
     assert beyond > 20
 
 
-def test_large_alpha_gives_equal_shares() -> None:
+def test_large_alpha_gives_nearly_equal_shares() -> None:
     labels = numpy.repeat(numpy.arange(3), 4000)
     for balanced in (True, False):
-        shares = label.partition(labels, 4, seed=0, alpha=1e6, balanced=balanced)
+        shares = partition_label(labels, 4, seed=0, alpha=1e6, balanced=balanced)
         assert abs(count(labels, shares) - 1000).max() <= 12
-    sizes = [len(share) for share in quantity.partition(labels, 4, seed=0, alpha=1e6)]
+    sizes = [len(share) for share in partition_quantity(labels, 4, seed=0, alpha=1e6)]
     assert max(abs(size - 3000) for size in sizes) <= 36
 
 
@@ -242,7 +246,7 @@ def test_shares_have_the_dirichlet_mean_and_spread() -> None:
         [
             [len(share) / num_images for share in shares]
             for shares in (
-                label.partition(labels, num_clients, seed=seed, alpha=alpha, balanced=False)
+                partition_label(labels, num_clients, seed=seed, alpha=alpha, balanced=False)
                 for seed in range(400)
             )
         ]
@@ -252,20 +256,20 @@ def test_shares_have_the_dirichlet_mean_and_spread() -> None:
     assert abs(shares.var(axis=0) / variance - 1).max() < 0.35
 
 
-def test_tiny_alpha_gives_a_class_to_one_client() -> None:
+def test_tiny_alpha_assigns_each_class_to_one_client() -> None:
     labels = numpy.repeat(numpy.arange(10), 30)
-    counts = count(labels, label.partition(labels, 5, seed=0, alpha=1e-6))
+    counts = count(labels, partition_label(labels, 5, seed=0, alpha=1e-6))
     assert numpy.all((counts > 0).sum(axis=0) == 1)
 
 
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> None:
+def test_classes_and_their_images_are_spread_evenly(data: st.DataObject) -> None:
     num_classes = data.draw(st.integers(1, 8))
     per_client = data.draw(st.integers(1, num_classes))
     num_clients = data.draw(st.integers(1, 12))
     labels = numpy.repeat(numpy.arange(num_classes), 37)
-    shares = classes.partition(
+    shares = partition_classes(
         labels, num_clients, seed=data.draw(st.integers(0, 999)), classes_per_client=per_client
     )
     counts = count(labels, shares)
@@ -279,21 +283,21 @@ def test_classes_are_spread_evenly_and_their_images_too(data: st.DataObject) -> 
             assert shares.max() - shares.min() <= 1
 
 
-def test_matched_splits_count_only_what_trains() -> None:
+def test_min_size_counts_training_images_only() -> None:
     labels = make_labels(400, 4)
-    shares = label.partition(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
+    shares = partition_label(labels, 5, seed=0, alpha=0.1, min_size=20, test_fraction=0.5)
     assert count_training(count(labels, shares), 0.5).sum(axis=1).min() >= 20
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-3, 1e6])
 @pytest.mark.parametrize("num_clients", [1, 2, 300])
-def test_extreme_shares_are_sound(alpha: float, num_clients: int) -> None:
+def test_extreme_alphas_give_valid_shares(alpha: float, num_clients: int) -> None:
     generator = numpy.random.default_rng(0)
     is_open = generator.random((50, num_clients)) < 0.5
     is_open[:, 0] = True
-    shares = _drawing.draw_shares(is_open, alpha, generator)
+    shares = partitions.draw_shares(is_open, alpha, generator)
     assert numpy.isfinite(shares).all()
-    cut = _drawing.round_shares(shares, 1000)
+    cut = partitions.round_shares(shares, 1000)
     assert numpy.all(cut.sum(axis=1) == 1000)
     assert cut.min() >= 0
     assert not cut[~is_open].any()

@@ -16,7 +16,9 @@ from mpfedcl.experiment.settings import DatasetSettings
 
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("names", ["-idx", ".idx"])
-def test_mnist_from_idx(source: Path, data: Path, compressed: bool, names: str) -> None:
+def test_mnist_is_prepared_from_idx_files(
+    source: Path, data: Path, compressed: bool, names: str
+) -> None:
     arrays = write_mnist(source, compressed, names)
     outcome = prepare(source, data, "mnist")
     assert outcome.prepared == {"mnist": "12 training and 11 test images, 28 x 28 gray"}
@@ -26,7 +28,7 @@ def test_mnist_from_idx(source: Path, data: Path, compressed: bool, names: str) 
     assert [entry.name for entry in (data / "mnist").iterdir()] == ["mnist.npz"]
 
 
-def test_the_reader_reads_what_was_prepared(source: Path, data: Path) -> None:
+def test_prepared_set_is_read_back(source: Path, data: Path) -> None:
     arrays = write_mnist(source)
     prepare(source, data, "mnist")
     (domain,) = read_image_set(DatasetSettings(name="mnist", root=data)).domains
@@ -35,18 +37,18 @@ def test_the_reader_reads_what_was_prepared(source: Path, data: Path) -> None:
     assert domain.test_labels.tolist() == arrays["y_test"].tolist()
 
 
-def test_looks_two_folders_down(source: Path, data: Path) -> None:
+def test_originals_are_found_two_folders_down(source: Path, data: Path) -> None:
     write_mnist(source / "MNIST" / "raw")
     assert list(prepare(source, data, "mnist").prepared) == ["mnist"]
 
 
-def test_looks_no_deeper_and_into_no_hidden_folder(source: Path, data: Path) -> None:
+def test_deeper_and_hidden_folders_are_ignored(source: Path, data: Path) -> None:
     write_mnist(source / "a" / "b" / "c")
     write_mnist(source / ".cache")
     assert list(prepare(source, data, "mnist").missing) == ["mnist"]
 
 
-def test_refuses_to_choose_between_two(source: Path, data: Path) -> None:
+def test_ambiguous_originals_are_rejected(source: Path, data: Path) -> None:
     write_mnist(source / "mnist")
     write_mnist(source / "fashion")
     sentence = refusal(source, data, "mnist")
@@ -54,7 +56,7 @@ def test_refuses_to_choose_between_two(source: Path, data: Path) -> None:
     assert "mnist/train-images-idx3-ubyte.gz could both be meant" in sentence
 
 
-def test_names_the_files_that_are_lacking(source: Path, data: Path) -> None:
+def test_missing_files_are_named(source: Path, data: Path) -> None:
     write_mnist(source)
     (source / "t10k-images-idx3-ubyte.gz").unlink()
     (source / "t10k-labels-idx1-ubyte.gz").unlink()
@@ -78,7 +80,9 @@ def test_names_the_files_that_are_lacking(source: Path, data: Path) -> None:
     ],
     ids=name_by_fault,
 )
-def test_idx_faults(source: Path, data: Path, content: bytes, told: str) -> None:
+def test_invalid_idx_files_are_rejected(
+    source: Path, data: Path, content: bytes, told: str
+) -> None:
     write_mnist(source)
     path = write_file(source / "train-images-idx3-ubyte.gz", content)
     sentence = refusal(source, data, "mnist")
@@ -86,7 +90,7 @@ def test_idx_faults(source: Path, data: Path, content: bytes, told: str) -> None
     assert str(path) in sentence
 
 
-def test_idx_labels_out_of_range(source: Path, data: Path) -> None:
+def test_idx_labels_out_of_range_are_rejected(source: Path, data: Path) -> None:
     write_mnist(source)
     labels = numpy.full(12, 10, dtype=numpy.uint8)
     path = write_file(source / "train-labels-idx1-ubyte.gz", gzip.compress(idx_bytes(labels)))
@@ -104,7 +108,7 @@ def test_svhn_label_ten_is_zero(source: Path, data: Path) -> None:
         assert numpy.array_equal(written["x_train"][number], images[..., number])
 
 
-def test_synth_labels_stay(source: Path, data: Path) -> None:
+def test_synth_labels_are_kept(source: Path, data: Path) -> None:
     images = write_svhn(source, "synth_", labels=range(10))
     outcome = prepare(source, data)
     # Its names end like SVHN's, which must not be taken for found.
@@ -114,7 +118,7 @@ def test_synth_labels_stay(source: Path, data: Path) -> None:
     assert numpy.array_equal(written["x_test"][3], images[..., 3])
 
 
-def test_synth_from_its_zip(source: Path, data: Path, tmp_path: Path) -> None:
+def test_synth_is_prepared_from_its_zip(source: Path, data: Path, tmp_path: Path) -> None:
     write_svhn(tmp_path / "made", "synth_", labels=range(10))
     with zipfile.ZipFile(source / "SynthDigits.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in (tmp_path / "made").iterdir():
@@ -141,7 +145,9 @@ def test_synth_from_its_zip(source: Path, data: Path, tmp_path: Path) -> None:
         (random_pixels(32, 32, 3, 4) / 255, [1, 2, 3, 4], "type double; it must be [32, 32, 3, im"),
     ],
 )
-def test_mat_faults(source: Path, data: Path, images: Any, labels: Any, told: str) -> None:
+def test_invalid_mat_files_are_rejected(
+    source: Path, data: Path, images: Any, labels: Any, told: str
+) -> None:
     write_svhn(source)
     path = write_mat(source / "train_32x32.mat", images, numpy.array(labels)[:, None])
     sentence = refusal(source, data)
@@ -149,7 +155,7 @@ def test_mat_faults(source: Path, data: Path, images: Any, labels: Any, told: st
     assert str(path) in sentence
 
 
-def test_mat_without_its_variables(source: Path, data: Path) -> None:
+def test_mat_file_without_its_variables_is_rejected(source: Path, data: Path) -> None:
     from scipy.io import savemat
 
     write_svhn(source)
@@ -157,7 +163,7 @@ def test_mat_without_its_variables(source: Path, data: Path) -> None:
     assert "lacks X: it has other, and must have X and y and be whole" in refusal(source, data)
 
 
-def test_mat_that_is_broken_or_of_another_version(source: Path, data: Path) -> None:
+def test_mat_file_broken_or_of_another_version_is_rejected(source: Path, data: Path) -> None:
     write_svhn(source)
     path = source / "train_32x32.mat"
     whole = path.read_bytes()
@@ -169,10 +175,10 @@ def test_mat_that_is_broken_or_of_another_version(source: Path, data: Path) -> N
     # The head of a version 7.3 file, as MATLAB writes it before the HDF5 part.
     head = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     path.write_bytes(head + bytes(384) + b"\x89HDF\r\n\x1a\n" + bytes(100))
-    assert f"{path} is a MATLAB 7.3 file, which is HDF5 inside" in refusal(source, data)
+    assert f"{path} cannot be read (Please use HDF reader for matlab v7.3" in refusal(source, data)
 
 
-def test_one_file_of_two_is_not_enough(source: Path, data: Path) -> None:
+def test_missing_mat_file_is_named(source: Path, data: Path) -> None:
     write_svhn(source)
     (source / "test_32x32.mat").unlink()
     assert "has train_32x32.mat but lacks test_32x32.mat" in refusal(source, data)

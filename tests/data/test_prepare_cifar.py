@@ -10,11 +10,11 @@ import pytest
 from original_files import cifar_bytes, random_pixels, write_cifar10, write_cifar100, write_file
 from prepared_sets import load, name_by_fault, prepare, refusal
 
-from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 
-def test_cifar10_from_its_six_files(source: Path, data: Path) -> None:
+def test_cifar10_is_prepared_from_its_six_files(source: Path, data: Path) -> None:
     images = write_cifar10(source / "cifar-10-batches-bin")
     outcome = prepare(source, data, "cifar10")
     assert outcome.prepared == {"cifar10": "10 training and 3 test images, 32 x 32 RGB"}
@@ -27,7 +27,7 @@ def test_cifar10_from_its_six_files(source: Path, data: Path) -> None:
     assert (len(names), names[0], names[9]) == (10, "airplane", "truck")
 
 
-def test_cifar100_by_its_fine_labels(source: Path, data: Path) -> None:
+def test_cifar100_uses_the_fine_labels(source: Path, data: Path) -> None:
     images = write_cifar100(source)
     prepare(source, data, "cifar100")
     written = load(data, "cifar100", "cifar100")
@@ -45,7 +45,7 @@ def test_cifar100_by_its_fine_labels(source: Path, data: Path) -> None:
         ("cifar100", write_cifar100, "cifar-100-binary.tar.gz"),
     ],
 )
-def test_from_the_archive(
+def test_cifar_is_prepared_from_its_archive(
     source: Path,
     data: Path,
     tmp_path: Path,
@@ -62,7 +62,7 @@ def test_from_the_archive(
     assert list(prepare(source, data, name).prepared) == [name]
 
 
-def test_an_archive_of_something_else(source: Path, data: Path) -> None:
+def test_archive_with_other_files_is_rejected(source: Path, data: Path) -> None:
     source.mkdir(exist_ok=True)
     with tarfile.open(source / "cifar-10-binary.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("data_batch_1"), io.BytesIO())
@@ -71,7 +71,7 @@ def test_an_archive_of_something_else(source: Path, data: Path) -> None:
     )
 
 
-def test_names_the_files_that_are_lacking(source: Path, data: Path) -> None:
+def test_missing_files_are_named(source: Path, data: Path) -> None:
     write_cifar10(source)
     (source / "data_batch_3.bin").unlink()
     (source / "test_batch.bin").unlink()

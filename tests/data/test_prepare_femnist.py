@@ -11,7 +11,7 @@ from prepared_sets import prepare, refusal
 
 from mpfedcl import InvalidInput
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 
@@ -24,7 +24,7 @@ def natural(data: Path, **changes: Any) -> Experiment:
     return Experiment(method="fedavg").replace(**values | changes).resolved()
 
 
-def test_each_writer_is_a_client_with_its_own_images(source: Path, data: Path) -> None:
+def test_each_writer_is_a_client(source: Path, data: Path) -> None:
     images = write_femnist(source / "data")
     outcome = prepare(source, data, "femnist")
     told = "9 training and 3 test images by 3 writers, 28 x 28 gray"
@@ -43,7 +43,7 @@ def test_each_writer_is_a_client_with_its_own_images(source: Path, data: Path) -
         assert found.test_labels[client.test].tolist() == [5, 6][:test]
 
 
-def test_writers_without_a_split_are_split_here(source: Path, data: Path) -> None:
+def test_writers_without_an_official_split_are_split(source: Path, data: Path) -> None:
     writers = {n: (random_pixels(6, 28, 28), [0, 0, 1, 1, 2, 2]) for n in ("b", "a")}
     write_file(source / "all_data" / "all_data_0.json", leaf_bytes(writers))
     outcome = prepare(source, data, "femnist")
@@ -54,7 +54,7 @@ def test_writers_without_a_split_are_split_here(source: Path, data: Path) -> Non
         assert (client.labels.tolist(), len(client.test)) == ([0, 1, 2], 3)
 
 
-def test_prepared_once_it_is_kept_and_replaced_where_asked_for(source: Path, data: Path) -> None:
+def test_prepared_set_is_kept_unless_replaced(source: Path, data: Path) -> None:
     write_femnist(source)
     prepare(source, data, "femnist")
     assert prepare(source, data, "femnist").kept == ["femnist"]
@@ -68,7 +68,7 @@ def test_prepared_once_it_is_kept_and_replaced_where_asked_for(source: Path, dat
     assert names == ["f0000_14", "f0002_03", "new"]
 
 
-def test_half_of_it_is_not_enough(source: Path, data: Path) -> None:
+def test_missing_test_folder_is_rejected(source: Path, data: Path) -> None:
     write_femnist(source)
     (source / "test").rename(source / "elsewhere")
     assert "has no folder test with *.json; both train and test" in refusal(source, data, "femnist")
@@ -112,20 +112,20 @@ def test_faults(source: Path, data: Path, content: bytes, told: str) -> None:
     assert str(path if "no writers" not in told else path.parent) in sentence
 
 
-def test_writers_that_only_test_are_refused(source: Path, data: Path) -> None:
+def test_writers_without_training_images_are_rejected(source: Path, data: Path) -> None:
     """As LEAF splits by writers (-t user), where nobody would have an local test set."""
     write_file(source / "train" / "a.json", leaf_bytes({"f1": (ONE, [3])}))
     write_file(source / "test" / "a.json", leaf_bytes({"f2": (ONE, [3])}))
     assert "has the writer 'f2'" in refusal(source, data, "femnist")
 
 
-def test_a_writer_in_two_files_is_refused(source: Path, data: Path) -> None:
+def test_writer_in_two_files_is_rejected(source: Path, data: Path) -> None:
     write_femnist(source)
     path = write_file(source / "train" / "z.json", leaf_bytes({"f0001_41": (ONE, [3])}))
     assert f"{path} has the writer 'f0001_41' again" in refusal(source, data, "femnist")
 
 
-def test_some_writers_are_drawn_by_seed(source: Path, data: Path) -> None:
+def test_subset_of_writers_is_drawn_by_seed(source: Path, data: Path) -> None:
     writers = {f"w{number:02}": (ONE, [number]) for number in range(20)}
     for part in ("train", "test"):
         write_file(source / part / "all.json", leaf_bytes(writers))
@@ -141,7 +141,7 @@ def test_some_writers_are_drawn_by_seed(source: Path, data: Path) -> None:
         load_federated_data(natural(data, clients=5, partition__kind="feature"))
 
 
-def test_pooled_all_writers_are_dealt_among_ten_clients(source: Path, data: Path) -> None:
+def test_pooled_writers_are_split_among_ten_clients(source: Path, data: Path) -> None:
     writers = {f"w{number}": (random_pixels(40, 28, 28), [1, 2] * 20) for number in range(3)}
     for part in ("train", "test"):
         write_file(source / part / "all.json", leaf_bytes(writers))

@@ -44,7 +44,7 @@ def listed_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_office_files_are_copied_as_they_are(source: Path, data: Path) -> None:
+def test_office_files_are_copied_unchanged(source: Path, data: Path) -> None:
     for domain in ("amazon", "caltech", "dslr", "webcam"):
         write_office(source / domain)
     outcome = prepare(source, data, "office10")
@@ -55,7 +55,7 @@ def test_office_files_are_copied_as_they_are(source: Path, data: Path) -> None:
         assert (data / "office10" / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_office_knows_the_other_names_of_classes_and_domains(source: Path, data: Path) -> None:
+def test_office_accepts_alternative_class_and_domain_names(source: Path, data: Path) -> None:
     write_office(source / "office31" / "Amazon" / "images", "back_pack", "laptop")
     # Classes of the originals that are not among the ten.
     for other in ("desktop_computer", "bike_helmet"):
@@ -76,16 +76,16 @@ def test_office_knows_the_other_names_of_classes_and_domains(source: Path, data:
         assert len(listed_files(data / "office10" / domain)) == 20
 
 
-def test_each_name_in_caltech_is_a_class_of_office() -> None:
+def test_caltech_names_map_to_office_classes() -> None:
     assert [name_class(name) for name in CALTECH_NAMES] == list(OFFICE_CLASSES)
 
 
 @pytest.mark.parametrize("name", ["desktop_computer", "146.mountain-bike", "phone", "101", ""])
-def test_other_classes_are_not_taken_for_the_ten(name: str) -> None:
+def test_other_class_names_are_not_matched(name: str) -> None:
     assert name_class(name) is None
 
 
-def test_caltech_from_its_tar(source: Path, data: Path, tmp_path: Path) -> None:
+def test_caltech_is_prepared_from_its_tar(source: Path, data: Path, tmp_path: Path) -> None:
     write_office(tmp_path / "256_ObjectCategories", *CALTECH_NAMES)
     write_file(tmp_path / "256_ObjectCategories" / "003.backpack" / "RENAME2", b"a script")
     (source / "caltech256").mkdir()
@@ -95,7 +95,7 @@ def test_caltech_from_its_tar(source: Path, data: Path, tmp_path: Path) -> None:
     assert len(listed_files(data / "office10")) == 20
 
 
-def test_office_faults(source: Path, data: Path) -> None:
+def test_invalid_office_folders_are_rejected(source: Path, data: Path) -> None:
     write_office(source / "amazon")
     broken = write_file(source / "amazon" / "mug" / "mug_0.jpg", b"no picture")
     assert f"{broken} (" in refusal(source, data, "office10")
@@ -107,7 +107,7 @@ def test_office_faults(source: Path, data: Path) -> None:
     assert "more than one folder for backpack" in refusal(source, data, "office10")
 
 
-def test_a_picture_that_is_replaced_leaves_nothing_behind(source: Path, data: Path) -> None:
+def test_replace_removes_images_of_the_old_set(source: Path, data: Path) -> None:
     write_office(source / "amazon")
     prepare(source, data, "office10")
     (source / "amazon" / "mug" / "mug_0.jpg").rename(source / "amazon" / "mug" / "new.jpg")
@@ -117,7 +117,7 @@ def test_a_picture_that_is_replaced_leaves_nothing_behind(source: Path, data: Pa
     assert listed_files(data / "office10") == listed_files(source)
 
 
-def test_replacing_leaves_one_layout(source: Path, data: Path) -> None:
+def test_replace_leaves_one_layout(source: Path, data: Path) -> None:
     write_office(source / "amazon")
     write_file(data / "office10" / "amazon.npz", b"arrays of another day")
     assert prepare(source, data, "office10").kept == ["amazon"]
@@ -147,7 +147,7 @@ def test_domainnet_keeps_the_official_split(source: Path, data: Path) -> None:
     check_domainnet(data, "real")
 
 
-def test_domainnet_from_zips_and_a_folder_of_lists(
+def test_domainnet_is_prepared_from_zips_and_split_lists(
     source: Path, data: Path, tmp_path: Path
 ) -> None:
     for domain in ("clipart", "quickdraw"):
@@ -166,14 +166,14 @@ def test_domainnet_from_zips_and_a_folder_of_lists(
     assert listed_files(data / "domainnet") == ["clipart.npz", "quickdraw.npz"]
 
 
-def test_domainnet_folder_in_capitals(source: Path, data: Path) -> None:
+def test_domainnet_folder_names_are_case_insensitive(source: Path, data: Path) -> None:
     write_domainnet(source, "real")
     (source / "real").rename(source / "Real")
     prepare(source, data, "domainnet")
     check_domainnet(data, "real")
 
 
-def test_domainnet_in_gray_is_written_in_color(source: Path, data: Path) -> None:
+def test_gray_domainnet_images_are_written_in_color(source: Path, data: Path) -> None:
     write_domainnet(source, "quickdraw")
     for path in source.rglob("*.png"):
         save_picture(path, random_pixels(70, 70))
@@ -182,7 +182,7 @@ def test_domainnet_in_gray_is_written_in_color(source: Path, data: Path) -> None
         assert archive["x_test"].shape == (10, 64, 64, 3)
 
 
-def test_a_picture_that_is_listed_twice_is_there_twice(source: Path, data: Path) -> None:
+def test_image_listed_twice_is_stored_twice(source: Path, data: Path) -> None:
     write_domainnet(source, "real")
     lines = (source / "real_test.txt").read_text().splitlines()
     write_file(source / "real_test.txt", "\n".join([*lines, lines[0]]).encode())
@@ -203,7 +203,7 @@ def test_a_picture_that_is_listed_twice_is_there_twice(source: Path, data: Path)
         ("real/bird/absent.png 3", "lists 1 images that are not there"),
     ],
 )
-def test_split_file_faults(source: Path, data: Path, line: str, told: str) -> None:
+def test_invalid_split_files_are_rejected(source: Path, data: Path, line: str, told: str) -> None:
     write_domainnet(source, "real")
     lines = (source / "real_train.txt").read_text().splitlines()[:20]
     path = write_file(source / "real_train.txt", "\n".join([*lines, line]).encode())
@@ -212,7 +212,7 @@ def test_split_file_faults(source: Path, data: Path, line: str, told: str) -> No
     assert str(path) in sentence
 
 
-def test_domainnet_needs_split_and_pictures(source: Path, data: Path) -> None:
+def test_domainnet_needs_split_lists_and_images(source: Path, data: Path) -> None:
     write_domainnet(source, "real")
     lists = {path.name: path.read_bytes() for path in source.glob("*.txt")}
     (source / "real_test.txt").unlink()
@@ -233,7 +233,7 @@ def test_domainnet_needs_split_and_pictures(source: Path, data: Path) -> None:
     assert "lacks real.zip, or a folder real, with" in refusal(source, data, "domainnet")
 
 
-def test_domains_that_are_there_stay(source: Path, data: Path) -> None:
+def test_prepared_domains_are_kept(source: Path, data: Path) -> None:
     write_usps(source)
     prepare(source, data, "digit5")
     before = (data / "digit5" / "usps.npz").stat()
@@ -247,7 +247,7 @@ def test_domains_that_are_there_stay(source: Path, data: Path) -> None:
     assert (data / "digit5" / "usps.npz").stat().st_ino != before.st_ino
 
 
-def test_a_failed_replacement_leaves_the_old(source: Path, data: Path) -> None:
+def test_failed_replacement_keeps_the_old_set(source: Path, data: Path) -> None:
     write_usps(source)
     prepare(source, data, "digit5")
     before = (data / "digit5" / "usps.npz").read_bytes()
@@ -258,7 +258,7 @@ def test_a_failed_replacement_leaves_the_old(source: Path, data: Path) -> None:
     assert listed_files(data / "digit5") == ["usps.npz"]
 
 
-def test_only_the_domains_asked_for(source: Path, data: Path) -> None:
+def test_only_requested_domains_are_prepared(source: Path, data: Path) -> None:
     write_usps(source)
     write_mnist(source)
     outcome = prepare(source, data, "digit5", only=("usps",))
@@ -280,7 +280,7 @@ prepare_set(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
 
 
 @pytest.mark.parametrize("name", ["mnist", "office10"])
-def test_a_kill_leaves_nothing_that_can_be_read(source: Path, data: Path, name: str) -> None:
+def test_killed_preparation_leaves_no_readable_set(source: Path, data: Path, name: str) -> None:
     if name == "mnist":
         write_mnist(source)
     else:
@@ -300,12 +300,12 @@ def test_a_kill_leaves_nothing_that_can_be_read(source: Path, data: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["cifar", "folder", "mnist-sample"])
-def test_refuses_other_sets(source: Path, data: Path, name: str) -> None:
+def test_unknown_sets_are_rejected(source: Path, data: Path, name: str) -> None:
     sentence = refusal(source, data, name)
     assert f"{name!r} cannot be prepared; it must be one of mnist, digit5, office10" in sentence
 
 
-def test_refuses_a_source_that_is_no_folder(tmp_path: Path, data: Path) -> None:
+def test_source_that_is_not_a_folder_is_rejected(tmp_path: Path, data: Path) -> None:
     assert "must be a folder" in refusal(tmp_path / "nowhere", data, "mnist")
     write_file(tmp_path / "file", b"")
     assert "must be a folder" in refusal(tmp_path / "file", data, "mnist")

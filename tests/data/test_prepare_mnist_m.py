@@ -20,7 +20,9 @@ def test_mnist_m_labels_follow_the_list(source: Path, data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist_m.tar.gz", "mnist_m.zip"])
-def test_mnist_m_from_its_archive(source: Path, data: Path, tmp_path: Path, name: str) -> None:
+def test_mnist_m_is_prepared_from_its_archive(
+    source: Path, data: Path, tmp_path: Path, name: str
+) -> None:
     write_mnist_m(tmp_path / "mnist_m")
     if name.endswith("zip"):
         with zipfile.ZipFile(source / name, "w") as archive:
@@ -33,7 +35,7 @@ def test_mnist_m_from_its_archive(source: Path, data: Path, tmp_path: Path, name
     assert load(data, "mnist_m")["y_test"].tolist() == [3, 2, 1, 0]
 
 
-def test_mnist_m_in_gray_is_written_in_color(source: Path, data: Path) -> None:
+def test_gray_mnist_m_images_are_written_in_color(source: Path, data: Path) -> None:
     write_mnist_m(source)
     for path in source.rglob("*.png"):
         save_picture(path, random_pixels(32, 32))
@@ -53,7 +55,7 @@ def test_mnist_m_in_gray_is_written_in_color(source: Path, data: Path) -> None:
         ("\n", "is empty"),
     ],
 )
-def test_label_file_faults(source: Path, data: Path, lines: str, told: str) -> None:
+def test_invalid_label_files_are_rejected(source: Path, data: Path, lines: str, told: str) -> None:
     write_mnist_m(source)
     path = write_file(source / "mnist_m_train_labels.txt", lines.encode())
     sentence = refusal(source, data)
@@ -61,7 +63,7 @@ def test_label_file_faults(source: Path, data: Path, lines: str, told: str) -> N
     assert str(path) in sentence
 
 
-def test_a_broken_picture_is_named(source: Path, data: Path) -> None:
+def test_broken_image_is_named(source: Path, data: Path) -> None:
     write_mnist_m(source)
     path = write_file(source / "mnist_m_train" / "00000003.png", b"no picture")
     assert f"{path} (" in refusal(source, data)

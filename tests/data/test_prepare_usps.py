@@ -1,17 +1,15 @@
-"""`data prepare`: USPS from LIBSVM and HDF5 files, and the sentence for each fault."""
+"""`data prepare`: USPS from LIBSVM files, and the sentence for each fault."""
 
 import bz2
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
-from original_files import libsvm_bytes, random_pixels, write_file, write_usps
+from original_files import libsvm_bytes, write_file, write_usps
 from prepared_sets import load, name_by_fault, prepare, refusal
 
 
-def test_usps_from_libsvm(source: Path, data: Path) -> None:
+def test_usps_is_prepared_from_libsvm_files(source: Path, data: Path) -> None:
     images = write_usps(source)
     prepare(source, data)
     written = load(data, "usps")
@@ -20,7 +18,7 @@ def test_usps_from_libsvm(source: Path, data: Path) -> None:
     assert numpy.array_equal(written["x_train"], images)
 
 
-def test_usps_leaves_out_zeros(source: Path, data: Path) -> None:
+def test_omitted_libsvm_values_are_middle_gray(source: Path, data: Path) -> None:
     """LIBSVM lists what is not zero, and zero is the middle gray."""
     write_usps(source)
     write_file(source / "usps.bz2", bz2.compress(b"3 1:-1 256:1\n"))
@@ -44,49 +42,11 @@ def test_usps_leaves_out_zeros(source: Path, data: Path) -> None:
     ],
     ids=name_by_fault,
 )
-def test_libsvm_faults(source: Path, data: Path, content: bytes, told: str) -> None:
+def test_invalid_libsvm_files_are_rejected(
+    source: Path, data: Path, content: bytes, told: str
+) -> None:
     write_usps(source)
     path = write_file(source / "usps.bz2", content)
     sentence = refusal(source, data)
     assert told in sentence
     assert str(path) in sentence
-
-
-def write_usps_hdf5(path: Path, pixels: Any, labels: Any) -> None:
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(path, "w") as file:
-        for part in ("train", "test"):
-            group = file.create_group(part)
-            group["data"], group["target"] = pixels, labels
-
-
-def test_usps_from_hdf5(source: Path, data: Path) -> None:
-    images = random_pixels(10, 256)
-    write_usps_hdf5(source / "usps.h5", (images / 255).astype(numpy.float32), range(10))
-    prepare(source, data)
-    written = load(data, "usps")
-    assert numpy.array_equal(written["x_train"], images.reshape(10, 16, 16))
-    assert written["y_test"].tolist() == list(range(10))
-
-
-@pytest.mark.parametrize(
-    ("pixels", "labels", "told"),
-    [
-        (numpy.zeros((2, 255)), [0, 1], "train/data has shape (2, 255)"),
-        (numpy.full((2, 256), 3.0), [0, 1], "has pixels from 3 to 3"),
-        (numpy.zeros((2, 256)), [0, 10], "has the label 10"),
-        (numpy.zeros((2, 256)), [0], "has 2 images and usps.h5 1 labels"),
-    ],
-)
-def test_hdf5_faults(source: Path, data: Path, pixels: Any, labels: Any, told: str) -> None:
-    write_usps_hdf5(source / "usps.h5", pixels, labels)
-    assert told in refusal(source, data)
-
-
-def test_hdf5_that_is_broken(source: Path, data: Path) -> None:
-    write_file(source / "usps.h5", b"no HDF5")
-    sentence = refusal(source, data)
-    if importlib.util.find_spec("h5py") is None:
-        assert "pip install h5py" in sentence
-    else:
-        assert "usps.h5 cannot be read" in sentence

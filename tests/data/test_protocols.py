@@ -12,8 +12,8 @@ import pytest
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_split import ClientSplit, split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 
@@ -152,7 +152,7 @@ def test_domainnet_feature_trains_on_105_images_and_keeps_the_test_set() -> None
     assert count(examined(split, "sketch")) == dict.fromkeys(range(10), 7)
 
 
-def test_a_folder_is_halved() -> None:
+def test_folder_is_split_in_half() -> None:
     sample_index = make_sample_index("folder", {"a": [10, 10, 1], "b": [4, 4, 4]})
     by_domain = split_images(sample_index, "feature")
     assert count(by_domain.training["a"]) == {0: 5, 1: 5, 2: 1}
@@ -162,7 +162,7 @@ def test_a_folder_is_halved() -> None:
 
 
 @pytest.mark.parametrize(("kind", "drawn"), [("feature", {0: 3, 1: 3}), ("iid", {0: 2, 1: 2})])
-def test_the_seed_draws_the_images(kind: str, drawn: Counts) -> None:
+def test_images_are_drawn_by_seed(kind: str, drawn: Counts) -> None:
     sizes = {"a": [40, 40], "b": [40, 40]}
     sample_index = make_sample_index("folder", sizes, sizes)
     changes = {"dataset__per_class": 3, "clients": 2 if kind == "feature" else 1}
@@ -172,7 +172,7 @@ def test_the_seed_draws_the_images(kind: str, drawn: Counts) -> None:
     assert one.rows.tolist() == same.rows.tolist() != another.rows.tolist()
 
 
-def test_settings_win_over_the_protocol() -> None:
+def test_settings_override_the_protocol() -> None:
     sample_index = make_sample_index("office10", {"amazon": [30] * 10, "caltech": [30] * 10})
     split = split_images(
         sample_index, "label", dataset__domains=("amazon",), dataset__per_class=7, clients=2
@@ -181,7 +181,7 @@ def test_settings_win_over_the_protocol() -> None:
     assert max(split.test.rows) < 300
 
 
-def test_refuses_more_training_images_than_there_are() -> None:
+def test_train_size_beyond_the_domain_is_rejected() -> None:
     sizes = {"real": [5] * 10, "sketch": [20] * 10}
     sample_index = make_sample_index("domainnet", sizes, sizes)
     with pytest.raises(InvalidInput, match=r"dataset\.train_size is 105; it must be at most 50"):
@@ -198,7 +198,7 @@ def test_refuses_more_training_images_than_there_are() -> None:
         ("feature", "e9f4c5a0b2829a66"),
     ],
 )
-def test_splits_are_those_of_earlier_versions(kind: str, wanted: str, tmp_path: Path) -> None:
+def test_splits_match_earlier_versions(kind: str, wanted: str, tmp_path: Path) -> None:
     for seed, name in enumerate("abc"):
         random = numpy.random.default_rng(seed)
         labels = random.integers(0, 4, 280)

@@ -39,7 +39,7 @@ def rows_of(data: FederatedData) -> tuple[list[bytes], list[bytes]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_public_images_are_nobodys(domains: Path, kind: str) -> None:
+def test_public_images_belong_to_no_client(domains: Path, kind: str) -> None:
     plain, data = load(domains, 0, kind), load(domains, 6, kind)
     assert plain.public is None
     assert "public" not in plain.partition
@@ -55,7 +55,7 @@ def test_public_images_are_nobodys(domains: Path, kind: str) -> None:
     assert data.partition["public"] == counted
 
 
-def test_at_most_a_tenth_is_held_out_and_it_is_said(domains: Path) -> None:
+def test_public_images_are_limited_to_a_tenth_with_a_notice(domains: Path) -> None:
     data = load(domains, 1000, "iid")
     assert data.public is not None
     assert len(data.public[1]) == 15
@@ -63,14 +63,14 @@ def test_at_most_a_tenth_is_held_out_and_it_is_said(domains: Path) -> None:
     assert not load(domains, 6, "iid").notices
 
 
-def test_the_same_seed_holds_the_same_images_out(domains: Path) -> None:
+def test_public_images_are_drawn_by_seed(domains: Path) -> None:
     once, again = (rows_of(load(domains, 6, "iid"))[1] for _ in range(2))
     assert once == again
     other = small(domains, "fedavg", public__size=6, partition__kind="iid", seed=1)
     assert rows_of(load_federated_data(other))[1] != once
 
 
-def test_every_client_keeps_an_image(tmp_path: Path) -> None:
+def test_every_client_keeps_training_images(tmp_path: Path) -> None:
     """Of domains with few images at most a tenth goes, and never all."""
     save_images(tmp_path / "one.npz", num_train=3)
     save_images(tmp_path / "two.npz", num_train=40)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.npz_archive import read_owners
-from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import Subset
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 
@@ -43,7 +43,7 @@ def open_folder(root: Path) -> dict[str, tuple[list[int], list[int] | None]]:
     }
 
 
-def test_each_client_is_a_domain(tmp_path: Path) -> None:
+def test_each_client_of_an_archive_is_a_domain(tmp_path: Path) -> None:
     write(tmp_path / "one" / "set.npz")
     assert open_folder(tmp_path / "one") == {"a": ([1], [4, 5]), "b": ([0, 2, 3], [])}
     write(tmp_path / "two" / "set.npz", x_test=None, y_test=None, clients_test=None)
@@ -63,13 +63,15 @@ def test_each_client_is_a_domain(tmp_path: Path) -> None:
         ({"clients_train": numpy.array(["a"] * 4, dtype=object)}, "pickles are never read"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_invalid_client_names_are_rejected(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
     write(tmp_path / "set" / "file.npz", **changes)
     with pytest.raises(InvalidInput, match=told):
         open_folder(tmp_path / "set")
 
 
-def test_a_client_in_two_files_is_refused(tmp_path: Path) -> None:
+def test_client_in_two_files_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "set" / "one.npz")
     write(tmp_path / "set" / "two.npz")
     with pytest.raises(InvalidInput, match="has the domain or client 'a' twice"):
@@ -77,7 +79,7 @@ def test_a_client_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from(["x", "xy", "ä", "a b", "0"]), min_size=1, max_size=12))
-def test_every_sample_has_its_owner_once_and_in_order(names: list[str]) -> None:
+def test_samples_are_grouped_by_client_in_order(names: list[str]) -> None:
     owners = read_owners({"clients_train": numpy.array(names)}, {"train": len(names)}, "file")
     assert owners is not None
     rows = numpy.arange(len(names)) + 100

@@ -78,7 +78,7 @@ def test_shared_inputs_are_mapped_from_a_file() -> None:
     assert list(cache_folder().iterdir()) == [file]
 
 
-def test_unusable_cache_folder_costs_a_warning(
+def test_unusable_cache_folder_gives_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cache").write_text("a file in its place")

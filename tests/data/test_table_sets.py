@@ -14,8 +14,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.client_split import is_same_partition, split_among_clients
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.table_files import Words
 from mpfedcl.data.tables import fit_columns, open_own_tables
 from mpfedcl.experiment import Experiment
@@ -43,7 +43,7 @@ def sites_of(found: SampleIndex) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["feature", "label"])
-def test_standardized_as_if_all_training_rows_were_in_one_place(tmp_path: Path, kind: str) -> None:
+def test_standardization_equals_that_of_pooled_training_rows(tmp_path: Path, kind: str) -> None:
     x, y = load_breast_cancer(return_X_y=True)
     frame = polars.DataFrame(x).with_columns(y=y, site=numpy.arange(len(x)) % 3)
     frame.write_parquet(tmp_path / "breast.parquet")
@@ -67,7 +67,7 @@ def test_standardized_as_if_all_training_rows_were_in_one_place(tmp_path: Path, 
     )
 
 
-def test_sums_keep_their_digits_far_from_zero() -> None:
+def test_column_statistics_are_precise_far_from_zero() -> None:
     raw = {"far": numpy.array([1e9, 1e9 + 1, 1e9 + 2, 1e9 + 3]), "same": numpy.full(4, 0.1)}
     fitted = fit_columns(raw, "y", [numpy.array([0]), numpy.array([1, 2, 3]), numpy.array([], int)])
     far, same = fitted.columns
@@ -83,14 +83,14 @@ def test_sums_keep_their_digits_far_from_zero() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 7, 1000, 12_345])
-def test_a_constant_becomes_zero_whatever_it_is(count: int) -> None:
+def test_constant_column_becomes_zero(count: int) -> None:
     for value in (0.1, 1 / 3, 1e-300, 3e38, -7e15):
         raw = {"a": numpy.full(count, value)}
         fitted = fit_columns(raw, "y", numpy.array_split(numpy.arange(count), 3))
         assert not fitted.transform(raw, numpy.arange(count)).any()
 
 
-def test_words_become_one_number_each() -> None:
+def test_words_are_one_hot_encoded() -> None:
     """By hand: rows 0 to 3 train; `plum` is nobody's, row 5 is missing."""
     words = Words(numpy.array([2, 0, 2, 0, 1, -1]), ("apple", "plum", "pear"))
     clients = [numpy.array([0, 1]), numpy.array([2, 3])]
@@ -102,7 +102,7 @@ def test_words_become_one_number_each() -> None:
     assert vectors.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0], [0, 0], [0, 0]]
 
 
-def test_only_training_rows_teach(tmp_path: Path) -> None:
+def test_columns_are_fitted_to_training_rows_only(tmp_path: Path) -> None:
     """Two rows of a class: one trains. Means and words are of the rows that do."""
     save_table(tmp_path / "t.csv", "a,b,y\n0,x,0\n10,y,0\n0,x,1\n10,y,1\n")
     experiment = table(tmp_path / "t.csv", clients=1, partition__kind="iid").resolved()
@@ -114,7 +114,7 @@ def test_only_training_rows_teach(tmp_path: Path) -> None:
     assert word["categories"] == sorted({"xyxy"[row] for row in rows})
 
 
-def test_missing_values_are_said_and_count_as_the_mean(tmp_path: Path) -> None:
+def test_missing_values_are_reported_and_replaced_by_the_mean(tmp_path: Path) -> None:
     path = save_table(
         tmp_path / "t.csv",
         "age, sex ,y\n1,f,b\n,f,b\nNA,,b\n ? ,m,b\n3,m,a\n5,f,\n1,f,a\n3,m,a\nnan,f,a\n\n",
@@ -142,7 +142,7 @@ CELLS = {"size": [1.5, 2.0, 3.0, 4.0], "hot": [True, False, True, False], "y": [
 
 
 @pytest.mark.parametrize("extension", ["csv", "parquet"])
-def test_files_of_both_kinds_say_the_same(tmp_path: Path, extension: str) -> None:
+def test_csv_and_parquet_files_agree(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"t.{extension}"
     frame = polars.DataFrame({**CELLS, "hue": ["red", None, "blue ", "red"]})
     getattr(frame, f"write_{extension}")(path)
@@ -158,7 +158,7 @@ def test_files_of_both_kinds_say_the_same(tmp_path: Path, extension: str) -> Non
     assert store.raw["hue"].codes.tolist() == [1, -1, 0, 1]
 
 
-def test_sites_are_files_or_a_column(tmp_path: Path) -> None:
+def test_domains_are_files_or_values_of_a_column(tmp_path: Path) -> None:
     save_table(tmp_path / "north.csv", "a,who,y\n1,x,cat\n2,z,dog\n")
     polars.DataFrame({"y": ["dog"], "a": [3], "who": ["x"]}).write_parquet(
         tmp_path / "south.parquet"
@@ -173,7 +173,7 @@ def test_sites_are_files_or_a_column(tmp_path: Path) -> None:
     assert chosen.class_names == ("cat", "dog")
 
 
-def test_each_site_is_a_client_under_feature_skew(tmp_path: Path) -> None:
+def test_each_domain_of_a_table_is_a_client_under_feature_skew(tmp_path: Path) -> None:
     x, y = load_wine(return_X_y=True)
     sites = numpy.where(x[:, 0] > numpy.median(x[:, 0]), "strong", "light")
     path = tmp_path / "wine.csv"
@@ -207,14 +207,14 @@ def test_classes_are_words_or_whole_numbers(
     assert open_table(save_table(tmp_path / "t.csv", "a,y\n" + lines)).class_names == classes
 
 
-def test_a_column_of_codes_is_text_if_a_word_is_in_any_file(tmp_path: Path) -> None:
+def test_column_with_a_word_in_any_file_is_text(tmp_path: Path) -> None:
     save_table(tmp_path / "a.csv", "code,y\n1,0\n2,1\n")
     save_table(tmp_path / "b.csv", "code,y\nx,0\n1,1\n")
     store: Any = open_table(tmp_path).store
     assert store.raw["code"].words == ("1", "2", "x")
 
 
-def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
+def test_new_rows_are_transformed_with_the_columns_of_a_run(tmp_path: Path) -> None:
     """A column of words stays one where all words look like numbers, and the other way round."""
     save_table(tmp_path / "t.csv", "a,code,y\n1,1,0\n3,x,0\n1,1,1\n3,x,1\n")
     data = load(tmp_path / "t.csv", clients=1)
@@ -246,7 +246,7 @@ def test_new_rows_are_read_by_the_columns_of_a_run(tmp_path: Path) -> None:
         open_own_tables(new, run_columns)
 
 
-def test_other_columns_are_other_data(tmp_path: Path) -> None:
+def test_changed_columns_change_the_partition(tmp_path: Path) -> None:
     """Standardized rows hide a shift; the columns on record do not."""
     path = save_table(tmp_path / "t.csv", "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(12)))
     before = load(path).partition

@@ -10,7 +10,7 @@ import polars
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 from table_files import open_table, save_table
 
@@ -74,7 +74,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, case: str) -> None:
+def test_invalid_tables_give_a_one_line_error(tmp_path: Path, case: str) -> None:
     text, settings, complaint = REFUSED[case]
     path = save_table(tmp_path / "t.csv", text)
     with pytest.raises(InvalidInput) as caught:
@@ -86,13 +86,13 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, case: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.xlsx"])
-def test_refuses_what_is_no_table(tmp_path: Path, name: str) -> None:
+def test_file_that_is_not_a_table_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n\0\xff,\0")
     with pytest.raises(InvalidInput, match=r"cannot be read|is no table"):
         open_table(tmp_path / name)
 
 
-def test_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
+def test_inconsistent_tables_and_settings_are_rejected(tmp_path: Path) -> None:
     def refusal(**settings: Any) -> str:
         with pytest.raises(InvalidInput) as caught:
             open_data_set(DatasetSettings(**settings))
@@ -119,7 +119,9 @@ def test_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
     assert "dataset.client is 'y'; it must be left out" in refusal(client="y")
 
 
-def test_says_what_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_polars_names_the_extra_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(InvalidInput, match=r"pip install 'mpfedcl\[table\]'\.$"):
         open_table(save_table(tmp_path / "t.csv", "a,y\n1,0\n"))

@@ -27,7 +27,9 @@ fractions = st.floats(0.01, 0.99)
         (3, 0.01, 3),
     ],
 )
-def test_counts_what_trains(num_images: int, fraction: float, training: int) -> None:
+def test_training_images_are_counted_by_fraction(
+    num_images: int, fraction: float, training: int
+) -> None:
     assert count_training(numpy.asarray(num_images), fraction) == training
 
 
@@ -37,9 +39,7 @@ def test_nothing_is_held_out_without_a_fraction() -> None:
 
 
 @given(labels=label_lists, fraction=fractions, seed=st.integers(0, 1000))
-def test_splits_each_class_once_and_by_its_share(
-    labels: list[int], fraction: float, seed: int
-) -> None:
+def test_each_class_is_split_by_the_fraction(labels: list[int], fraction: float, seed: int) -> None:
     array = numpy.asarray(labels, dtype=numpy.int64)
     train, test = split_by_class(array, fraction, numpy.random.default_rng(seed))
     assert sorted([*train.tolist(), *test.tolist()]) == list(range(len(labels)))
@@ -50,7 +50,7 @@ def test_splits_each_class_once_and_by_its_share(
         assert numpy.sum(array[train] == label) == max(1, round(total * (1 - fraction)))
 
 
-def test_the_draw_differs_between_generators() -> None:
+def test_splits_differ_between_generators() -> None:
     labels = numpy.zeros(100, dtype=numpy.int64)
     first, second = (split_by_class(labels, 0.5, numpy.random.default_rng(s))[0] for s in (0, 1))
     assert not numpy.array_equal(first, second)

@@ -48,7 +48,7 @@ def split_images(sample_index: SampleIndex, **changes: Any) -> ClientSplit:
     fraction=st.floats(0.3, 0.9),
     seed=st.integers(0, 1000),
 )
-def test_each_client_is_tested_on_a_share_of_its_own_training_images(
+def test_validation_images_are_a_share_of_the_training_images(
     counts: list[list[int]], official: bool, kind: str, test: str, fraction: float, seed: int
 ) -> None:
     sample_index = make_sample_index(counts, official=official)
@@ -77,7 +77,7 @@ def test_each_client_is_tested_on_a_share_of_its_own_training_images(
     assert not set(held.all_rows) & set(whole.test.rows)
 
 
-def test_the_draw_is_by_seed_and_touches_nothing_else() -> None:
+def test_validation_draw_depends_on_the_seed_only() -> None:
     sample_index = make_sample_index([[40, 40, 40]], official=True)
     common = {"partition__kind": "label", "partition__test": "shared"}
     first, again, less = (
@@ -101,7 +101,7 @@ def test_single_images_stay_in_training() -> None:
     assert split.test.labels.tolist() == [0, 0, 0, 0, 0, 2]
 
 
-def test_nothing_to_hold_out_is_refused() -> None:
+def test_validation_without_images_is_rejected() -> None:
     sample_index = make_sample_index([[1, 1, 1], [1, 1, 1]], official=True)
     with pytest.raises(InvalidInput) as refused:
         split_images(sample_index, partition__kind="feature", partition__validation=0.5)
@@ -109,7 +109,7 @@ def test_nothing_to_hold_out_is_refused() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1, 1.5])
-def test_shares_out_of_range(share: float) -> None:
+def test_validation_fraction_out_of_range_is_rejected(share: float) -> None:
     with pytest.raises(InvalidInput, match=r"partition\.validation is"):
         Experiment().replace(partition__validation=share)
 
@@ -124,7 +124,7 @@ def spoil_test_images(path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["shared", "matched"])
-def test_the_test_images_are_never_read(tmp_path: Path, test: str) -> None:
+def test_test_images_are_never_read_during_validation(tmp_path: Path, test: str) -> None:
     save_images(tmp_path / "stripes.npz", num_test=600)
     experiment = small(tmp_path, partition__test=test)
     before = load_federated_data(experiment.replace(partition__validation=0.2))
@@ -139,7 +139,7 @@ def test_the_test_images_are_never_read(tmp_path: Path, test: str) -> None:
     ]
 
 
-def test_a_client_without_validation_images_is_left_out_of_the_mean(tmp_path: Path) -> None:
+def test_client_without_validation_images_is_excluded_from_the_mean(tmp_path: Path) -> None:
     save_images(tmp_path / "few.npz", num_train=3)
     save_images(tmp_path / "many.npz", num_train=30)
     experiment = small(

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_federated_data
-from mpfedcl.data.reader import open_data_set, open_own_samples
 from mpfedcl.data.samples import SampleIndex, VectorFormat
+from mpfedcl.data.sources import open_data_set, open_own_samples
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import save_images, save_vectors
@@ -59,7 +59,7 @@ def refusal(root: Path, **changes: Any) -> str:
     return sentence
 
 
-def test_vectors_are_listed_as_images_are(tmp_path: Path) -> None:
+def test_vectors_are_indexed_like_images(tmp_path: Path) -> None:
     save(tmp_path / "b.npz")
     save(tmp_path / "a.npz")
     found = open_folder(tmp_path)
@@ -79,7 +79,7 @@ def test_vectors_are_listed_as_images_are(tmp_path: Path) -> None:
     order=st.sampled_from("CF"),
     seed=st.integers(0, 99),
 )
-def test_any_rows_are_read_as_they_are(
+def test_rows_are_read_unchanged(
     tmp_path_factory: pytest.TempPathFactory, x: NDArray[Any], order: Any, seed: int
 ) -> None:
     labels = numpy.zeros(len(x), dtype=int)
@@ -98,7 +98,7 @@ def test_any_rows_are_read_as_they_are(
     dtype=st.sampled_from(DTYPES),
     shape=st.lists(st.integers(0, 4), min_size=0, max_size=5).map(tuple),
 )
-def test_type_and_rank_decide_what_an_array_holds(
+def test_dtype_and_rank_determine_the_kind_of_samples(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, shape: tuple[int, ...]
 ) -> None:
     """Floats of rank 2 are vectors, bytes of rank 3 or 4 images; all else gets its sentence."""
@@ -138,7 +138,7 @@ def test_type_and_rank_decide_what_an_array_holds(
         (numpy.zeros((6, 2, 2), "u1"), "x_train has images; a set must have only images, or"),
     ],
 )
-def test_refuses_other_arrays(tmp_path: Path, x: NDArray[Any], complaint: str) -> None:
+def test_other_arrays_are_rejected(tmp_path: Path, x: NDArray[Any], complaint: str) -> None:
     sentence = refusal(tmp_path, dataset__root=save(tmp_path / "a.npz", x_train=x).parent)
     assert str(tmp_path / "a.npz") in sentence
     assert complaint in sentence
@@ -149,7 +149,7 @@ def test_refuses_other_arrays(tmp_path: Path, x: NDArray[Any], complaint: str) -
     ("value", "shown"), [(numpy.nan, "nan"), (-numpy.inf, "-inf"), (1e39, "1e+39")]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_refuses_numbers_that_are_not_finite(
+def test_values_that_are_not_finite_are_rejected(
     tmp_path: Path, key: str, value: float, shown: str, dtype: str
 ) -> None:
     """Whoever gets them, and in whatever precision the run is."""
@@ -160,7 +160,7 @@ def test_refuses_numbers_that_are_not_finite(
     assert f"a.npz: {key} has {shown} at [3, 1]; vectors must be finite numbers" in sentence
 
 
-def test_a_fault_far_down_is_found_at_its_place(
+def test_position_of_a_late_invalid_value_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpfedcl.data.npz_archive._BYTES_AT_ONCE", 64)
@@ -170,12 +170,12 @@ def test_a_fault_far_down_is_found_at_its_place(
     assert "x_train has nan at [37, 2]" in refusal(tmp_path)
 
 
-def test_refuses_labels_out_of_range(tmp_path: Path) -> None:
+def test_labels_out_of_range_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", y_train=numpy.array([0, 1, 2, 0, -1, 2]))
     assert "a.npz: y_train has the label -1; labels must be 0 to 65,535" in refusal(tmp_path)
 
 
-def test_refuses_domains_that_do_not_go_together(tmp_path: Path) -> None:
+def test_inconsistent_domains_are_rejected(tmp_path: Path) -> None:
     save_vectors(tmp_path / "a.npz", width=5)
     save_vectors(tmp_path / "b.npz", width=4)
     sentence = refusal(tmp_path)
@@ -186,14 +186,14 @@ def test_refuses_domains_that_do_not_go_together(tmp_path: Path) -> None:
     assert "b.npz: x_train has images, and " in refusal(tmp_path)
 
 
-def test_a_named_set_has_images(tmp_path: Path) -> None:
+def test_vectors_in_a_named_image_set_are_rejected(tmp_path: Path) -> None:
     save(tmp_path / "mnist" / "mnist.npz")
     with pytest.raises(InvalidInput, match="mnist must have images, uint8"):
         open_data_set(DatasetSettings(name="mnist", root=tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_clients_get_the_numbers_as_they_are(tmp_path: Path, dtype: str) -> None:
+def test_clients_get_unscaled_vectors(tmp_path: Path, dtype: str) -> None:
     """Not standardized by constants that are for pixels; the width is on record."""
     save_vectors(tmp_path / "a.npz", dtype="float64")
     data = load_folder(tmp_path, dtype=dtype, partition__test="shared")
@@ -207,7 +207,7 @@ def test_clients_get_the_numbers_as_they_are(tmp_path: Path, dtype: str) -> None
     assert torch.equal(data.test_inputs, torch.from_numpy(file["x_test"].astype(dtype)))
 
 
-def test_the_model_is_that_of_an_encoders_features(tmp_path: Path) -> None:
+def test_model_for_vectors_is_that_for_encoder_features(tmp_path: Path) -> None:
     save_vectors(tmp_path / "a.npz")
     experiment = Experiment(clients=2).replace(dataset__name="folder", dataset__root=tmp_path)
     data, model = load_data_and_model(experiment.resolved(), torch.device("cpu"))
@@ -223,7 +223,7 @@ def test_the_model_is_that_of_an_encoders_features(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "random-resnet18", "onnx:absent.onnx"])
-def test_refuses_an_encoder_that_was_named(tmp_path: Path, name: str) -> None:
+def test_encoder_for_vectors_is_rejected(tmp_path: Path, name: str) -> None:
     save(tmp_path / "a.npz")
     experiment = Experiment(clients=2).replace(
         dataset__name="folder", dataset__root=tmp_path, encoder__name=name
@@ -236,13 +236,13 @@ def test_refuses_an_encoder_that_was_named(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_refuses_an_image_size(tmp_path: Path) -> None:
+def test_image_size_for_vectors_is_rejected(tmp_path: Path) -> None:
     save_vectors(tmp_path / "a.npz")
     sentence = refusal(tmp_path, dataset__image_size=8)
     assert "dataset.image_size is 8; it must be left out, because the samples are" in sentence
 
 
-def test_one_clients_own_vectors(tmp_path: Path) -> None:
+def test_vectors_of_one_client_are_read(tmp_path: Path) -> None:
     file = save(tmp_path / "mine" / "a.npz")
     for place in (file, file.parent):
         found = open_own_samples(place, ("x", "y", "z"))

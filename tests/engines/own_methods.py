@@ -1,4 +1,4 @@
-"""Methods of one's own that use different hooks: `own_methods:Name`."""
+"""Custom methods that use different hooks: `own_methods:Name`."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from mpfedcl.methods.messages import Broadcast
 
 
 class FirstLayerAtHome(SharesPrototypes):
-    """The first layer stays at home; prototypes travel."""
+    """Keeps the first layer on the client and shares prototypes."""
 
     primary_predictor = "personal_prototype"
 
@@ -18,7 +18,7 @@ class FirstLayerAtHome(SharesPrototypes):
 
 
 class Decay(Method):
-    """Uses the weights themselves, outside any layer."""
+    """Uses the weights directly, outside any layer."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         size = torch.stack([value.square().sum() for value in params.values()]).sum()
@@ -26,7 +26,7 @@ class Decay(Method):
 
 
 class TwoViews(Method):
-    """Applies the model twice, and asks for the same answer."""
+    """Applies the model twice and penalizes different embeddings."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         embeddings, logits = context.apply(params, batch.inputs)
@@ -35,7 +35,7 @@ class TwoViews(Method):
 
 
 class Anchored(Method):
-    """Applies the model that the round began with beside the one that is trained."""
+    """Applies the initial model of the round next to the trained one."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         embeddings, logits = context.apply(params, batch.inputs)
@@ -44,7 +44,7 @@ class Anchored(Method):
 
 
 class Clipped(Method):
-    """Changes gradients only; it keeps nothing."""
+    """Changes gradients only; it has no state."""
 
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
@@ -55,7 +55,7 @@ class Clipped(Method):
 
 
 class Counts(Method):
-    """Keeps something only from its first round on: how often it has trained."""
+    """Has a state only after the first round: how often the client has trained."""
 
     def finish(
         self, params: Tensors, context: Context, num_steps: int
@@ -77,11 +77,11 @@ class Warming(Method):
         return batch.cross_entropy(logits) + weight * pull
 
 
-# What a first look at one sample in round 1 does not show
+# Losses that one sample in round 1 does not represent
 
 
 class ProximalLater(Method):
-    """A proximal term once there is a mean of several clients: from round 2 on."""
+    """Adds a proximal term from round 2 on."""
 
     def prepare(self, broadcast: Broadcast) -> bool | PerStep:
         return broadcast.round > 1
@@ -95,7 +95,7 @@ class ProximalLater(Method):
 
 
 class ProximalAfterTheFirstStep(ProximalLater):
-    """A proximal term in all steps but the first, where it is 0 anyway."""
+    """Adds a proximal term in all steps but the first, in which it is 0 anyway."""
 
     def prepare(self, broadcast: Broadcast) -> PerStep:
         return PerStep(lambda step: step > 0)
@@ -113,7 +113,7 @@ class SideBySide(Method):
 
 
 class MeanInput(Method):
-    """Trains on the mean of a batch's inputs alone: one row whatever the batch."""
+    """Trains only on the mean of a batch's inputs: one row for any batch size."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         weights = batch.mask / batch.mask.sum()
@@ -122,7 +122,7 @@ class MeanInput(Method):
 
 
 class NeedsTwo(Method):
-    """Asks for two samples at least, which every batch here has."""
+    """Needs at least two samples, which every batch here has."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         embeddings, logits = context.apply(params, batch.inputs)
@@ -131,7 +131,7 @@ class NeedsTwo(Method):
 
 
 class Smooth(Method):
-    """A penalty on the slope of the logits by the inputs, through `torch.func.grad`."""
+    """Penalizes the gradient of the logits by the inputs with `torch.func.grad`."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         def total(inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class Smooth(Method):
 
 
 class ViewLater(Method):
-    """Sees the inputs as they are in round 1, and a view of them from round 2 on."""
+    """Uses the inputs unchanged in round 1, and a view of them from round 2 on."""
 
     def prepare(self, broadcast: Broadcast) -> bool:
         return broadcast.round > 1
@@ -154,14 +154,14 @@ class ViewLater(Method):
 
 
 class ViewFirst(ViewLater):
-    """The other way round."""
+    """Uses a view of the inputs in round 1 only."""
 
     def prepare(self, broadcast: Broadcast) -> bool:
         return broadcast.round == 1
 
 
 class TwoViewsLater(TwoViews):
-    """One view in round 1, two from round 2 on."""
+    """Uses one view in round 1, and two from round 2 on."""
 
     def prepare(self, broadcast: Broadcast) -> bool:
         return broadcast.round > 1

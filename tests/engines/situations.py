@@ -1,4 +1,4 @@
-"""Experiments in which engines are held to the loop: clients, settings and limits of many kinds."""
+"""Experiments that compare engines with the loop: various clients, settings and limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,25 +13,25 @@ from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import HIDDEN, METHODS, assemble_federation, small
 
 DOUBLE, SINGLE = 1e-9, 1e-5
-"""Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
+"""Relative distance of weights: 1e-5 is promised; rounding in float64 is far less."""
 
 CHOICE = "mpfedcl.engines.trainers"
 AS_ROWS = {"mpfedcl.engines.trainers.factored.is_smaller_written_out": lambda _: False}
 """Factored clients are never written out."""
 IN_TURN = {f"{CHOICE}.MOST_ROWS": 0, f"{CHOICE}.MOST_STACKED": 0}
 MIXED = AS_ROWS | {f"{CHOICE}.MOST_ROWS": 8, f"{CHOICE}.LEAST_TOGETHER": 1}
-"""Small clients are rows; large ones are trained in turn."""
+"""Small clients are factored; large ones are trained in turn."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What is special about the clients, the settings or the engine's limits."""
+    """Special clients, settings or limits of the engine."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     methods: Sequence[str] = METHODS
     holds: Callable[[Experiment, list[ClientData]], bool] = lambda *_: True
-    """Whether it is what its name says."""
+    """Whether the data match the name of the situation."""
 
     def experiment(self, root: Path, method: str) -> Experiment:
         return double(root, method, self.changes)
@@ -39,7 +39,7 @@ class Situation:
 
 FEDCL = ("mp-fedcl", "sp-fedcl", "dp-fedcl")
 DIFFERENT = ("fedprox", "fedproto", "mp-fedcl")
-"""A loss beyond linear layers; models at home; models and prototypes that travel."""
+"""A loss beyond linear layers; local models; shared models and prototypes."""
 RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0}
 
 
@@ -127,7 +127,7 @@ SITUATIONS: dict[str, Situation] = {
     "large and small in one chunk": Situation(
         RAGGED,
         MIXED,
-        # Neither the first names nor the last: the two kinds take turns in the mean.
+        # Large clients are between small ones, so both kinds alternate in the mean.
         holds=lambda _, c: "".join("SL"[size > 8] for size in sizes(c)).strip("L").count("L") > 0,
     ),
     "large and small, models at home": Situation(
@@ -137,7 +137,7 @@ SITUATIONS: dict[str, Situation] = {
 
 
 def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
-    """Return three rounds of six clients in float64, with steps that go somewhere."""
+    """Return three rounds of six clients in float64, with large steps."""
     settings = {
         "rounds": 3,
         "clients": 6,
@@ -151,6 +151,6 @@ def double(root: Path, method: str, changes: Mapping[str, Any]) -> Experiment:
 
 
 def build(experiment: Experiment, data: FederatedData, model: Model) -> RoundLoop:
-    """Return a federation on data and a model that are given."""
+    """Return a federation with the given data and model."""
     experiment = experiment.resolved(find_method(experiment.method).defaults)
     return assemble_federation(experiment, data, model)

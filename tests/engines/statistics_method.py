@@ -1,4 +1,4 @@
-"""Methods that use what the others do not: sums, private state, updates that are withheld."""
+"""Methods with sums, private state and withheld updates."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from mpfedcl.methods import CollectsStatistics, Context, Method, Server, Tally, 
 
 
 class ClassSums(CollectsStatistics):
-    """Does not train: clients send the sums of their samples by class, and that is all."""
+    """Does not train: clients only send the sums of their samples by class."""
 
     name = "class-sums"
     trains = False
@@ -28,7 +28,7 @@ class ClassSums(CollectsStatistics):
 
 
 class Closed(ClassSums):
-    """The same, and the server makes a classifier of the sums that all clients share."""
+    """Like `ClassSums`, with a shared classifier that the server makes of the sums."""
 
     name = "closed"
     shares_model = True
@@ -39,7 +39,7 @@ class Closed(ClassSums):
 
 
 class Withholds(Method):
-    """Clients with few samples keep their model to themselves; the others count by their square."""
+    """Withholds models of few samples and weights the others by their squared sample counts."""
 
     name = "withholds"
     may_withhold = True

@@ -75,7 +75,7 @@ class Task:
         for number, size in enumerate(sizes):
             client = (clients or {}).get(number) or make_client(size, number)
             client = replace(client, inputs=client.inputs.to(dtype))
-            # What stays at home differs from client to client.
+            # Parameters that are not shared differ from client to client.
             own = {
                 name: value if self.method.shared(name) else value + 0.1 * number
                 for name, value in start.items()
@@ -90,12 +90,12 @@ class Task:
         self.received = self.method.prepare(Broadcast(1, shared, {}, pool))
 
     def by_loop(self) -> dict[str, TrainedClients]:
-        """Return each client, trained by the reference."""
+        """Return each client, trained by the loop."""
         trainer = LoopTrainer(self.assembly)
         return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
 
     def by_factors(self) -> TrainedFactors:
-        """Return the clients as rows, however many they are."""
+        """Return the clients, trained as factors of any size."""
         trainer = FactoredTrainer(self.assembly)
         trainer.layers = self.layers()
         with pytest.MonkeyPatch.context() as patch:
@@ -107,11 +107,11 @@ class Task:
         return trained
 
     def by_direct(self) -> dict[str, TrainedClients]:
-        """Return each client, its gradients never written out."""
+        """Return each client, trained without explicit gradients."""
         return {each.names[0]: each for each in self.direct().train(self.works, 1, self.received)}
 
     def direct(self) -> DirectTrainer:
-        """Return the trainer whose gradients are never written out."""
+        """Return the trainer without explicit gradients."""
         trainer = DirectTrainer(self.assembly)
         trainer.layers = self.layers()
         return trainer

@@ -1,4 +1,4 @@
-"""Which process trains which clients: each client once, and about the same work for all."""
+"""Assignment of clients to processes: each client once, and about the same work for all."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ def test_each_client_is_assigned_once_and_evenly(work: dict[str, int], size: int
     assert sorted(name for share in shares for name in share) == sorted(work)
     assert all(share == sorted(share) for share in shares)
     loads = [sum(work[name] for name in share) for share in shares]
-    # Taking the largest first, no process is ahead of another by more than one client.
+    # With the largest first, two processes differ by at most one client.
     assert max(loads) - min(loads) <= max(work.values(), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Clients in groups: all of them in order, and none with more inputs than are allowed."""
+"""Groups of clients: all clients in order, and no group with too many inputs."""
 
 from collections.abc import Sequence
 
@@ -24,6 +24,6 @@ def test_groups_are_full_and_bounded(
         held = sum(len(each.labels) for each in group)
         assert len(group) == 1 or (held <= rows and len(group) <= most)
         if number + 1 < len(groups):
-            # The next client would have been too much.
+            # The next client would have exceeded the limit.
             following = groups[number + 1][0]
             assert len(group) == most or held + len(following.labels) > rows

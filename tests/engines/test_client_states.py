@@ -1,4 +1,4 @@
-"""Clients' states in files behave as a dict does, and every kept checkpoint finds its own."""
+"""Client states in files behave like a dict, and every kept checkpoint finds its states."""
 
 import os
 import shutil
@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import client_states
-from mpfedcl.engines.client_states import FILES, ClientStates, restore_states
-from mpfedcl.rounds.engine import StatePlace
+from mpfedcl.engines.client_states import FILES, ClientStates, StatePlace, restore_states
 from small_experiments import assert_same_tensors
 
 NAMES = [f"client-{number}" for number in range(8)]
@@ -36,7 +35,7 @@ def make(number: int, size: int = 5) -> Tensors:
 def states_in(folder: Path, rank: int = 0, ranks: int = 1) -> ClientStates:
     own = NAMES[rank::ranks]
     found = ClientStates("own", own, CPU)
-    found.keep_in(StatePlace(folder, NAMES, rank, ranks), some_rest=False)
+    found.keep_in(StatePlace(folder, NAMES, rank == 0), some_rest=False)
     return found
 
 
@@ -50,7 +49,7 @@ def assert_same(found: ClientStates, wanted: dict[str, Tensors]) -> None:
 
 
 def reopen(folder: Path, checkpoint: Tensors, number: int = 0) -> ClientStates:
-    """Return the states as a run finds them that resumes after a round."""
+    """Return the states as found by a run that resumes after a round."""
     found = states_in(folder)
     restore_states([found], checkpoint, number)
     return found
@@ -78,7 +77,7 @@ def test_every_kept_checkpoint_finds_its_states_after_kills(
 ) -> None:
     folder = tmp_path_factory.mktemp("run") / "checkpoint"
     states, model = states_in(folder), dict[str, Tensors]()
-    # Checkpoints on disk, oldest first: round, content and states. The last may be on its way.
+    # Checkpoints on disk, oldest first: round, content and states. The last one may be unfinished.
     kept: list[tuple[int, Tensors, dict[str, Tensors]]] = []
     done = 0
     for changes, event in rounds:
@@ -87,7 +86,7 @@ def test_every_kept_checkpoint_finds_its_states_after_kills(
         for name, number in changes.items():
             states[name] = model[name] = make(number)
         assert_same(states, model)
-        # All checkpoints that may be returned to are whole, though this round has written.
+        # All checkpoints that a run may resume from are complete, although this round has written.
         for _, checkpoint, wanted in kept:
             assert_readable(folder, checkpoint, wanted)
         kept = [*kept, (done, states.snapshot(), dict(model))][-3:]
@@ -140,14 +139,12 @@ def test_states_of_any_size_are_replaced_and_removed(tmp_path: Path) -> None:
     states = states_in(folder)
     states["client-1"], states["client-2"] = make(1), make(2, 5000)
     assert sorted(states.snapshot()) == ["files/own"]
-    states.sync()
     wanted = {"client-1": make(1), "client-2": make(2, 5000)}
     assert_readable(folder, states.snapshot(), wanted)
     # Again in the same round.
     states["client-2"], states["client-1"] = make(3), make(4, 5000)
     wanted = {"client-1": make(4, 5000), "client-2": make(3)}
     assert_readable(folder, states.snapshot(), wanted)
-    states.sync()
     del states["client-1"], states["client-2"]
     assert_same(states, {})
     with pytest.raises(KeyError):

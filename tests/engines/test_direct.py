@@ -1,4 +1,4 @@
-"""Gradients that go straight into the velocity: a step by hand, and the loop's training."""
+"""The direct trainer: a step by hand, and the same training as the loop."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ def test_direct_step_equals_sgd(momentum: float, weight_decay: float) -> None:
     before, plain = copy(start), copy(start)
     direct = DirectDescent(LAYERS, copy(start), velocity, 0.1, momentum, weight_decay)
     written = MomentumSGD(plain, 0.1, momentum, weight_decay)
-    # So many steps that the velocity's scale leaves its range several times.
+    # Enough steps for the scale of the velocity to leave its range several times.
     for step in range(60):
         entered = {"w": draw(10 + step, 5, 3), "v": draw(100 + step, 5, 4)}
         slopes = {"w": draw(200 + step, 5, 4), "v": draw(300 + step, 5, 2)}
@@ -60,7 +60,7 @@ def test_direct_step_equals_sgd(momentum: float, weight_decay: float) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("method", [Method, FedPer, Anchored, Warming])
-def test_it_is_the_loops_training(method: type[Method], momentum: float) -> None:
+def test_training_equals_the_loop(method: type[Method], momentum: float) -> None:
     assert_the_loops(Task([9, 1, 4, 14], method=method, train__momentum=momentum))
 
 
@@ -120,7 +120,7 @@ def test_client_with_nan_does_not_affect_others() -> None:
 
 
 class InPlace(Mlp):
-    """Changes what comes out of its second layer, which autograd itself does not mind."""
+    """Changes the output of its second layer in place, which autograd allows."""
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         hidden = linear(inputs, params["hidden.0.weight"], params["hidden.0.bias"]).relu()

@@ -1,4 +1,4 @@
-"""The equivalence suite: every engine gives the reference's result, for every method.
+"""The equivalence suite: every engine gives the result of the loop, for every method.
 
 The reference is the loop, one client after the other in plain PyTorch. To hold another way of
 running clients to it, add it to ENGINES.
@@ -26,7 +26,7 @@ Runner = Callable[[Experiment, Path], RunResult]
 
 
 def run(experiment: Experiment, path: Path, observer: Observer | None = None) -> RunResult:
-    """Run without card and calibration: nothing here looks at them, and there are 400 runs."""
+    """Run without card and calibration, which these 400 runs do not need."""
     return run_simulation(experiment, path, observer or Observer(), NO_CALLBACKS)
 
 
@@ -59,7 +59,7 @@ HARD_TO_SEE = (
 
 
 class Reference:
-    """The loop's runs, each made once."""
+    """Runs of the loop, each made once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -157,7 +157,7 @@ def test_single_precision_round_equals_the_loop(
     method: str,
     engine: str,
 ) -> None:
-    # The paper's model, whose products are long enough to round.
+    # The paper's model, which is large enough for rounding errors.
     changes = {"dtype": "float32", "rounds": 1, "model__hidden": ()}
     experiment = double(images, method, RAGGED | changes)
     found = ENGINES[engine](experiment, tmp_path / "run")
@@ -207,14 +207,14 @@ def test_losses_that_change_after_the_first_step_equal_the_loop(
 def test_loss_that_needs_two_samples_equals_the_loop(
     images: Path, tmp_path: Path, reference: Reference, engine: str
 ) -> None:
-    # 60 images: everyone has 10 of them, in batches of 5.
+    # 60 images: each client has 10 of them, in batches of 5.
     changes = {"partition__kind": "iid", "train__batch_size": 5}
     experiment = double(images, "own_methods:NeedsTwo", changes)
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
-def test_domains_of_very_different_sizes(
+def test_domains_of_very_different_sizes_equal_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
 ) -> None:
     root = tmp_path / "images"
@@ -227,7 +227,7 @@ def test_domains_of_very_different_sizes(
         assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
 
 
-# Going on with another engine
+# Resuming with another engine
 
 
 def turn(path: Path, engine: str) -> None:
@@ -272,7 +272,7 @@ def test_evaluation_does_not_change_client_states(images: Path, engine: str) -> 
 def test_clients_with_and_without_state_train_together(
     images: Path, tmp_path: Path, engine: str
 ) -> None:
-    """With client sampling some have a state from an earlier round, and some have none."""
+    """Sample clients, so that some have a state of an earlier round and some have none."""
     experiment = double(images, "own_methods:Counts", {"fraction": 0.5})
     run(experiment.replace(engine="loop"), tmp_path / "loop")
     run(experiment.replace(engine=engine), tmp_path / "other")

@@ -1,4 +1,4 @@
-"""Models that are never written out: the closed form by hand, and when it applies."""
+"""The factored trainer: the closed form by hand, and when it applies."""
 
 import math
 from collections.abc import Callable
@@ -94,7 +94,7 @@ class Sequences(SmallModel):
 
 
 class FixedBias(SmallModel):
-    """A bias that is no parameter."""
+    """A bias that is not a parameter."""
 
     names = ("w",)
 
@@ -130,7 +130,7 @@ def softmax_less_one_hot(logits: Array, label: int) -> Array:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_two_steps_of_one_layer_by_hand(momentum: float) -> None:
+def test_two_steps_of_one_layer_match_a_hand_computation(momentum: float) -> None:
     lr = 0.3
     task = Task(
         [2], model=SmallModel(), train__lr=lr, train__batch_size=1, train__momentum=momentum
@@ -143,7 +143,7 @@ def test_two_steps_of_one_layer_by_hand(momentum: float) -> None:
     d1 = softmax_less_one_hot(w0 @ x[first] + b0, y[first])
     w1, b1 = w0 - lr * numpy.outer(d1, x[first]), b0 - lr * d1
     d2 = softmax_less_one_hot(w1 @ x[second] + b1, y[second])
-    # Once more the first step by the momentum: it counts 1 + m times in all.
+    # The first step again by the momentum: it counts 1 + m times in total.
     w2 = w0 - lr * ((1 + momentum) * numpy.outer(d1, x[first]) + numpy.outer(d2, x[second]))
     b2 = b0 - lr * ((1 + momentum) * d1 + d2)
 
@@ -180,7 +180,7 @@ def test_factor_of_a_step_is_the_sum_of_momentum_powers(momentum: float) -> None
     for step in range(6):
         wanted = [moved(step - before) for before in range(step) for _ in range(2)]
         assert factors.scale(step).tolist() == pytest.approx(wanted, rel=1e-12)
-    # At the end each client counts by its own number of steps; later rows are nobody's.
+    # Each client counts by its own number of steps; later rows belong to no client.
     for slopes in factors.slopes.values():
         slopes.fill_(1)
     factors.close()
@@ -196,7 +196,7 @@ def test_factor_of_a_step_is_the_sum_of_momentum_powers(momentum: float) -> None
 @pytest.mark.parametrize("model", [None, SmallModel(), NoBias()])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("method", [Method, FedPer, Anchored, Warming])
-def test_it_is_the_loops_training(
+def test_training_equals_the_loop(
     method: type[Method], momentum: float, model: SmallModel | None
 ) -> None:
     task = Task([9, 1, 4, 14], method=method, model=model, train__momentum=momentum)
@@ -230,7 +230,7 @@ def find(task: Task) -> tuple[Layer, ...] | None:
     return find_layers(task.method, task.model, task.works[0], task.received)
 
 
-def test_the_layers_of_the_perceptron() -> None:
+def test_layers_of_the_perceptron_are_found() -> None:
     wanted = (
         Layer("hidden.0.weight", "hidden.0.bias", takes_inputs=True),
         Layer("hidden.1.weight", "hidden.1.bias", takes_inputs=False),
@@ -242,7 +242,7 @@ def test_the_layers_of_the_perceptron() -> None:
         assert find(Task([1], method=find_method(name), prototypes__per_class=2)) == wanted
 
 
-def test_layers_without_bias() -> None:
+def test_layers_without_bias_are_found() -> None:
     wanted = (Layer("v", None, takes_inputs=True), Layer("w", None, takes_inputs=False))
     assert find(Task([3], model=NoBias())) == wanted
 

@@ -55,8 +55,8 @@ def loss_by_hand(params: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_the_steps_of_two_rounds(images: Path, momentum: float) -> None:
-    # A batch holds everything, so each epoch is one step and the order does not matter.
+def test_steps_of_two_rounds_match_a_hand_computation(images: Path, momentum: float) -> None:
+    # A batch holds all samples, so each epoch is one step and the order does not matter.
     experiment = one_client(
         images, train__batch_size=100, train__epochs=3, train__lr=0.2, train__momentum=momentum
     )
@@ -85,7 +85,7 @@ def test_every_image_is_in_one_batch_per_epoch(images: Path) -> None:
     federation.run_round(evaluate=False)
     # 60 images: seven batches of 8 and one of 4, twice.
     assert [len(batch) for batch in Watched.batches] == ([8] * 7 + [4]) * 2
-    # Before them, one call without steps found out which tensors are sent.
+    # Before them, one call without steps determined which tensors are sent.
     assert Watched.steps == [1, 16]
     epochs = [sum(Watched.batches[first : first + 8], []) for first in (0, 8)]  # noqa: RUF017
     for epoch in epochs:
@@ -94,7 +94,7 @@ def test_every_image_is_in_one_batch_per_epoch(images: Path) -> None:
 
 
 def test_mean_loss_is_over_images(images: Path) -> None:
-    # Without learning each image has one loss, however it is batched.
+    # With a learning rate of 0 each image has the same loss in any batch.
     losses = []
     for size in (7, 60):
         experiment = one_client(images, train__batch_size=size, train__lr=1e-300)
@@ -133,7 +133,7 @@ def test_both_precisions_start_from_the_same_weights() -> None:
         assert float(value.abs().max()) > 0.8 / math.sqrt(fan_in)
 
 
-def test_the_embedding_is_after_the_last_relu() -> None:
+def test_embedding_is_after_the_last_relu() -> None:
     model = Mlp((4, 8, 3), 2)
     params = model.init(torch.Generator().manual_seed(3), torch.float64)
     random = torch.Generator().manual_seed(4)

@@ -1,4 +1,4 @@
-"""The optimizers against torch's own, to the bit where both use the same kernel."""
+"""The optimizers against those of torch, bit-identical if both use the same kernel."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from mpfedcl.experiment.settings import TrainSettings
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.01)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_steps_as_torch_does(momentum: float, decay: float, dtype: torch.dtype) -> None:
+def test_sgd_steps_as_torch_does(momentum: float, decay: float, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     begun = {
         "w": torch.randn(7, 5, generator=generator, dtype=dtype),
@@ -34,7 +34,7 @@ def test_steps_as_torch_does(momentum: float, decay: float, dtype: torch.dtype) 
         torch.testing.assert_close(value.detach(), close)
 
 
-def test_the_first_steps_by_hand() -> None:
+def test_first_steps_match_a_hand_computation() -> None:
     params = {"w": torch.tensor([1.0])}
     descent = MomentumSGD(params, lr=0.1, momentum=0.5)
     descent.step([torch.tensor([2.0])])

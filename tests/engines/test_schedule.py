@@ -1,4 +1,4 @@
-"""Which samples are due when: the loop's batches, laid side by side."""
+"""The schedule of samples: the batches of the loop for several clients at once."""
 
 from collections import Counter
 
@@ -96,7 +96,7 @@ def test_one_sample_clients_have_one_row_a_step() -> None:
 
 
 @pytest.mark.parametrize("change", ["seed", "round", "name", "epoch"])
-def test_the_order_depends_on_seed_round_name_and_epoch(change: str) -> None:
+def test_order_depends_on_seed_round_name_and_epoch(change: str) -> None:
     client = make_client(20)
     first = draw_batches(client, make_experiment(epochs=2, batch_size=20), 1)
     other = {

@@ -1,6 +1,6 @@
-"""Secure aggregation in a simulation: the plain run's result, whoever vanishes, on every engine."""
+"""Secure aggregation in a simulation: same result as a plain run, also with dropouts."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from mpfedcl import resume
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines import InProcessEngine
-from mpfedcl.engines.secure_aggregation import SecureAggregationEngine, Vanishes
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import built_in_methods, find_method
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Cnn, Mlp, Model
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.loop import RoundLoop
+from mpfedcl.rounds.secure_aggregation import MaskingCollector
 from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, assert_same_results, read_records, small, tensors_of
@@ -45,7 +45,7 @@ def experiment(root: Path, method: str, **changes: Any) -> Experiment:
     return small(root, method, **settings | changes)
 
 
-def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
+def loop(plan: Experiment) -> RoundLoop:
     plan = plan.resolved(find_method(plan.method).defaults)
     data = load_federated_data(plan)
     model: Model = Mlp((data.input_size, *HIDDEN), data.num_classes)
@@ -57,17 +57,13 @@ def loop(plan: Experiment, vanishes: Vanishes | None = None) -> RoundLoop:
         num_classes=data.num_classes,
         input_size=data.input_size,
     )
-    engine = InProcessEngine(assembly, data)
-    if not plan.secure_aggregation:
-        return RoundLoop(assembly, engine)
-    secure = SecureAggregationEngine(assembly, engine, vanishes or (lambda *_: False))
-    return RoundLoop(assembly, secure)
+    return RoundLoop(assembly, InProcessEngine(assembly, data))
 
 
 def test_methods_that_support_secure_aggregation() -> None:
     some = {"fedavg", "fedgauss", "fedlda", "fedncm", "fedprox", "fedridge", "local", "local-gauss"}
     assert some <= {*ABLE}
-    # What they need of single clients no total has.
+    # These methods need updates of single clients, which a total does not have.
     assert not {"fedproto", "mp-fedcl", "fedcof"} & {*ABLE}
 
 
@@ -87,7 +83,7 @@ def test_secure_aggregation_equals_the_plain_run(images: Path, method: str, engi
     assert left.accuracy is not None
     assert right.accuracy is not None
     predictors = left.accuracy["local_test"], right.accuracy["local_test"]
-    # One Gaussian per class where single clients are not known.
+    # One Gaussian per class if single clients are not known.
     alike = [name for name in predictors[1] if method != "fedgauss" or "personal" in name]
     assert {n: predictors[0][n] for n in alike} == {n: predictors[1][n] for n in alike}
     if method != "fedgauss":
@@ -107,12 +103,24 @@ def test_kept_statistics_are_those_of_a_plain_run_that_pools(images: Path) -> No
 STAGES = ("advertise", "share", "mask", "reveal")
 
 
+def drops_out(monkeypatch: pytest.MonkeyPatch, vanishes: Callable[[int, str, str], bool]) -> None:
+    """Let clients drop out if `vanishes` returns true for the round, the stage and the client."""
+
+    def decide(collector: MaskingCollector, stage: str, client: str) -> bool:
+        return vanishes(collector._broadcast.round, stage, client)
+
+    monkeypatch.setattr(MaskingCollector, "drops_out", decide)
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_dropouts_are_left_out_of_the_total(images: Path, stage: str) -> None:
-    """The sum is that of the others; who only fails to reveal is still in it."""
+def test_dropouts_are_left_out_of_the_total(
+    images: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that a client that fails only to reveal is still in the total."""
     gone = {"client-1", "client-3"}
     plan = experiment(images, "fedavg", secure_aggregation=True)
-    secure = loop(plan, lambda _round, at, name: at == stage and name in gone)
+    drops_out(monkeypatch, lambda _, at, name: at == stage and name in gone)
+    secure = loop(plan)
     record = secure.run_round(evaluate=False)
     missing = sorted(gone) if stage != "reveal" else []
     assert record.clients.missing == missing
@@ -127,15 +135,18 @@ def test_dropouts_are_left_out_of_the_total(images: Path, stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_round_below_the_threshold_is_lost_and_the_run_continues(images: Path, stage: str) -> None:
+def test_round_below_the_threshold_is_lost_and_the_run_continues(
+    images: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = {"client-1", "client-3", "client-4"}
     plan = experiment(images, "fedavg", secure_aggregation=True)
-    secure = loop(plan, lambda number, at, name: (number, at) == (1, stage) and name in gone)
+    drops_out(monkeypatch, lambda number, at, name: (number, at) == (1, stage) and name in gone)
+    secure = loop(plan)
     before = {name: value.clone() for name, value in secure.state.server.params.items()}
     lost = secure.run_round(evaluate=False)
     assert lost.unchanged
     (warning,) = lost.remarks["warnings"]
-    assert "Round 1: its secure sum was not opened, because" in warning
+    assert "Round 1: the secure sum was not opened because" in warning
     assert_close_tensors(secure.state.server.params, before, 0)
     again = secure.run_round(evaluate=False)
     assert not again.unchanged
@@ -143,14 +154,14 @@ def test_round_below_the_threshold_is_lost_and_the_run_continues(images: Path, s
 
 
 def test_diverged_model_is_rejected_and_others_are_summed(images: Path) -> None:
-    """A number that is not finite is refused where it is made, by name."""
+    """Check that a value that is not finite is rejected on its client, by name."""
     secure = loop(experiment(images, "fedavg", secure_aggregation=True))
-    data = secure.engine._engine._data  # type: ignore[attr-defined]
+    data = secure.engine._data  # type: ignore[attr-defined]
     data.client("client-2").inputs[:] = float("nan")
     record = secure.run_round(evaluate=False)
     assert "averaged/classifier.bias" in record.clients.rejected["client-2"]
     assert (
-        "holds nan; with secure aggregation of 5 clients it must be finite"
+        "contains nan; with secure aggregation of 5 clients it must be finite"
         in (record.clients.rejected["client-2"])
     )
     assert record.clients.answered == ["client-0", "client-1", "client-3", "client-4"]
@@ -166,19 +177,21 @@ def test_secure_aggregation_with_sampled_clients(images: Path) -> None:
     assert_close_tensors(secure.state.server.params, plain.state.server.params, FIXED_POINT)
 
 
-def run(plan: Experiment, path: Path, told: Collection[str] | None = None) -> Path:
-    observer = Observer(on_warning=told.append if isinstance(told, list) else lambda _: None)
+def run(plan: Experiment, path: Path, warnings: Collection[str] | None = None) -> Path:
+    observer = Observer(
+        on_warning=warnings.append if isinstance(warnings, list) else lambda _: None
+    )
     return run_simulation(plan, path, observer, NO_CALLBACKS).path
 
 
 def test_secure_runs_are_bit_identical_and_name_unavailable_checks(
     images: Path, tmp_path: Path
 ) -> None:
-    """Masks are drawn anew each time, and leave no trace in the result; nor does a stop."""
-    plan, told = experiment(images, "fedavg", secure_aggregation=True), []  # type: ignore[var-annotated]
-    first, second = run(plan, tmp_path / "a", told), run(plan, tmp_path / "b")
-    assert len(told) == 1
-    assert told[0].startswith("Secure aggregation: only totals over clients are seen, so no single")
+    """Check that neither random masks nor a stop change the result."""
+    plan, warnings = experiment(images, "fedavg", secure_aggregation=True), []  # type: ignore[var-annotated]
+    first, second = run(plan, tmp_path / "a", warnings), run(plan, tmp_path / "b")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("Secure aggregation: the server sees only totals over clients")
     assert_same_results(first, second)
     shorter = run(plan.replace(rounds=2), tmp_path / "c")
     resume(shorter, rounds=3)
@@ -204,7 +217,7 @@ def test_secure_runs_are_bit_identical_and_name_unavailable_checks(
         ({"fraction": 0.4}, "2 clients take part in a round"),
     ],
 )
-def test_settings_that_exclude_secure_aggregation(
+def test_settings_that_exclude_secure_aggregation_are_rejected(
     images: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     plan = experiment(images, "fedavg", secure_aggregation=True)
@@ -214,6 +227,6 @@ def test_settings_that_exclude_secure_aggregation(
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0, float("nan")])
-def test_threshold_out_of_range(share: float) -> None:
+def test_threshold_out_of_range_is_rejected(share: float) -> None:
     with pytest.raises(InvalidInput, match=r"secure\.threshold is"):
         Experiment(secure={"threshold": share})

@@ -1,4 +1,4 @@
-"""Clients in one stack: one that goes astray costs the others nothing; whole encoders."""
+"""Clients in one stack: a diverged client does not affect the others; trained encoders."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from small_experiments import HIDDEN
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("example_methods")]
 
 
-# One client goes astray
+# A diverged client
 
 
 def spoil(data: FederatedData, victim: str, factor: float) -> FederatedData:
@@ -69,7 +69,7 @@ def test_diverged_client_does_not_affect_its_stack(
     engine: str,
 ) -> None:
     factor, reason, changes = ASTRAY[case]
-    # So that what is looked at is the change, and not the loss that goes with it.
+    # So that the change is validated, and not the loss.
     monkeypatch.setattr("mpfedcl.rounds.validation.LARGEST_LOSS", float("inf"))
     experiment = double(images, method, RAGGED | changes)
     victim = "client-5"

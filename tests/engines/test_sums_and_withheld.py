@@ -1,4 +1,4 @@
-"""Methods that do not train, add up, withhold, weigh and keep to themselves: on every engine."""
+"""Sums, withheld updates, weights and private state of methods, on every engine."""
 
 from pathlib import Path
 
@@ -68,8 +68,8 @@ def test_sums_over_clients_equal_the_centralized_ones(
     assert record["loss_per_client"] == dict.fromkeys(["client-0", "client-1", "client-2"])
     assert record["sent"] == {"parameters": 3 + 3 * 36, "prototype_floats": 0}
     assert record["bytes"]["up"] == 3 * 8 * (3 + 3 * 36)
-    # What is private is not sent: the broadcast carries the sums and the clients' number alone. The
-    # last round's outcome is sent too.
+    # Private state is not sent: the broadcast has only the sums and the number of clients. The
+    # result of the last round is sent too.
     assert record["bytes"]["down"] == 2 * 3 * (8 * (3 + 3 * 36) + 2 * 4)
     assert read_records(tmp_path / "run")[0]["bytes"]["down"] == 0
     assert read_summary(tmp_path / "run")["accuracy"] is None
@@ -104,7 +104,7 @@ def test_client_that_withholds_is_answered_but_not_averaged(
     assert record["withheld"] == withheld
     assert record["clients"]["answered"] == list(sizes)
     assert record["clients"]["rejected"] == {}
-    # Those that do not withhold count by the square of their samples.
+    # Clients that do not withhold count by the square of their samples.
     params, _, _ = server_of(tmp_path / "run")
     total = sum(size**2 for name, size in sizes.items() if name not in withheld)
     for name, value in params.items():

@@ -1,4 +1,4 @@
-"""Clients after their training, held together: each answer against plain loops over clients."""
+"""Groups of trained clients: each result against plain loops over clients."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SPOILED = 2
 
 
 def stack(task: Task, *, spoiled: int | None = None) -> TrainedStack:
-    """Return the task's clients with drawn models, stacked."""
+    """Return the task's clients with random models as a stack."""
     params = {
         name: torch.stack([work.start[name] for work in task.works])
         + 0.3 * draw(number, len(task.works), *task.start[name].shape)
@@ -60,7 +60,7 @@ BOTH = pytest.mark.parametrize("make", [stack, factors])
 
 @pytest.fixture(params=["all", "part"])
 def task(request: pytest.FixtureRequest) -> Task:
-    """All of the model travels, or all but the classifier."""
+    """Return a task that shares the whole model, or all but the classifier."""
     if request.param == "all":
         return Task(SIZES, **MOMENTUM)
     return Task(SIZES, method=FedPer, **MOMENTUM)
@@ -83,7 +83,7 @@ def is_close(found: Tensor, wanted: Array) -> bool:
 
 
 @BOTH
-def test_the_total_is_the_weighted_sum(task: Task, make: Make) -> None:
+def test_total_is_the_weighted_sum(task: Task, make: Make) -> None:
     trained = make(task)
     for weights in ([3.0, 1.0, 2.0, 5.0], [0.0, 4.0, 0.0, 1.0], [0.0, 0.0, 7.0, 0.0]):
         totals = trained.weighted_sum(torch.tensor(weights, dtype=torch.float64))
@@ -147,7 +147,7 @@ def test_model_from_a_stack_is_a_copy(task: Task) -> None:
 
 
 @BOTH
-def test_predictions_of_some_clients(task: Task, make: Make) -> None:
+def test_predictions_of_some_clients_equal_a_loop(task: Task, make: Make) -> None:
     trained, inputs = make(task), draw(50, 9, NUM_INPUTS)
     written = models(trained)
     for first, last in ((0, 4), (1, 3), (3, 4)):
@@ -160,7 +160,7 @@ def test_predictions_of_some_clients(task: Task, make: Make) -> None:
 
 
 @BOTH
-def test_embeddings_of_the_own_samples_in_their_order(task: Task, make: Make) -> None:
+def test_embeddings_of_the_local_samples_keep_their_order(task: Task, make: Make) -> None:
     trained = make(task)
     clients = {work.client.name: work.client for work in task.works}
     embeddings = dict(zip(trained.names, trained.embed(), strict=True))

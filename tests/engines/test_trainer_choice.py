@@ -1,4 +1,4 @@
-"""Which trainer a client gets."""
+"""Choice of the trainer for each client."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from small_experiments import build_federation, small
 def choose(
     sizes: Sequence[int], *, method: type[Method] = Method, hidden: int = 7, **changes: Any
 ) -> list[str]:
-    """Return by client, in order of name, how it was trained."""
+    """Return the trainer of each client, in order of name."""
     model = Mlp((NUM_INPUTS, hidden), NUM_CLASSES)
     return watch(Task(sizes, method=method, model=model, **changes))
 
 
 def watch(task: Task) -> list[str]:
-    """Return by client which trainer had it; the records count the same."""
+    """Return the trainer of each client, and check the counts in the records."""
     choice, found = TrainerChoice(task.assembly), {}
     choice.begin_round()
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +114,7 @@ def test_convolutions_use_the_loop_unless_stacked_is_asked_for() -> None:
 
 
 class LooksAtValues(FedAvg):
-    """A loss that branches on a value, which no batched trainer can run."""
+    """Has a loss that branches on a value, which no batched trainer can run."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         loss = super().loss(params, batch, context)
@@ -165,7 +165,7 @@ def test_run_warns_once_about_client_by_client_training(images: Path, tmp_path: 
 
 
 class Stumbles(Method):
-    """Runs out of memory wherever several clients are trained at once."""
+    """Runs out of memory if several clients are trained at once."""
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         if torch._C._functorch.is_functorch_wrapped_tensor(batch.inputs):
@@ -178,13 +178,13 @@ def test_fallback_is_recorded_with_its_reason() -> None:
     choice = TrainerChoice(task.assembly)
     choice.begin_round()
     choice.train(task.works, 1, task.received)
-    told = choice.describe_round()
+    reported = choice.describe_round()
     reason = "factored: OutOfMemoryError: no room for a stack"
-    assert told == {"direct": 8, "fallback": [reason]}
-    # In later rounds it is still said why.
+    assert reported == {"direct": 8, "fallback": [reason]}
+    # Later rounds still record the reason.
     choice.begin_round()
     choice.train(task.works[:2], 2, task.received)
-    assert choice.describe_round() == told | {"direct": 2}
+    assert choice.describe_round() == reported | {"direct": 2}
 
 
 def test_trainers_are_recorded() -> None:

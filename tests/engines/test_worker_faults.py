@@ -1,4 +1,4 @@
-"""Several processes for one experiment: a clear end when one is lost, stopped or badly asked."""
+"""Faults of worker processes: lost, stopped or with invalid input."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ Team = Callable[[], tuple[CommandProcess, int]]
 
 @pytest.fixture(scope="module")
 def team(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    """Gives a run without end in two processes, the same to all who ask while it lasts."""
+    """Return a factory of one endless run in two processes, reused while it lasts."""
     started: list[CommandProcess] = []
     found: list[tuple[CommandProcess, int]] = []
 
@@ -46,16 +46,16 @@ def team(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tea
         process.kill()
 
 
-def test_a_lost_worker_ends_the_run_and_the_rounds_before_are_kept(
+def test_lost_worker_ends_the_run_and_keeps_earlier_rounds(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     leader, worker = start_two(images, tmp_path, commands, dtype="float64")
     os.kill(worker, signal.SIGKILL)
-    out, said = leader.communicate()
+    out, errors = leader.communicate()
     assert (leader.returncode, out) == (1, "")
-    assert said.count("\n") == 1
-    assert "a worker was lost in round" in said
-    assert "Resume with: mpfedcl run --resume run" in said
+    assert errors.count("\n") == 1
+    assert "a worker was lost in round" in errors
+    assert "Resume with: mpfedcl run --resume run" in errors
     done = len(read_records(tmp_path / "run"))
     assert done >= 3
     ended = call("run", "--resume", "run", "--rounds", done + 1, "--workers", 1, cwd=tmp_path)
@@ -70,19 +70,19 @@ def test_one_interrupt_ends_after_the_round_and_leaves_no_worker(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     leader, worker = start_two(images, tmp_path, commands)
-    # As a terminal does: to everybody.
+    # To all processes, as a terminal does.
     os.kill(worker, signal.SIGINT)
     leader.send_signal(signal.SIGINT)
-    _, said = leader.communicate()
+    _, errors = leader.communicate()
     assert leader.returncode == 130
-    assert "Resume with: mpfedcl run --resume run" in said
+    assert "Resume with: mpfedcl run --resume run" in errors
     assert is_gone(worker)
 
 
 def test_second_interrupt_ends_a_waiting_leader(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    """A worker that is stopped answers nobody; the leader is not to wait for it for hours."""
+    """Check that the leader does not wait for hours for a stopped worker."""
     leader, worker = start_two(images, tmp_path, commands)
     os.kill(worker, signal.SIGSTOP)
     time.sleep(1)
@@ -90,9 +90,9 @@ def test_second_interrupt_ends_a_waiting_leader(
     # Two signals that arrive together are one.
     time.sleep(1)
     leader.send_signal(signal.SIGINT)
-    _, said = leader.communicate()
+    _, errors = leader.communicate()
     assert leader.returncode == 130
-    assert said.endswith("mpfedcl: stopped at once; what was done is kept.\n")
+    assert errors.endswith("mpfedcl: stopped at once; what was done is kept.\n")
     assert is_gone(worker)
 
 
@@ -100,7 +100,7 @@ def test_second_interrupt_ends_a_waiting_leader(
 def test_stopped_worker_is_noticed_and_stopped_leader_continues(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    """It takes seconds of waiting, and of them at least two times the shortest timeout."""
+    """Wait some seconds, at least twice the shortest timeout."""
     leader, worker = start_two(images, tmp_path, commands, worker_timeout=10)
     leader.send_signal(signal.SIGSTOP)
     time.sleep(15)
@@ -108,15 +108,15 @@ def test_stopped_worker_is_noticed_and_stopped_leader_continues(
     wait_for_rounds(tmp_path / "run", len(read_records(tmp_path / "run")) + 2)
     os.kill(worker, signal.SIGSTOP)
     stopped = time.monotonic()
-    out, said = leader.communicate()
+    out, errors = leader.communicate()
     assert 5 < time.monotonic() - stopped < 120
-    assert (leader.returncode, out, said.count("\n")) == (1, "", 1)
-    assert "process 1 has not answered for 10 s" in said
-    assert "Resume with: mpfedcl run --resume run" in said
+    assert (leader.returncode, out, errors.count("\n")) == (1, "", 1)
+    assert "process 1 has not answered for 10 s" in errors
+    assert "Resume with: mpfedcl run --resume run" in errors
     assert is_gone(worker)
 
 
-def test_an_interrupt_from_the_terminal_does_not_reach_workers(team: Team) -> None:
+def test_interrupt_from_the_terminal_does_not_reach_workers(team: Team) -> None:
     leader, worker = team()
     assert os.getpgid(worker) != os.getpgid(leader.pid)
 
@@ -164,7 +164,7 @@ def test_torchrun_supports_only_the_command_run(
     assert "compare was started by torchrun" in ended.stderr
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match="started by torchrun to work for another"):
+    with pytest.raises(InvalidInput, match="is a worker of torchrun"):
         run(small(images), tmp_path / "run")
 
 
@@ -172,16 +172,16 @@ def test_torchrun_supports_only_the_command_run(
 def test_workers_find_modules_where_the_leader_does(
     images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    """A method beside the script, imported by a path that is only right from there."""
+    """Use a method next to the script, imported by a path relative to it."""
     (tmp_path / "beside.py").write_text(
         "from mpfedcl.methods import Method\nclass Mine(Method):\n    pass\n"
     )
     words = ["run", *flags(images, method="beside:Mine", clients=4, workers=2), "--out", "run"]
-    # From nothing: the path is read when Python starts.
+    # Not forked, since Python reads the path when it starts.
     leader = start(command(*words), tmp_path, PYTHONPATH=".")
     processes.append(leader)
-    _, said = leader.communicate(timeout=300)
-    assert leader.returncode == 0, said
+    _, errors = leader.communicate(timeout=300)
+    assert leader.returncode == 0, errors
 
 
 def test_bad_input_is_one_line_with_workers(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_bad_input_is_one_line_with_workers(tmp_path: Path) -> None:
 def test_worker_without_data_reports_the_folder(
     tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    """Of two machines one may lack the data, which lie at the same place below each."""
+    """Start two processes of which one lacks the data folder."""
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     for rank in range(2):
         machine = tmp_path / f"machine-{rank}"
@@ -233,7 +233,7 @@ def test_started_workers_end_if_another_cannot_start(
     kept = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
     patched = SimpleNamespace(**kept, Popen=start_one)
     monkeypatch.setattr("mpfedcl.engines.workers.subprocess", patched)
-    monkeypatch.setattr("mpfedcl.runs.worker_count.usable_cores", lambda: 3)
+    monkeypatch.setattr("mpfedcl.runs.plan.usable_cores", lambda: 3)
     with pytest.raises(OSError, match="temporarily unavailable"):
         run(small(images, workers=3), tmp_path / "run")
     assert started[0].poll() is not None

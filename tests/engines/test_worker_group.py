@@ -24,7 +24,7 @@ Work = Callable[[WorkerGroup], Any]
 
 
 def among(size: int, work: Work, folder: Path, timeout: float = 60.0) -> list[Any]:
-    """Let as many processes do the same work; return each result."""
+    """Run the same work in several processes and return each result."""
     start_server()
     pipes = [FORKS.Pipe(duplex=False) for _ in range(size)]
     started = [
@@ -52,7 +52,7 @@ def _receive(reading: Connection) -> Any:
 def _work(
     rank: int, size: int, store: Path, work: Work, answer: Connection, timeout: float
 ) -> None:
-    # The leader waits for the processes that it starts; here all are there already.
+    # The leader waits for the processes that it starts; here all have started already.
     vars(workers)["_wait_for_workers"] = lambda *_: None
     with _member(timeout, rank, size, store) as group:
         try:
@@ -165,5 +165,5 @@ def test_worker_that_ended_because_of_another_is_not_named(
     monkeypatch.setattr(workers, "_ENDING_SECONDS", 0.05)
     started = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
     group: Any = SimpleNamespace(_started=started)
-    told = WorkerGroup._name_ended(group)
-    assert told == (None if named is None else f"process {named} has ended")
+    reported = WorkerGroup._name_ended(group)
+    assert reported == (None if named is None else f"process {named} has ended")

@@ -72,11 +72,11 @@ def assert_same_run(alone: Path, together: Path) -> None:
         assert read_summary(together)[name] == read_summary(alone)[name]
     assert (alone / "confusion.json").read_bytes() == (together / "confusion.json").read_bytes()
     for name in ("bytes", "clients", "sent", "processed"):
-        told = [[each[name] for each in read_records(path)] for path in (together, alone)]
-        assert told[0] == told[1]
+        reported = [[each[name] for each in read_records(path)] for path in (together, alone)]
+        assert reported[0] == reported[1]
     clocks = [[r.get("virtual_seconds") for r in read_records(path)] for path in (together, alone)]
     assert clocks[0] == clocks[1]
-    # What they waited for each other is on record.
+    # The waiting times are recorded.
     assert all(each["seconds"]["exchange"] > 0 for each in read_records(together))
 
 
@@ -90,7 +90,7 @@ def test_single_precision_round_of_two_processes_equals_the_loop(
     assert_close_results(tmp_path / "alone", tmp_path / "together", 1e-5)
 
 
-def test_process_of_torchrun_without_clients(images: Path, tmp_path: Path) -> None:
+def test_process_of_torchrun_may_have_no_clients(images: Path, tmp_path: Path) -> None:
     experiment = small(images, dtype="float64", clients=2).replace(model__hidden=HIDDEN)
     run(experiment, tmp_path / "alone")
     (tmp_path / "settings.toml").write_text(experiment.to_toml())
@@ -110,7 +110,7 @@ def test_two_hundred_workers_are_not_started(images: Path, tmp_path: Path) -> No
 @pytest.mark.usefixtures("example_methods", "small_model")
 @pytest.mark.parametrize("method", ["fedproto", "custom_method:Scaffold"])
 def test_resume_with_another_number_of_workers(images: Path, tmp_path: Path, method: str) -> None:
-    """What clients keep between rounds finds its way to whichever process has them now."""
+    """Check that client states reach the process that has the client after the resume."""
     shutil.copy(EXAMPLES / "custom_method.py", tmp_path)
     experiment = small(images, method, dtype="float64", rounds=4, clients=4)
     run(experiment.replace(engine="loop"), tmp_path / "whole")
@@ -124,7 +124,7 @@ def test_resume_with_another_number_of_workers(images: Path, tmp_path: Path, met
 
 @pytest.fixture(scope="module")
 def alone(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that torchrun's processes are to make together, by one process."""
+    """Return the run of one process that the processes of torchrun are compared with."""
     cwd = tmp_path_factory.mktemp("alone")
     assert call(*torchrun_words(images), "alone", cwd=cwd).returncode == 0
     return cwd / "alone"
@@ -134,23 +134,23 @@ def torchrun_words(images: Path) -> list[str]:
     return ["run", *flags(images, dtype="float64", clients=4), "--out"]
 
 
-def test_torchrun_with_two_processes(
+def test_torchrun_with_two_processes_equals_one_process(
     images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
-    # Torch's own program is forked; the two processes it starts begin from nothing.
+    # The program of torch is forked; the two processes that it starts are not.
     place = ["--standalone", "--nproc-per-node", 2, "-m", "mpfedcl"]
     words = [*place, *torchrun_words(images), "together"]
     commands.append(CommandProcess(words, tmp_path, program=torchrun))
     out, err = commands[0].communicate()
     assert commands[0].returncode == 0, err
-    # One of them speaks.
+    # Only one of them prints.
     assert out.count("mean over clients") == 1
     assert_close_results(alone, tmp_path / "together", 1e-5)
     assert "workers = 2" in (tmp_path / "together" / "experiment.toml").read_text()
 
 
 @pytest.mark.thorough
-def test_two_torchrun_agents_with_a_rendezvous_port(
+def test_two_torchrun_agents_share_a_rendezvous_port(
     images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
@@ -158,6 +158,6 @@ def test_two_torchrun_agents_with_a_rendezvous_port(
     for _ in range(2):
         words = [*agent, *torchrun_words(images), "together"]
         commands.append(CommandProcess(words, tmp_path, program=torchrun))
-    said = [process.communicate() for process in commands]
-    assert [process.returncode for process in commands] == [0, 0], said
+    output = [process.communicate() for process in commands]
+    assert [process.returncode for process in commands] == [0, 0], output
     assert_close_results(alone, tmp_path / "together", 1e-5)

@@ -22,16 +22,16 @@ KNOWN = ["rounds", "dataset.name", "dataset.root", "partition.alpha", "train.lr"
         ("scafold", "scaffold"),
     ],
 )
-def test_methods(name: str, meant: str) -> None:
+def test_close_method_names_are_suggested(name: str, meant: str) -> None:
     assert did_you_mean(name, METHODS) == f" (did you mean {meant}?)"
 
 
-def test_a_known_name_is_its_own_nearest() -> None:
+def test_known_name_is_its_own_suggestion() -> None:
     assert all(f"mean {name}?" in did_you_mean(name, METHODS) for name in METHODS)
 
 
 @pytest.mark.parametrize("name", ["nope", "", "-", "xyz"])
-def test_nothing_near_asks_nothing(name: str) -> None:
+def test_distant_names_give_no_suggestion(name: str) -> None:
     assert did_you_mean(name, METHODS) == ""
     assert did_you_mean_setting(name, KNOWN) == ""
 
@@ -47,7 +47,7 @@ def test_nothing_near_asks_nothing(name: str) -> None:
         ("round", "rounds"),
     ],
 )
-def test_settings(name: str, meant: str) -> None:
+def test_close_setting_names_are_suggested(name: str, meant: str) -> None:
     assert did_you_mean_setting(name, KNOWN) == f" (did you mean {meant}?)"
 
 
@@ -60,7 +60,7 @@ def test_settings(name: str, meant: str) -> None:
         ("[partitoin]\nalpha = 1", "did you mean partition."),
     ],
 )
-def test_files_of_settings(document: str, meant: str) -> None:
+def test_unknown_settings_in_files_give_a_suggestion(document: str, meant: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         Experiment.parse_toml(document, Path("mine.toml"))
     assert meant in str(refusal.value)

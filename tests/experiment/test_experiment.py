@@ -37,7 +37,7 @@ experiments = st.fixed_dictionaries(
         "dtype": st.sampled_from(["float32", "float64"]),
         "workers": st.integers(1, 4096) | st.just("auto"),
         "evaluate_every": st.integers(1, 1000) | st.just("auto"),
-        "evaluate_predictors": st.sampled_from(["judged", "all"]),
+        "evaluate_predictors": st.sampled_from(["primary", "all"]),
         "dataset__name": names,
         "dataset__root": st.none() | st.sampled_from([Path("/a b/ü"), Path("x\\y"), Path('"q"')]),
         "dataset__train_size": st.none() | st.integers(1, 10**6),
@@ -68,8 +68,8 @@ experiments = st.fixed_dictionaries(
 
 
 @given(experiments)
-@settings(max_examples=150, deadline=None)
-def test_toml_there_and_back(changes: dict[str, Any]) -> None:
+@settings(max_examples=50, deadline=None)
+def test_experiment_is_read_back_from_toml(changes: dict[str, Any]) -> None:
     experiment = Experiment().replace(**changes)
     document = experiment.to_toml()
     assert Experiment.parse_toml(document, NOWHERE) == experiment
@@ -77,18 +77,18 @@ def test_toml_there_and_back(changes: dict[str, Any]) -> None:
     assert Experiment.parse_toml(document, NOWHERE).to_toml() == document
 
 
-def test_a_file_there_and_back(tmp_path: Path) -> None:
+def test_experiment_is_read_back_from_a_file(tmp_path: Path) -> None:
     experiment = Experiment(method="fedavg").replace(partition__alpha=0.3).resolved()
     (tmp_path / "x.toml").write_text(experiment.to_toml())
     assert Experiment.from_toml(tmp_path / "x.toml") == experiment
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_omitted_settings_have_defaults() -> None:
     assert Experiment.parse_toml("", NOWHERE) == Experiment()
     assert Experiment.parse_toml("format = 2\n[train]\nlr = 0.5", NOWHERE).train.lr == 0.5
 
 
-def test_the_paper_s_defaults() -> None:
+def test_defaults_match_the_paper() -> None:
     experiment = Experiment().resolved()
     assert (experiment.method, experiment.rounds, experiment.clients) == ("mp-fedcl", 60, 5)
     train = experiment.train
@@ -122,7 +122,7 @@ def test_the_paper_s_defaults() -> None:
 # What was left open is filled in
 
 
-def test_the_data_set_fills_in_what_is_left_open() -> None:
+def test_data_set_provides_defaults_for_open_settings() -> None:
     mnist = Experiment(dataset=DatasetSettings(name="mnist")).resolved()
     assert mnist.dataset.train_size == 2000
     folder = Experiment(dataset=DatasetSettings(name="folder")).resolved()
@@ -130,7 +130,7 @@ def test_the_data_set_fills_in_what_is_left_open() -> None:
     assert (folder.partition.min_size, folder.dataset.train_size) == (1, None)
 
 
-def test_the_method_comes_before_the_data_set_and_the_user_before_both() -> None:
+def test_default_precedence_is_user_method_data_set() -> None:
     defaults = {"prototypes__padding": "fill", "prototypes__per_class": 7, "rounds": 9}
     experiment = Experiment().resolved(defaults)
     assert (experiment.prototypes.padding, experiment.prototypes.per_class) == ("fill", 7)
@@ -155,7 +155,7 @@ def test_the_method_comes_before_the_data_set_and_the_user_before_both() -> None
         ("folder", "none", "none"),
     ],
 )
-def test_an_encoder_of_the_method_is_for_what_would_be_pixels(
+def test_default_encoder_of_a_method_replaces_pixels_only(
     dataset: str, given_by_user: str | None, encoder: str
 ) -> None:
     experiment = Experiment().replace(dataset__name=dataset, encoder__name=given_by_user)
@@ -164,18 +164,18 @@ def test_an_encoder_of_the_method_is_for_what_would_be_pixels(
     assert resolved.resolved() == resolved
 
 
-def test_a_domain_a_client() -> None:
+def test_feature_skew_leaves_the_number_of_clients_open() -> None:
     experiment = Experiment().replace(partition__kind="feature").resolved()
     assert experiment.clients is None
     assert experiment.partition.test == "matched"
 
 
-def test_to_fill_in_twice_changes_nothing() -> None:
+def test_resolving_twice_changes_nothing() -> None:
     experiment = Experiment().resolved({"prototypes__padding": "fill"})
     assert experiment.resolved() == experiment
 
 
-def test_an_unknown_data_set_cannot_be_filled_in() -> None:
+def test_unknown_data_set_is_rejected_when_resolved() -> None:
     with pytest.raises(InvalidInput, match=r"dataset\.name is 'nope'; it must be one of"):
         Experiment(dataset=DatasetSettings(name="nope")).resolved()
 
@@ -183,7 +183,7 @@ def test_an_unknown_data_set_cannot_be_filled_in() -> None:
 # Changes
 
 
-def test_replace_reaches_into_sections_and_checks() -> None:
+def test_replace_changes_and_validates_settings_of_sections() -> None:
     experiment = Experiment().replace(rounds=3, partition__alpha=0.5, partition__kind="iid")
     assert (experiment.rounds, experiment.partition.alpha) == (3, 0.5)
     assert experiment.setting("partition__kind") == "iid"
@@ -193,7 +193,7 @@ def test_replace_reaches_into_sections_and_checks() -> None:
         experiment.replace(partition__alpha=-1)
 
 
-def test_an_experiment_is_frozen() -> None:
+def test_experiment_is_frozen() -> None:
     with pytest.raises(ValidationError):
         Experiment().rounds = 3  # type: ignore[misc]
 
@@ -226,7 +226,7 @@ def test_an_experiment_is_frozen() -> None:
         ({"train__speed": 1}, "train.speed is not a setting; [train] has epochs, batch_size,"),
     ],
 )
-def test_a_sentence_for_each_mistake(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_settings_give_a_one_line_error(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Experiment().replace(**changes)
     assert str(caught.value).startswith(sentence)
@@ -234,7 +234,7 @@ def test_a_sentence_for_each_mistake(changes: dict[str, Any], sentence: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_section_on_its_own_says_where_it_belongs() -> None:
+def test_error_of_a_single_section_names_the_section() -> None:
     with pytest.raises(InvalidInput, match=r"partition\.alpha is 0; it must be greater than 0"):
         PartitionSettings(alpha=0)
 
@@ -242,7 +242,7 @@ def test_a_section_on_its_own_says_where_it_belongs() -> None:
 # Flags
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text('method = "local"\nrounds = 7\n[train]\nlr = 0.5\nmomentum = 0.0\n')
     parsed = parse(["run", str(file), "--rounds", "3", "--train.momentum", "0.9"])
@@ -255,7 +255,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (parsed.settings.rounds, parsed.settings.method) == (60, "mp-fedcl")
 
 
-def test_flags_and_python_make_the_same_experiment() -> None:
+def test_flags_and_python_give_the_same_experiment() -> None:
     parsed = parse(
         [
             "run",
@@ -296,7 +296,7 @@ def test_flags_and_python_make_the_same_experiment() -> None:
     )
 
 
-def test_every_flag_of_the_contract_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_public_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["run", "--help"])
     shown = capsys.readouterr().out

@@ -6,7 +6,6 @@ import inspect
 import pickle
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import mpfedcl
 from command_processes import environment
 from mpfedcl import Experiment, InvalidInput
 from mpfedcl.core.plugins import entry_points
+from mpfedcl.data.partitions import PARTITION_FUNCTIONS
 from mpfedcl.experiment.method_settings import built_in_sections
 from mpfedcl.experiment.names import (
     AGGREGATION_RULES,
@@ -42,19 +42,18 @@ def list_files(folder: str, *other: str) -> dict[str, str]:
     }
 
 
-def test_the_index_lists_all_methods_and_their_sections() -> None:
+def test_index_lists_all_methods_and_their_sections() -> None:
     methods = built_in_methods()
     assert list(methods) == list(METHODS) == list(list_files("methods", "base", "messages"))
     assert {name: cls.settings_class().section for name, cls in methods.items()} == METHODS
     assert built_in_sections().keys() == set(METHODS.values()) - {""}
 
 
-def test_the_index_lists_all_partitions_and_rules() -> None:
-    assert list_files("data/partitions") == PARTITIONS
+def test_index_lists_all_partitions_and_aggregation_rules() -> None:
     assert list_files("rounds/aggregation", "base") == AGGREGATION_RULES
-    for kind in PARTITIONS:
-        module = import_module(f"mpfedcl.data.partitions.{kind}")
-        first = next(iter(inspect.signature(module.partition).parameters))
+    assert sorted(PARTITION_FUNCTIONS) == list(PARTITIONS)
+    for kind, partition in PARTITION_FUNCTIONS.items():
+        first = next(iter(inspect.signature(partition).parameters))
         assert (first == "domains") == (kind in SPLIT_BY_DOMAIN)
 
 
@@ -64,7 +63,7 @@ def test_every_setting_of_a_method_has_a_description() -> None:
         assert all(field.description for field in kind.model_fields.values())
 
 
-def test_sections_are_used_like_all_others() -> None:
+def test_sections_of_methods_behave_like_built_in_sections() -> None:
     experiment = Experiment(method="fedprox", fedprox={"mu": 0.5})
     assert experiment.setting("fedprox__mu") == 0.5
     assert experiment.replace(fedprox__mu=1, rounds=3).setting("fedprox__mu") == 1.0
@@ -93,14 +92,14 @@ def test_sections_are_used_like_all_others() -> None:
         ({"method": 3}, "method is '3'; it must be one of"),
     ],
 )
-def test_what_is_refused(values: dict[str, Any], sentence: str) -> None:
+def test_invalid_method_settings_are_rejected(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Experiment(**values)
     assert str(caught.value).startswith(sentence)
     assert str(caught.value).endswith(".")
 
 
-def test_the_section_of_a_class_that_is_not_loaded_stays_a_table() -> None:
+def test_section_of_a_class_that_is_not_loaded_is_kept_as_a_table() -> None:
     document = f'method = "{OUTSIDE}"\n[mine]\nbeta = 0.5\nnames = ["a", "b"]\nother = {{x = 1}}\n'
     experiment = Experiment.parse_toml(document, NOWHERE)
     table = {"beta": 0.5, "names": ["a", "b"], "other": {"x": 1}}
@@ -112,14 +111,14 @@ def test_the_section_of_a_class_that_is_not_loaded_stays_a_table() -> None:
     assert experiment.replace(method="fedavg") == Experiment(method="fedavg")
 
 
-def test_experiments_travel_between_processes() -> None:
+def test_experiments_are_pickled_and_copied() -> None:
     table = Experiment(method=OUTSIDE, mine={"beta": 0.5})
     for experiment in (Experiment(method="fedprox", fedprox={"mu": 0.5}).resolved(), table):
         assert pickle.loads(pickle.dumps(experiment)) == experiment
         assert copy.deepcopy(experiment) == experiment
 
 
-def test_names_and_sections_are_known_without_torch() -> None:
+def test_names_and_sections_are_found_without_importing_torch() -> None:
     program = (
         "import sys; from mpfedcl.experiment import Experiment\n"
         "print(Experiment(fedprox={'mu': 2}, partition={'kind': 'iid'}).setting('fedprox__mu'))\n"
@@ -136,7 +135,7 @@ def test_names_and_sections_are_known_without_torch() -> None:
     assert ended.stdout.splitlines() == ["2.0", "[]"]
 
 
-def test_an_installed_package_offers_a_method(
+def test_method_of_an_installed_package_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "offered.py").write_text(

@@ -26,7 +26,7 @@ def default_encoder(root: Path, **changes: object) -> str | None:
     return found
 
 
-def test_vectors_need_no_encoder_and_images_keep_theirs(tmp_path: Path) -> None:
+def test_default_encoder_is_none_for_vectors_only(tmp_path: Path) -> None:
     save_vectors(tmp_path / "vectors" / "A.NPZ.npz")
     save_images(tmp_path / "images" / "a.npz")
     save_pictures(tmp_path / "pictures", ("cat", "dog"))
@@ -37,27 +37,27 @@ def test_vectors_need_no_encoder_and_images_keep_theirs(tmp_path: Path) -> None:
     assert default_encoder(tmp_path / "vectors", encoder__name="onnx:e") == "onnx:e"
 
 
-def test_the_domains_that_are_read_decide(tmp_path: Path) -> None:
+def test_default_encoder_depends_on_the_selected_domains(tmp_path: Path) -> None:
     save_images(tmp_path / "a.npz")
     save_vectors(tmp_path / "b.npz")
     assert default_encoder(tmp_path) == "resnet18"
     assert default_encoder(tmp_path, dataset__domains=("b",)) == "none"
 
 
-def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     save_vectors(tmp_path / "mine" / "a.npz")
     assert default_encoder(Path("~/mine")) == "none"
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 half of one"])
-def test_what_cannot_be_read_is_left_to_the_reader(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_archives_do_not_count_as_vectors(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     assert not holds_vectors(tmp_path)
     assert not holds_vectors(tmp_path / "a.npz")
 
 
-def test_only_floats_in_rows_are_vectors(tmp_path: Path) -> None:
+def test_only_float_arrays_of_rank_2_are_vectors(tmp_path: Path) -> None:
     for dtype, shape, expected in (
         ("float32", (4, 2), True),
         ("float64", (4, 2), True),
@@ -69,7 +69,7 @@ def test_only_floats_in_rows_are_vectors(tmp_path: Path) -> None:
         assert holds_vectors(tmp_path / "a.npz") is expected
 
 
-def test_no_more_than_a_header_is_unpacked(tmp_path: Path) -> None:
+def test_only_the_header_is_unpacked(tmp_path: Path) -> None:
     """A header that says it has 200 MB, packed into 200 kB."""
     claimed = 200 * 2**20
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -8,7 +8,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 
 
-def test_options_of_a_file_may_be_numbers(tmp_path: Path) -> None:
+def test_numbers_in_options_of_a_file_become_text(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text("[options]\nbeta = 0.5\nsteps = 3\nfast = true\nname = 'x'\n")
     found = Experiment.from_toml(path)

@@ -25,7 +25,7 @@ def own(root: Path | None, **changes: Any) -> Experiment:
     return base.replace(dataset__root=root, partition__kind="iid", **changes)
 
 
-def test_without_weights_pixels_are_used(pictures: Path) -> None:
+def test_images_without_encoder_weights_are_used_as_pixels(pictures: Path) -> None:
     experiment = own(pictures)
     found = experiment.resolved()
     assert (found.encoder.name, found.dataset.image_size) == ("none", PIXELS_PER_SIDE)
@@ -36,7 +36,7 @@ def test_without_weights_pixels_are_used(pictures: Path) -> None:
     assert describe_missing_encoder(found) == []
 
 
-def test_a_size_that_is_asked_for_and_a_methods_own_encoder(pictures: Path) -> None:
+def test_image_size_and_encoder_of_the_method_take_precedence(pictures: Path) -> None:
     assert own(pictures, dataset__image_size=8).resolved().dataset.image_size == 8
     defaults = {"encoder__name": "random-filters"}
     assert own(pictures).resolved(defaults).encoder.name == "random-filters"
@@ -44,7 +44,7 @@ def test_a_size_that_is_asked_for_and_a_methods_own_encoder(pictures: Path) -> N
 
 @pytest.mark.parametrize("place", ["mine/weights", "mine/pictures/weights"])
 @pytest.mark.parametrize("name", ["resnet18.safetensors", "resnet18-mine.pth"])
-def test_with_weights_nothing_changes(
+def test_weights_next_to_the_images_are_used(
     tmp_path: Path, pictures: Path, place: str, name: str
 ) -> None:
     (tmp_path / place).mkdir()
@@ -54,7 +54,7 @@ def test_with_weights_nothing_changes(
     assert describe_missing_encoder(own(pictures)) == []
 
 
-def test_weights_that_are_named_are_used_or_missed(
+def test_requested_weights_are_never_replaced_by_pixels(
     pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for changes in ({"encoder__weights": Path("mine.pth")}, {"encoder__train": True}):
@@ -63,7 +63,7 @@ def test_weights_that_are_named_are_used_or_missed(
     assert own(pictures).resolved().encoder.name == "resnet18"
 
 
-def test_other_data_are_not_concerned(tmp_path: Path, pictures: Path) -> None:
+def test_other_data_keep_their_image_size(tmp_path: Path, pictures: Path) -> None:
     save_vectors(tmp_path / "vectors" / "a.npz")
     untouched = [
         own(tmp_path / "vectors"),
@@ -78,7 +78,9 @@ def test_other_data_are_not_concerned(tmp_path: Path, pictures: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_models")
-def test_a_run_says_so_and_writes_it_down(tmp_path: Path, pictures: Path) -> None:
+def test_run_warns_of_missing_weights_and_records_the_image_size(
+    tmp_path: Path, pictures: Path
+) -> None:
     warnings: list[str] = []
     result = run(own(pictures), tmp_path / "run", Observer(on_warning=warnings.append))
     assert warnings == describe_missing_encoder(own(pictures))

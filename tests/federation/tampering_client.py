@@ -1,4 +1,4 @@
-"""A client that tampers with its answers, in another way in each round.
+"""A client that tampers with its answers in a different way in each round.
 
 python tampering_client.py FOLDER
 """
@@ -57,7 +57,7 @@ TRICKS: dict[str, Trick] = {
 
 
 def main() -> None:
-    """Take part as the real client does, and change what it answers."""
+    """Take part like the real client, and change its answers."""
     folder = ClientFolder.open(Path(sys.argv[1]), None)
     client = NetworkClient(ClientSettings.parse(tomllib.loads(folder.settings.read_text())))
 

@@ -1,4 +1,4 @@
-"""An asynchronous method over Flower, TLS and processes: a killed client holds up nobody."""
+"""An asynchronous method over Flower, TLS and processes: a killed client delays no other."""
 
 import time
 
@@ -12,7 +12,7 @@ ROUND_TIMEOUT = 120
 SETTINGS = ["--method", "fedasync", "--model.hidden", 32, "--network.round-timeout", ROUND_TIMEOUT]
 
 
-def test_one_of_three_is_killed_and_the_others_go_on(
+def test_asynchronous_run_continues_if_a_client_is_killed(
     federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
     federation.repair()
@@ -27,13 +27,13 @@ def test_one_of_three_is_killed_and_the_others_go_on(
         lambda each: "client-2" not in each["clients"]["answered"], "the others go on", killed + 1
     )
     assert {"client-0", "client-1"} & set(without["clients"]["answered"])
-    # It is no round that waits for it.
+    # The run does not wait for the killed client.
     assert without["elapsed_seconds"] - run.records()[killed]["elapsed_seconds"] < ROUND_TIMEOUT
     federation.start_clients({"client-2": ("--share", 2)})
     run.wait_for_answer("client-2", without["round"])
     fault_log.write(
-        "asynchronous: a client killed whole and started again",
-        "the others go on meanwhile",
+        "asynchronous: a client with all its processes killed and started again",
+        "the others continue",
         time.monotonic() - began,
         "its answers in between",
     )
@@ -44,7 +44,7 @@ def test_one_of_three_is_killed_and_the_others_go_on(
     versions = [each["arrivals"]["version"] for each in records]
     assert versions == [sum(counted[: place + 1]) for place in range(len(counted))]
     assert all(each["arrivals"]["under_way"] <= len(CLIENTS) for each in records)
-    # What was under way when it was stopped is lost, and nothing else.
+    # Only messages in flight are lost when the run is stopped.
     again = federation.resume(run, "--rounds", len(records) + 3)
     again.finish()
     assert [each["round"] for each in again.records()] == list(range(1, len(records) + 4))

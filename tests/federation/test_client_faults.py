@@ -1,6 +1,6 @@
-"""One long run, and what happens to its clients: every fault is named, and nothing waits for ever.
+"""Faults of clients during one long run: every fault is reported, and no fault blocks the run.
 
-The tests of this file share a run and follow each other.
+The tests of this file share a run and depend on their order.
 """
 
 import re
@@ -34,7 +34,7 @@ def run(shared_federation: ProcessFederation) -> FederationRun:
     return run
 
 
-def test_a_killed_process_of_a_client_is_started_again(
+def test_killed_client_process_is_restarted(
     federation: ProcessFederation, run: FederationRun, fault_log: FaultLog
 ) -> None:
     process = federation.find_one(CLIENT_EXECUTOR, "client-1")
@@ -48,9 +48,9 @@ def test_a_killed_process_of_a_client_is_started_again(
     record = run.wait_for_answer("client-1", number)
     seconds = time.monotonic() - began
     supervisor = federation.clients["client-1"]
-    assert "its process was killed (signal 9) and is started again" in supervisor.output
+    assert "its process was killed (signal 9) and is restarted" in supervisor.output
     assert "refuses" not in supervisor.output
-    # It says so as soon as it is back, which on a busy machine may be after the round.
+    # The client reports it after its restart, which on a busy machine may be after the round.
     between = [each for each in run.records() if number <= each["round"] < record["round"]]
     reasons = [each["clients"]["rejected"].get("client-1", "") for each in between]
     assert {*reasons} <= {"", "its process was killed during this work"}
@@ -58,7 +58,7 @@ def test_a_killed_process_of_a_client_is_started_again(
     fault_log.write("a client's process killed", "started again", seconds, "its answer of a round")
 
 
-def test_a_client_that_hangs_is_missing_and_comes_back(
+def test_hanging_client_is_missing_and_comes_back(
     federation: ProcessFederation, run: FederationRun, fault_log: FaultLog
 ) -> None:
     process = federation.find_one(CLIENT_EXECUTOR, "client-0")
@@ -66,7 +66,7 @@ def test_a_client_that_hangs_is_missing_and_comes_back(
     began = time.monotonic()
     process.suspend()
     try:
-        # On a busy machine others may be late in a round, too.
+        # On a busy machine other clients may be late in a round, too.
         record = run.wait_for_record(
             lambda each: each["clients"]["answered"] == ["client-1", "client-2"],
             "it hangs",
@@ -90,14 +90,14 @@ def test_a_client_that_hangs_is_missing_and_comes_back(
     )
 
 
-def test_a_client_that_is_killed_whole_comes_back_at_once(
+def test_killed_client_reconnects_at_once(
     federation: ProcessFederation, run: FederationRun, fault_log: FaultLog
 ) -> None:
-    """As by a power cut: nothing is said to the server, which takes a minute to notice."""
+    """As in a power cut: the server is not notified and takes a minute to notice."""
     process = federation.find_one(CLIENT_EXECUTOR, "client-2")
     run.wait_for_training("client-2")
     began = time.monotonic()
-    # First the one that could end in good order when the other is gone.
+    # First the child process, which could disconnect properly after its parent has ended.
     process.kill()
     federation.clients["client-2"].kill()
     last = run.status()["round"]
@@ -105,8 +105,8 @@ def test_a_client_that_is_killed_whole_comes_back_at_once(
     assert "refuses" not in federation.clients["client-2"].output
     back = run.wait_for_answer("client-2", last)
     fault_log.write(
-        "a client killed whole and started again",
-        "comes back as the one it was",
+        "a client with all its processes killed and started again",
+        "reconnects under the same node number",
         time.monotonic() - began,
         "its answers in between",
     )
@@ -114,13 +114,13 @@ def test_a_client_that_is_killed_whole_comes_back_at_once(
     assert all(each["seconds"]["train"] < LONGEST_ROUND for each in between)
 
 
-def test_a_client_whose_command_is_killed_ends_and_the_server_knows(
+def test_client_ends_if_its_command_is_killed(
     federation: ProcessFederation, run: FederationRun, fault_log: FaultLog
 ) -> None:
     last = run.wait_for_training("client-0")
     began = time.monotonic()
     federation.clients["client-0"].kill()
-    wait_until(lambda: not federation.find("", "client-0"), "what it has started ends")
+    wait_until(lambda: not federation.find("", "client-0"), "its child processes end")
     # On a busy machine the round may time out before its process has left.
     missing = run.wait_for_record(
         lambda each: (
@@ -130,13 +130,16 @@ def test_a_client_whose_command_is_killed_ends_and_the_server_knows(
         last - 1,
     )
     fault_log.write(
-        "a client's command killed", "its process leaves in order", time.monotonic() - began, "-"
+        "a client's command killed",
+        "its process disconnects properly",
+        time.monotonic() - began,
+        "-",
     )
     federation.start_clients({"client-0": ("--share", 0)})
     run.wait_for_answer("client-0", missing["round"])
 
 
-def test_a_client_that_is_added_takes_part(
+def test_added_client_takes_part_in_the_run(
     federation: ProcessFederation, run: FederationRun, fault_log: FaultLog
 ) -> None:
     before = run.recorded
@@ -148,13 +151,13 @@ def test_a_client_that_is_added_takes_part(
     joined = run.wait_for_answer("late", before)
     assert joined["round"] > 2
     fault_log.write(
-        "a client is made and joins a run under way", "takes part", time.monotonic() - began, "-"
+        "a client is created and joins a running run", "takes part", time.monotonic() - began, "-"
     )
     late = federation.clients.pop("late")
     late.interrupt()
     assert late.wait() == 0
     assert "late has left" in late.output
-    # One that leaves in good order is not waited for.
+    # The server does not wait for a client that has disconnected properly.
     run.wait_for_record(
         lambda each: each["remarks"].get("missing", {}).get("late") == "not connected",
         "it is known to have left",
@@ -162,7 +165,7 @@ def test_a_client_that_is_added_takes_part(
     )
 
 
-def test_interrupted_once_it_stops_after_the_round(
+def test_first_interrupt_stops_after_the_round(
     federation: ProcessFederation, run: FederationRun
 ) -> None:
     before = run.wait_for_training("client-0")
@@ -173,7 +176,7 @@ def test_interrupted_once_it_stops_after_the_round(
     number = int(stopped[1])
     # The round may have ended just before.
     assert before <= number <= before + 1
-    # Clients evaluate a round with the message of the next.
+    # Clients evaluate a round with the message of the next round.
     assert run.recorded == number - 1
     again = federation.resume(run, "--rounds", number + 1)
     again.finish()

@@ -1,4 +1,4 @@
-"""Eight clients of which a quarter is asked in a round, as processes with keys and TLS."""
+"""Sampling a quarter of eight clients per round, as processes with keys and TLS."""
 
 from collections.abc import Iterator
 
@@ -40,7 +40,7 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederatio
             processes.append(CommandProcess(*words, program=take_part))
         wait_until(
             lambda: all((each.flower_home / "node.json").is_file() for each in folders),
-            "all clients are let in",
+            "all clients are connected",
         )
         yield federation
     finally:
@@ -81,7 +81,7 @@ def test_only_sampled_clients_are_asked_as_in_simulation(
         assert mine.keys() == other.keys()
         for key, value in mine.items():
             torch.testing.assert_close(value, other[key], rtol=1e-5, atol=1e-9)
-    # Whoever was not asked to train has kept nothing of a round.
+    # Clients that were not sampled have stored no state of a round.
     trained = {name for each in asked for name in each}
     assert 2 <= len(trained) < len(NAMES)
     for name in NAMES:

@@ -1,6 +1,6 @@
-"""Neither a server's operator nor another user of a machine can run code where it is not wanted.
+"""Neither a server's operator nor another local user can run code on a client or the server.
 
-One federation in a folder that every user of this machine may enter: a server and one client.
+A federation with one client, in a folder that every user of this machine may enter.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from process_federation import LONG, ProcessFederation, wait_until
 
 pytestmark = [
     pytest.mark.federation,
-    # Flower's own packer of apps uses what another library will drop.
+    # Flower's own packer of apps uses a deprecated function of another library.
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),
 ]
 
@@ -40,7 +40,7 @@ NOBODY = 65_534
 
 @pytest.fixture(scope="module")
 def open_place() -> Iterator[Path]:
-    """A folder that everybody may enter, as many a home folder is."""
+    """A folder that all users may enter, like many home folders."""
     place = Path(tempfile.mkdtemp(prefix="mpfedcl-test-"))
     place.chmod(0o755)
     yield place
@@ -60,7 +60,7 @@ def lab(open_place: Path) -> Iterator[ProcessFederation]:
 
 
 def other_app(proof: Path, publisher: str, name: str) -> bytes:
-    """Return an app that leaves a proof wherever any part of it is imported or installed."""
+    """Return an app that leaves a proof if any part of it is imported or installed."""
     code = textwrap.dedent(
         f"""
         import os, sys
@@ -88,7 +88,7 @@ def other_app(proof: Path, publisher: str, name: str) -> bytes:
     project = {"name": name, "version": "1.0.0", "description": "x", "license": "Apache-2.0"}
     document = {"project": {**project, "dependencies": []}, "tool": {"flwr": {"app": flower}}}
     files = {"pyproject.toml": tomli_w.dumps(document).encode()}
-    # As a module of its own, in place of ours, and where Python looks by itself.
+    # As a separate module, in place of ours, and as a module that Python imports at startup.
     places = ("evil.py", "mpfedcl/__init__.py", "mpfedcl/flower_app.py", "sitecustomize.py")
     return build_fab_from_files({**files, **dict.fromkeys(places, code)})[0]
 
@@ -116,10 +116,10 @@ def state_of(lab: ProcessFederation, number: int) -> Any:
 @pytest.mark.parametrize(
     ("publisher", "name"), [("evil", "evil-app"), ("mpfedcl", "mpfedcl-app")], ids=["evil", "ours"]
 )
-def test_code_that_comes_with_a_run_runs_nowhere(
+def test_submitted_code_is_never_executed(
     lab: ProcessFederation, open_place: Path, publisher: str, name: str
 ) -> None:
-    """Submitted with the secret; once under a name of its own, once under that of our app."""
+    """The app is submitted with the secret, once under its own name and once under ours."""
     proof, out = open_place / f"proof-{publisher}", open_place / f"run-{publisher}"
     config = {"settings": "method=fedavg rounds=1 clients=1 partition.alpha=10", "out": str(out)}
     app = other_app(proof, publisher, name)
@@ -132,17 +132,17 @@ def test_code_that_comes_with_a_run_runs_nowhere(
         assert "this server runs only mpfedcl's" in state.details
         assert not out.exists()
     else:
-        # The client was asked, and has trained: by the code that is installed.
+        # The client was asked and has trained with the installed code.
         assert state.sub_status == "completed", state.details
         [record] = map(json.loads, (out / "rounds.jsonl").read_text().splitlines())
         assert record["clients"]["answered"] == ["client-0"]
     assert not proof.exists()
-    # Nor is it on any disk as files, where somebody might import it later.
+    # The app is not unpacked on any disk either, so it cannot be imported later.
     assert not [str(path) for path in open_place.rglob("evil*")]
 
 
-def test_the_proof_would_be_there_if_the_code_had_run(open_place: Path) -> None:
-    """The app does what it says where Flower itself installs and imports it."""
+def test_submitted_code_leaves_a_proof_if_executed(open_place: Path) -> None:
+    """The app leaves its proof if Flower itself installs and imports it."""
     proof, home = open_place / "proof-of-proof", open_place / "home"
     file = open_place / "app.fab"
     file.write_bytes(other_app(proof, "evil", "evil-app"))
@@ -202,7 +202,7 @@ print(json.dumps(sorted(opened)))
 
 
 def as_nobody(code: str, *words: object) -> Any:
-    """Run Python as a user who is nobody on this machine."""
+    """Run Python as the user `nobody`."""
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     python = shutil.which("python3", path="/usr/bin:/bin")
     assert python is not None
@@ -222,7 +222,7 @@ needs_root = pytest.mark.skipif(
     os.geteuid() != 0
     or not shutil.which("setpriv")
     or not shutil.which("python3", path="/usr/bin"),
-    reason="needs root, setpriv and a Python that everybody may run, to become another user",
+    reason="needs root, setpriv and a Python that all users may run, to become another user",
 )
 
 
@@ -245,15 +245,13 @@ def test_flwr_command_works_with_the_secret(lab: ProcessFederation, open_place: 
 
 
 @needs_root
-def test_another_user_finds_no_key_no_secret_and_no_model(lab: ProcessFederation) -> None:
+def test_other_users_cannot_read_keys_secrets_or_models(lab: ProcessFederation) -> None:
     assert as_nobody(LOOK, lab.folder) == [["rb", "README.md"], ["rb", "federation.toml"]]
 
 
 @needs_root
-def test_another_user_starts_nothing_and_runs_nothing(
-    lab: ProcessFederation, open_place: Path
-) -> None:
-    """With the certificate, which is no secret, and without the secret."""
+def test_other_users_cannot_start_or_control_runs(lab: ProcessFederation, open_place: Path) -> None:
+    """Requests use the public certificate, without the secret."""
     public = open_place / "ca.pem"
     shutil.copy(lab.folder / "server/ca.pem", public)
     parts = ("control/start-run", "control/stop-run", "control/list-runs", "control/register-node")
@@ -264,8 +262,8 @@ def test_another_user_starts_nothing_and_runs_nothing(
     assert as_nobody(ASK, place, public, *paths) == dict.fromkeys(paths, 401)
 
 
-def test_nothing_listens_but_the_server(lab: ProcessFederation) -> None:
-    """No port of a client's machine leads to it, and the server's to one process."""
+def test_only_the_server_listens(lab: ProcessFederation) -> None:
+    """Clients listen on no port, and the server on one."""
     listening = [
         tuple(each.laddr)
         for process in lab.processes()
@@ -276,7 +274,7 @@ def test_nothing_listens_but_the_server(lab: ProcessFederation) -> None:
 
 
 def test_secret_is_not_visible_in_processes_and_logs(lab: ProcessFederation) -> None:
-    """Everybody can read the command lines of all processes; logs are often sent to others."""
+    """All users can read the command lines of all processes; logs are often shared."""
     secret = ServerFolder.open(lab.folder).read_secret()
     for process, (command, _) in lab.processes().items():
         assert secret not in command, process

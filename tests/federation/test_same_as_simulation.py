@@ -1,4 +1,4 @@
-"""Over Flower, TLS and processes a run gives what the simulation gives."""
+"""A run over Flower, TLS and processes equals its simulation."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def settings(**changes: Any) -> list[str]:
 
 
 def simulate(over_network: FederationRun, path: Path) -> RunDirectory:
-    """Run the same experiment in this process: the one that the run directory names."""
+    """Run the experiment of a run directory in this process."""
     experiment = RunDirectory(over_network.path).read_experiment()
     run(Experiment.parse_toml(experiment.to_toml(), path), path)
     return RunDirectory(path)
@@ -41,7 +41,7 @@ def test_float64_weights_and_accuracies_equal_simulation(
     assert theirs is not None
     assert ours["accuracy"] == theirs["accuracy"]
     assert ours["accuracy_per_client"] == theirs["accuracy_per_client"]
-    # A client reads what its method has; prototypes for the reading alone it does not make.
+    # A client evaluates only its method's predictors and computes no prototypes for others.
     read = {
         name: value for name, value in ours["predictors"]["local_test"].items() if value is not None
     }
@@ -57,7 +57,7 @@ def test_float64_weights_and_accuracies_equal_simulation(
             torch.testing.assert_close(value, other[key], rtol=1e-5, atol=1e-9)
 
 
-def test_in_float32_the_accuracy_is_within_a_point(
+def test_float32_accuracy_is_within_a_point_of_simulation(
     federation: ProcessFederation, tmp_path: Path
 ) -> None:
     over_network = federation.begin("float32", *settings(method="mp-fedcl", rounds=3))

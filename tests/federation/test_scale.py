@@ -1,8 +1,8 @@
-"""Fifty clients on this machine, killed at random while runs go on: `make test-federation-scale`.
+"""Fifty clients on this machine, killed at random during runs: `make test-federation-scale`.
 
-Clients are processes of their own with keys and TLS, forked from one that has torch and Flower
-loaded: fifty need 1.6 GB. Started from nothing they would need 17 GB, and each that is killed four
-seconds of a processor. The model is small and the rounds are few: messages are what costs.
+Clients are separate processes with keys and TLS, forked from one that has torch and Flower loaded:
+fifty need 1.6 GB. Started independently they would need 17 GB, and each restart four seconds of CPU
+time. The model is small and there are few rounds: messages dominate the cost.
 """
 
 import os
@@ -28,12 +28,12 @@ RUNS = int(os.environ.get("MPFEDCL_RUNS", "20"))
 ROUNDS = 2
 MOST_SECONDS = 600.0
 KILL_SECONDS = 50 / NODES
-"""Between two kills: each client is killed about once in fifty seconds."""
+"""Seconds between two kills: each client is killed about once in fifty seconds."""
 METHODS = ("fedavg", "mp-fedcl", "fedproto", "fedgauss")
 
 
 class Nodes:
-    """The clients' processes; a thread kills one at a time, and starts it again."""
+    """The clients' processes; a thread kills and restarts one at a time."""
 
     def __init__(self, federation: ProcessFederation, seed: int) -> None:
         self.kills = 0
@@ -86,7 +86,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessFede
     federation.start_server()
     nodes = Nodes(federation, seed=0)
     try:
-        wait_until(lambda: nodes.are_in, f"{NODES} clients are let in")
+        wait_until(lambda: nodes.are_in, f"{NODES} clients are connected")
         nodes.start_killing()
         yield federation, nodes
     finally:
@@ -95,7 +95,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessFede
 
 
 @pytest.mark.parametrize("number", range(RUNS))
-def test_a_run_finishes_while_clients_are_killed(
+def test_run_finishes_while_clients_are_killed(
     number: int, many: tuple[ProcessFederation, Nodes]
 ) -> None:
     federation, nodes = many

@@ -1,4 +1,4 @@
-"""Secure aggregation with real processes, keys and TLS: one client is killed in the middle of a sum."""
+"""Secure aggregation with real processes, keys and TLS; a client is killed during a round."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ SETTINGS = ("--method", "fedgauss", "--secure-aggregation", "--partition.alpha",
 def test_client_killed_between_share_and_mask_stages(
     federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
-    """The others open the sum of the two of them, and nothing else."""
+    """The other two clients open the sum of their updates, and nothing else."""
     federation.repair()
     memory = federation.folder / "clients" / "client-1" / "memory"
     before = {file: file.read_bytes() for file in memory.glob("*/secure-sum.json")}
@@ -39,7 +39,7 @@ def test_client_killed_between_share_and_mask_stages(
     run.finish()
     seconds = time.monotonic() - began
     record = read_records(run.path)[0]
-    # It may have sent its numbers the moment before.
+    # The client may have sent its masked values just before the kill.
     assert {"client-0", "client-2"} <= set(record["clients"]["answered"])
     assert read_summary(run.path)["accuracy"] > 80
     fault_log.write("killed within a secure sum", "the others opened theirs", seconds, "its update")

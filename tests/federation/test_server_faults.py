@@ -1,4 +1,4 @@
-"""What happens to the server, to the run, and to all clients at once; each run is resumed."""
+"""Faults of the server, of a run's process and of all clients; each run is resumed."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_resume_after_two_kills_is_identical(
     run.wait_for_training("client-0", 3)
     fault_log.write(
         "the server's process of the run killed",
-        "`start` says so and how to resume; `start --resume`",
+        "`start` reports it and how to resume; `start --resume`",
         time.monotonic() - began,
         "the round under way",
     )
@@ -58,7 +58,7 @@ def test_resume_after_two_kills_is_identical(
         torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-9)
 
 
-def test_interrupted_twice_it_stops_at_once(federation: ProcessFederation) -> None:
+def test_second_interrupt_stops_at_once(federation: ProcessFederation) -> None:
     run = federation.begin("twice", "--rounds", 50, *SETTINGS)
     run.wait_for_training("client-0", 2)
     second = federation.call("start", "lab", *SETTINGS)
@@ -70,27 +70,27 @@ def test_interrupted_twice_it_stops_at_once(federation: ProcessFederation) -> No
     run.program.interrupt()
     assert run.program.wait() == 130
     wait_until(lambda: not executor.is_running(), "the run's process ends")
-    # A round is on record once clients have evaluated it, with the message of the next.
+    # A round is recorded once clients have evaluated it, with the message of the next round.
     federation.resume(run, "--rounds", run.recorded + 2).finish()
 
 
-def test_without_any_client_a_run_ends_in_a_sentence_and_can_be_resumed(
+def test_run_without_clients_ends_with_a_message_and_can_be_resumed(
     federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
     run = federation.begin("lonely", "--rounds", 50, "--network.patience", 20, *SETTINGS)
     run.wait_for_training("client-0", 2)
     began = time.monotonic()
     for client in federation.clients.values():
-        # Without a chance to tidy up: what it has started must end all the same.
+        # Without a chance to clean up: the processes that it has started must end anyway.
         client.kill()
-    wait_until(lambda: not federation.find("", "client-0"), "what it has started ends")
+    wait_until(lambda: not federation.find("", "client-0"), "its child processes end")
     assert run.program.wait() == 1
     message = run.program.output
     assert "fewer are left" in message or "no client was accepted" in message
     assert "--resume" in message
     fault_log.write(
         "all clients gone",
-        "waits for `network.patience` (20 s), then ends in a sentence; `start --resume`",
+        "waits for `network.patience` (20 s), then ends with a message; `start --resume`",
         time.monotonic() - began,
         "the round under way",
     )

@@ -1,4 +1,4 @@
-"""Who may not take part, and what a client that means harm can do: only be left out."""
+"""Unauthorized and malicious clients are refused or rejected."""
 
 import shutil
 import socket
@@ -15,8 +15,7 @@ import pytest
 import tomli_w
 from tampering_client import TRICKS
 
-from mpfedcl.network.flower.programs import client_executor_command, environment
-from mpfedcl.network.processes import running
+from mpfedcl.network.flower.programs import client_executor_command, environment, running
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
 from process_federation import (
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.federation
 
 @contextmanager
 def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator[Path]:
-    """Take part with a key, but with answers of one's own making."""
+    """Take part with a valid key, but with tampered answers."""
     client = ClientFolder.open(federation.folder, key)
     log = client.root / "own.log"
     with tempfile.TemporaryDirectory() as place:
@@ -45,7 +44,7 @@ def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator
             yield log
 
 
-def test_bad_updates_and_forged_names_are_refused(
+def test_bad_updates_and_forged_names_are_rejected(
     federation: ProcessFederation, fault_log: FaultLog
 ) -> None:
     with (
@@ -53,7 +52,10 @@ def test_bad_updates_and_forged_names_are_refused(
         own_software(federation, "impostor", "client-1") as second,
     ):
         for log in (first, second):
-            wait_until(lambda each=log: "SuperNode ID" in each.read_text(), "it is let in")  # type: ignore[misc]
+            wait_until(
+                lambda each=log: "SuperNode ID" in each.read_text(),  # type: ignore[misc]
+                "it is connected",
+            )
         settings = ["--clients", 4, "--partition.alpha", 1, "--rounds", len(TRICKS)]
         run = federation.begin("tampered", "--method", "fedavg", *settings)
         run.finish(2 * LONG)
@@ -73,7 +75,7 @@ def test_bad_updates_and_forged_names_are_refused(
     }
 
 
-def test_an_unknown_key_and_the_same_key_twice_are_refused(
+def test_unknown_and_duplicate_keys_are_refused(
     federation: ProcessFederation, tmp_path: Path
 ) -> None:
     (tmp_path / "unknown").mkdir()
@@ -92,13 +94,13 @@ def test_an_unknown_key_and_the_same_key_twice_are_refused(
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> ProcessFederation:
-    """The folder of another federation, of which nothing runs."""
+    """The folder of another federation, without any running process."""
     other = ProcessFederation(tmp_path_factory.mktemp("other"))
     other.make("--clients", 1)
     return other
 
 
-def test_another_authority_is_refused(
+def test_certificate_of_another_authority_is_refused(
     federation: ProcessFederation, other: ProcessFederation, tmp_path: Path
 ) -> None:
     copy = _copy_client(federation, tmp_path)
@@ -106,12 +108,14 @@ def test_another_authority_is_refused(
     done = federation.call("client", copy, "--share", 0)
     assert done.returncode == 2
     assert "its certificate must be signed by" in done.stderr
-    # So does the process that would be started, if the server is replaced later.
+    # The client's process checks it too, in case the server is replaced later.
     _assert_not_trusted(ClientFolder.open(copy, None), f"127.0.0.1:{federation.port}")
 
 
-def test_another_host_name_is_refused(federation: ProcessFederation, tmp_path: Path) -> None:
-    # The federation's own certificate, at an address that it does not name.
+def test_certificate_for_another_host_name_is_refused(
+    federation: ProcessFederation, tmp_path: Path
+) -> None:
+    # The federation's own certificate, at an address that it is not valid for.
     copy, server = _copy_client(federation, tmp_path), federation.folder / "server"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server / "server.pem", server / "server.key")
@@ -126,7 +130,7 @@ def test_another_host_name_is_refused(federation: ProcessFederation, tmp_path: P
         _assert_not_trusted(ClientFolder.open(copy, None), address)
 
 
-def test_plain_text_is_refused(federation: ProcessFederation) -> None:
+def test_plain_text_connection_is_refused(federation: ProcessFederation) -> None:
     address = ("127.0.0.1", federation.port)
     with socket.create_connection(address, 60) as connection:
         connection.sendall(b"POST /v1/control/list-runs HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -141,7 +145,7 @@ def test_plain_text_is_refused(federation: ProcessFederation) -> None:
     assert "it uses TLS" in done.stderr
 
 
-def test_a_server_without_tls_is_refused(federation: ProcessFederation) -> None:
+def test_server_without_tls_is_refused(federation: ProcessFederation) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_answer_without_tls, args=(listener,), daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -152,7 +156,7 @@ def test_a_server_without_tls_is_refused(federation: ProcessFederation) -> None:
 
 
 @pytest.mark.parametrize("who", ["client", "server"])
-def test_a_private_key_that_others_can_read_is_refused(other: ProcessFederation, who: str) -> None:
+def test_private_key_readable_by_others_is_rejected(other: ProcessFederation, who: str) -> None:
     place = {"client": "clients/client-0/node.key", "server": "server/server.key"}[who]
     (other.folder / place).chmod(0o644)
     words = ["--name", "client-0", "--share", 0] if who == "client" else []
@@ -161,7 +165,7 @@ def test_a_private_key_that_others_can_read_is_refused(other: ProcessFederation,
     assert "its mode must be 0600" in done.stderr
 
 
-def test_the_server_listens_on_this_machine_alone(federation: ProcessFederation) -> None:
+def test_server_listens_only_on_loopback(federation: ProcessFederation) -> None:
     connections = federation.find_one(SUPERLINK).net_connections("inet")
     listening = {tuple(each.laddr) for each in connections if each.status == "LISTEN"}
     assert listening == {("127.0.0.1", federation.port)}
@@ -177,7 +181,7 @@ def _copy_client(federation: ProcessFederation, folder: Path) -> Path:
 
 
 def _assert_not_trusted(client: ClientFolder, server: str) -> None:
-    """Start a client's process by itself: it must find that this is not its server."""
+    """Start only a client's process: it must detect that this is not its server."""
     values = {"name": "client-0", "share": 0, "server": server}
     client.settings.write_text(tomli_w.dumps(values))
     log = client.root / "plain.log"

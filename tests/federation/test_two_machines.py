@@ -1,4 +1,4 @@
-"""Two machines, each a network namespace, joined by a cable that can be cut; nginx in between."""
+"""Two machines (network namespaces) behind nginx, with a connection that can be cut."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ def two_machines() -> Iterator[None]:
 
 @contextmanager
 def proxy(federation: ProcessFederation) -> Iterator[None]:
-    """Run Debian's nginx with the example that `init` wrote, as it is."""
+    """Run Debian's nginx with the unchanged example configuration of `init`."""
     place = federation.root / "nginx"
     place.mkdir()
     temporary = "".join(
@@ -130,7 +130,7 @@ def test_local_requests_require_the_secret(apart: ProcessFederation) -> None:
 
 
 def ask(federation: ProcessFederation, prefix: tuple[str, ...], address: str, path: str) -> int:
-    """Ask for something from within one of the machines; return the code of the answer."""
+    """Send a request from one of the machines; return the HTTP code of the response."""
     words = [f"https://{address}:9800/v1/{path}", str(federation.folder / "server/ca.pem")]
     done = subprocess.run(
         [*prefix, sys.executable, "-c", ASK, *words],
@@ -151,7 +151,7 @@ def test_cut_network_costs_only_the_rounds_in_between(
     number = run.wait_for_training("client-1", 2)
     ip("-n", HERE, "link", "set", ENDS[HERE], "down")
     began = time.monotonic()
-    # On a busy machine the other one may be late in a round, too.
+    # On a busy machine the other client may be late in a round, too.
     record = run.wait_for_record(
         lambda each: each["clients"]["answered"] == ["client-0"], "one is missing", number - 1
     )

@@ -19,13 +19,13 @@ def target(name: str) -> Target:
 
 
 @pytest.mark.parametrize("path", SAVED, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_once_failed_is_taken_or_refused(path: Path) -> None:
+def test_saved_inputs_are_accepted_or_rejected(path: Path) -> None:
     kind = target(path.parent.name.replace("-", " "))
     kind.runs(kind.from_bytes(path.read_bytes()))
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_changed_inputs_are_taken_or_refused(name: str) -> None:
+def test_mutated_inputs_are_accepted_or_rejected(name: str) -> None:
     count = SLOW.get(name, FEW)
     outcome = fuzz(target(name), seed=0, seconds=60, most=count, keep=False)
     assert outcome.faults == {}

@@ -38,12 +38,12 @@ def pooled(sizes: list[list[int]] = SIZES) -> tuple[Array, float]:
     return numpy.sum([within_by_loop(c, 3) for c in clients], axis=0) / degrees, degrees
 
 
-def test_a_scatter_of_rounding_is_none() -> None:
+def test_rounding_errors_count_as_no_scatter() -> None:
     rounding = 1e-15 * torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     assert Covariance.decompose(rounding).precision(0.4).tolist() == [3, 3, 3]
 
 
-def test_a_metric_is_the_inverse_of_the_shrunk_covariance() -> None:
+def test_metric_is_the_inverse_of_the_shrunk_covariance() -> None:
     matrix, _ = pooled()
     covariance = Covariance.decompose(torch.from_numpy(matrix))
     vectors = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -51,7 +51,7 @@ def test_a_metric_is_the_inverse_of_the_shrunk_covariance() -> None:
     numpy.testing.assert_allclose(covariance.solve(vectors, 0.5).numpy(), expected)
 
 
-def test_without_scatter_the_nearest_mean_answers() -> None:
+def test_metric_without_scatter_is_isotropic() -> None:
     covariance = Covariance.decompose(torch.zeros(3, 3))
     assert covariance.solve(torch.tensor([[1.0, 2.0, 3.0]]).double(), 0.5).tolist() == [[3, 6, 9]]
 
@@ -79,7 +79,7 @@ def shrinkage_by_formula(
     return max(found)[1]
 
 
-def test_shrinkage_and_temperature_by_the_formulas() -> None:
+def test_shrinkage_and_temperature_match_the_formulas() -> None:
     matrix, degrees = pooled()
     groups = group_means(draw_clients(0, SIZES), 3)
     means, counts = groups.class_means, groups.class_counts
@@ -89,7 +89,7 @@ def test_shrinkage_and_temperature_by_the_formulas() -> None:
     assert found.temperature == pytest.approx(expected.temperature, rel=1e-9)
 
 
-def test_one_class_alone_has_nothing_to_separate() -> None:
+def test_temperature_of_a_single_class_is_finite() -> None:
     matrix, degrees = pooled([[9, 0, 0]])
     found = choose_shrinkage(
         Covariance.decompose(torch.from_numpy(matrix)),
@@ -131,7 +131,7 @@ def test_scores_are_log_densities_of_a_mixture() -> None:
     assert (found[:, [1, 3]] < ABSENT / 2).all()
 
 
-def test_the_strength_of_the_pool_by_the_formula() -> None:
+def test_strength_of_the_pool_matches_the_formula() -> None:
     # Clients with different covariances, so that some strength is finite.
     clients = draw_clients(5, [[40, 0, 0], [0, 30, 30]])
     clients[0].features[:, 0] *= 4
@@ -150,14 +150,14 @@ def test_the_strength_of_the_pool_by_the_formula() -> None:
 
 
 @pytest.mark.parametrize("degrees", [[0.0, 0.0], [7.0, 0.0]])
-def test_one_client_with_scatter_cannot_differ_from_others(degrees: list[float]) -> None:
+def test_strength_is_infinite_if_one_client_has_scatter(degrees: list[float]) -> None:
     covariance = Covariance.decompose(torch.eye(2))
     assert own_strength(covariance, Degrees.of(torch.tensor(degrees).double()), 3.0) == math.inf
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 1], [30, 5, 9]], ids=["few samples", "many samples"])
 @pytest.mark.parametrize("strength", [0.5, 40.0, math.inf])
-def test_a_clients_own_metric_by_a_dense_inverse(counts: list[int], strength: float) -> None:
+def test_personal_metric_matches_a_dense_inverse(counts: list[int], strength: float) -> None:
     matrix, _ = pooled()
     (client,) = draw_clients(8, [counts])
     tallied = torch.tensor(counts)

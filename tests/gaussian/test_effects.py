@@ -50,7 +50,9 @@ def effects_by_loops(groups: ClientMeans, trace: float) -> tuple[float, float]:
     st.integers(0, 5),
     st.sampled_from([0.0, 1.0]),
 )
-def test_variances_by_loops_over_all_pairs(sizes: list[list[int]], seed: int, shift: float) -> None:
+def test_variances_match_loops_over_all_pairs(
+    sizes: list[list[int]], seed: int, shift: float
+) -> None:
     groups = group_means(draw_clients(seed, sizes, shift=shift), 3)
     found = estimate_effects(groups, groups.class_means, TRACE)
     assert found == pytest.approx(effects_by_loops(groups, TRACE), abs=1e-9)
@@ -65,7 +67,7 @@ def test_clients_of_one_distribution_have_no_effect() -> None:
 
 
 @pytest.mark.parametrize(("shift", "effect"), [(0.9, 0.0), (0.0, 0.9)])
-def test_a_shift_is_told_from_an_effect_on_classes(shift: float, effect: float) -> None:
+def test_shift_and_class_effect_are_distinguished(shift: float, effect: float) -> None:
     clients = draw_clients(2, [[20] * 6] * 40, size=30, shift=shift, effect=effect)
     groups = group_means(clients, 6)
     trace = float(1 - groups.vectors.square().sum(1).mean())
@@ -74,7 +76,7 @@ def test_a_shift_is_told_from_an_effect_on_classes(shift: float, effect: float) 
     assert larger > 5 * smaller
 
 
-def test_prototypes_by_the_formula() -> None:
+def test_prototypes_match_the_formula() -> None:
     groups = group_means(draw_clients(3, [[3, 0, 5], [1, 4, 0]], shift=1.0), 3)
     mu, effects = groups.class_means, ClientEffects(0.4, 0.1)
     shifts = effects.shifts(groups, mu)

@@ -42,7 +42,7 @@ def pool_of(clients: list[Client], second_moment: SecondMoment | None = "within"
     return pooled
 
 
-def test_a_clients_statistics_are_the_sums_over_its_samples() -> None:
+def test_statistics_of_a_client_are_sums_over_its_samples() -> None:
     for client in CLIENTS:
         own = statistics_of(client)
         torch.testing.assert_close(own["moment"], client.features.T @ client.features)
@@ -53,7 +53,7 @@ def test_a_clients_statistics_are_the_sums_over_its_samples() -> None:
         torch.testing.assert_close(rows.T @ rows, within, rtol=0, atol=1e-13)
 
 
-def test_pooled_statistics_by_loops() -> None:
+def test_pooled_statistics_match_loops() -> None:
     pooled = pool_of(CLIENTS)
     everything = torch.cat([client.features for client in CLIENTS])
     torch.testing.assert_close(pooled["moment"], everything.T @ everything)
@@ -73,7 +73,9 @@ def test_pooled_statistics_by_loops() -> None:
 
 
 @pytest.mark.parametrize("second_moment", [None, "within", "moment"])
-def test_nothing_is_left_of_who_leaves(second_moment: SecondMoment | None) -> None:
+def test_unlearning_restores_the_other_clients_statistics(
+    second_moment: SecondMoment | None,
+) -> None:
     leaver = statistics_of(CLIENTS[1])
     if second_moment is None:
         leaver = {name: leaver[name] for name in ("counts", "sums")}
@@ -91,7 +93,7 @@ def test_nothing_is_left_of_who_leaves(second_moment: SecondMoment | None) -> No
     assert float(left["squares"][1]) == 0
 
 
-def test_who_leaves_leaves_no_rounding_where_nobody_else_has_two_samples_of_a_class() -> None:
+def test_unlearning_leaves_no_rounding_in_an_empty_scatter() -> None:
     single = draw_clients(5, [[1, 1, 0], [0, 1, 1]], shift=0.5)
     pooled = pool_of([*single, *CLIENTS])
     for client in CLIENTS:
@@ -100,7 +102,7 @@ def test_who_leaves_leaves_no_rounding_where_nobody_else_has_two_samples_of_a_cl
     assert not pooled["scatter"]
 
 
-def test_room_for_new_classes_and_what_a_method_fits() -> None:
+def test_statistics_are_widened_and_selected_for_a_method() -> None:
     pooled = pool_of(CLIENTS)
     wide = widen_classes(pooled, 5)
     assert wide["sums"].shape == (5, 6)
@@ -115,7 +117,7 @@ def test_room_for_new_classes_and_what_a_method_fits() -> None:
 
 
 @pytest.mark.parametrize("second_moment", [None, "within", "moment"])
-def test_totals_alone_give_the_same_pool(second_moment: SecondMoment | None) -> None:
+def test_totals_give_the_same_pooled_statistics(second_moment: SecondMoment | None) -> None:
     totals = PoolTotals()
     sums: Tensors = {}
     for client in CLIENTS:

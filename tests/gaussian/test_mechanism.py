@@ -44,7 +44,7 @@ from mpfedcl.privacy import accounting
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 
 
-def told_by_dp_accounting(releases: dict[float, int], delta: float, sampling: float) -> float:
+def dp_accounting_epsilon(releases: dict[float, int], delta: float, sampling: float) -> float:
     accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for multiplier, count in releases.items():
         event = dp_accounting.GaussianDpEvent(multiplier)
@@ -66,7 +66,7 @@ def test_delta_is_the_integral_of_its_definition(multiplier: float, epsilon: flo
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 3.0, 8.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-3])
-def test_noise_for_a_budget_costs_that_budget(epsilon: float, delta: float) -> None:
+def test_noise_for_a_budget_spends_exactly_that_budget(epsilon: float, delta: float) -> None:
     multiplier = gaussian_multiplier(epsilon, delta)
     assert gaussian_epsilon(multiplier, delta) == pytest.approx(epsilon, rel=1e-9)
     assert gaussian_delta(multiplier, epsilon) <= delta
@@ -74,9 +74,9 @@ def test_noise_for_a_budget_costs_that_budget(epsilon: float, delta: float) -> N
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 8.0])
-def test_epsilon_is_that_of_dp_accounting(epsilon: float) -> None:
+def test_epsilon_matches_dp_accounting(epsilon: float) -> None:
     multiplier = gaussian_multiplier(epsilon, 1e-5)
-    assert told_by_dp_accounting({multiplier: 1}, 1e-5, 1.0) == pytest.approx(epsilon, abs=1e-3)
+    assert dp_accounting_epsilon({multiplier: 1}, 1e-5, 1.0) == pytest.approx(epsilon, abs=1e-3)
     assert spent_epsilon({multiplier: 1}, 1e-5) == pytest.approx(epsilon, abs=1e-3)
 
 
@@ -84,41 +84,51 @@ def test_epsilon_is_that_of_dp_accounting(epsilon: float) -> None:
     ("releases", "sampling"),
     [({5.0: 30}, 1.0), ({1.4: 60}, 0.1), ({2.0: 30, 1.4: 30}, 0.1), ({3.0: 2, 7.0: 5}, 1.0)],
 )
-def test_releases_add_up_as_dp_accounting_says(releases: dict[float, int], sampling: float) -> None:
-    expected = told_by_dp_accounting(releases, 1e-5, sampling)
+def test_composed_epsilon_matches_dp_accounting(
+    releases: dict[float, int], sampling: float
+) -> None:
+    expected = dp_accounting_epsilon(releases, 1e-5, sampling)
     assert spent_epsilon(releases, 1e-5, sampling=sampling) == pytest.approx(expected, abs=1e-3)
 
 
-def test_nothing_released_costs_nothing() -> None:
+def test_no_release_spends_nothing() -> None:
     assert spent_epsilon({}, 1e-5) == 0
     assert spent_epsilon({2.0: 0}, 1e-5) == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("sampling", [1.0, 0.2])
-def test_noise_for_many_releases_keeps_the_budget_and_is_not_too_much(sampling: float) -> None:
+def test_noise_for_many_releases_is_tight(sampling: float) -> None:
     weights = {1.0: 5, math.sqrt(2): 3}
     multiplier = calibrate_multiplier(2.0, 1e-5, weights, sampling=sampling)
     releases = {multiplier / sensitivity: count for sensitivity, count in weights.items()}
-    spent = told_by_dp_accounting(releases, 1e-5, sampling)
+    spent = dp_accounting_epsilon(releases, 1e-5, sampling)
     assert 1.98 < spent <= 2.0 + 1e-6
 
 
-def test_too_little_noise_grows_until_the_accountant_agrees() -> None:
-    enough = accounting._grow(1.388, 3.0, 1e-5, {1.0: 1}, 1.0)
-    assert 1.3905 < enough < 1.3912
+def test_noise_grows_until_the_fine_accountant_confirms_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def underestimate(
+        releases: dict[float, int], delta: float, *, sampling: float, interval: float
+    ) -> float:
+        exact = spent_epsilon(releases, delta)
+        return exact if interval == accounting._FINE else 0.99 * exact
+
+    monkeypatch.setattr(accounting, "spent_epsilon", underestimate)
+    enough = calibrate_multiplier(3.0, 1e-5, {1.0: 1}, sampling=0.5)
+    assert 1.3905 < enough < 1.3914
 
 
-def test_several_gaussians_are_one() -> None:
+def test_composed_gaussians_equal_one_gaussian() -> None:
     assert composed_multiplier({2.0: 4}) == pytest.approx(1.0)
     assert composed_multiplier({3.0: 1, 4.0: 1}) == pytest.approx(1 / math.hypot(1 / 3, 1 / 4))
 
 
-def test_a_huge_noise_costs_nothing() -> None:
+def test_huge_noise_spends_nothing() -> None:
     assert gaussian_epsilon(1e6, 1e-3) == 0
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0)])
-def test_a_budget_that_is_none_is_refused(epsilon: float, delta: float) -> None:
+def test_invalid_budget_is_rejected(epsilon: float, delta: float) -> None:
     with pytest.raises(InvalidInput, match=r"epsilon is .* and delta"):
         gaussian_multiplier(epsilon, delta)
 
@@ -126,12 +136,15 @@ def test_a_budget_that_is_none_is_refused(epsilon: float, delta: float) -> None:
 SIGMA = 3.7
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "draw",
     [lambda n: add_exact_noise(torch.zeros(n), SIGMA), lambda n: draw_noise(SIGMA, [n])],
     ids=["sums", "models"],
 )
-def test_noise_is_gaussian_of_the_stated_deviation(draw: Callable[[int], Tensor]) -> None:
+def test_noise_is_gaussian_with_the_stated_standard_deviation(
+    draw: Callable[[int], Tensor],
+) -> None:
     noise = draw(25_000)
     # The deviation of the deviation is 0.45 %: 2 % are four of them.
     assert float(noise.std()) == pytest.approx(SIGMA, rel=0.02)
@@ -144,7 +157,7 @@ def test_noise_is_gaussian_of_the_stated_deviation(draw: Callable[[int], Tensor]
     [lambda: add_exact_noise(torch.zeros(8), 1.0), lambda: draw_noise(1.0, [8])],
     ids=["sums", "models"],
 )
-def test_no_seed_makes_noise_come_again(draw: Callable[[], Tensor]) -> None:
+def test_seeds_do_not_reproduce_noise(draw: Callable[[], Tensor]) -> None:
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -161,7 +174,7 @@ def test_values_keep_their_shape_and_precision() -> None:
     assert torch.allclose(noisy, values.double(), rtol=0, atol=0.01)
 
 
-def test_shares_add_up_to_the_whole() -> None:
+def test_noise_shares_add_up_to_the_total() -> None:
     assert share_sigma(2.0, 4) == 1.0
     assert share_sigma(2.0, 1) == 2.0
     shares = sum((draw_noise(share_sigma(SIGMA, 5), [100_000]) for _ in range(5)), torch.zeros(1))
@@ -170,7 +183,9 @@ def test_shares_add_up_to_the_whole() -> None:
         share_sigma(1.0, 0)
 
 
-def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     require_extra()
 
     def missing(name: str, *_: Any) -> Any:
@@ -218,7 +233,7 @@ def mechanism(*, moments: bool = False, **values: object) -> PrivateSums:
     count=st.integers(0, 6), size=st.integers(1, 5), seed=st.integers(0, 999), moments=st.booleans()
 )
 @settings(max_examples=40, deadline=None)
-def test_one_image_moves_what_is_released_by_the_stated_length(
+def test_one_image_changes_the_sums_by_the_sensitivity(
     count: int, size: int, seed: int, moments: bool
 ) -> None:
     features, labels = unit_rows(count + 1, size, seed), [seed % 3] * (count + 1)
@@ -233,7 +248,7 @@ def test_one_image_moves_what_is_released_by_the_stated_length(
 
 @given(size=st.integers(1, 6), seed=st.integers(0, 99), moments=st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_a_vector_is_put_back_into_its_fields(size: int, seed: int, moments: bool) -> None:
+def test_flattened_vector_is_split_into_its_fields(size: int, seed: int, moments: bool) -> None:
     summed = sums_of(unit_rows(4, size, seed), [0, 1, 1, 2], moments=moments)
     tensors = {name: value.double() for name, value in summed.items()}
     back = gaussian_mechanism._unflatten(gaussian_mechanism._flatten(tensors), tensors)
@@ -242,7 +257,7 @@ def test_a_vector_is_put_back_into_its_fields(size: int, seed: int, moments: boo
         assert torch.allclose(back[name], value)
 
 
-def test_noise_in_each_field_is_as_stated() -> None:
+def test_noise_in_each_field_has_the_stated_standard_deviation() -> None:
     size = 30
     found = mechanism(moments=True)
     zeros = {
@@ -261,7 +276,7 @@ def test_noise_in_each_field_is_as_stated() -> None:
 
 
 @pytest.mark.parametrize("moments", [False, True])
-def test_noise_is_what_the_budget_asks_for(moments: bool) -> None:
+def test_noise_matches_the_budget(moments: bool) -> None:
     found = mechanism(moments=moments)
     # A little more, for features that are a rounding longer than 1.
     assert gaussian_epsilon(found.sigma / found.sensitivity, 1e-5) == pytest.approx(3.0, rel=1e-4)
@@ -270,7 +285,7 @@ def test_noise_is_what_the_budget_asks_for(moments: bool) -> None:
     assert PrivateSums.of(PrivacySettings(), has_moments=moments) is None
 
 
-def test_a_client_adds_no_more_than_the_clip() -> None:
+def test_client_contribution_is_clipped() -> None:
     found = mechanism(unit="client", clip=2.0)
     many = sums_of(unit_rows(50, 4, 0), [0] * 50, moments=False)
     bounded = found.bound(many)
@@ -289,7 +304,7 @@ def test_a_client_adds_no_more_than_the_clip() -> None:
 
 @given(seed=st.integers(0, 999), moments=st.booleans(), epsilon=st.sampled_from([0.1, 1.0, 50.0]))
 @settings(max_examples=25, deadline=None)
-def test_what_is_repaired_could_be_true(seed: int, moments: bool, epsilon: float) -> None:
+def test_repaired_sums_are_possible(seed: int, moments: bool, epsilon: float) -> None:
     found = mechanism(moments=moments, epsilon=epsilon)
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 2, (60,), generator=generator).tolist()
@@ -304,7 +319,7 @@ def test_what_is_repaired_could_be_true(seed: int, moments: bool, epsilon: float
     assert all(bool(value.isfinite().all()) for value in own.values())
 
 
-def test_repair_without_noise_changes_nothing_that_is_true() -> None:
+def test_repair_without_noise_changes_nothing() -> None:
     found = mechanism(moments=True).with_share(1e-9)
     summed = {
         n: v.double() for n, v in sums_of(unit_rows(40, 3, 1), [0, 1] * 20, moments=True).items()
@@ -315,7 +330,7 @@ def test_repair_without_noise_changes_nothing_that_is_true() -> None:
     assert torch.allclose(pack_symmetric(own["moment"]), summed["moment"], atol=1e-6)
 
 
-def test_a_class_that_nobody_has_does_not_come_out_of_the_noise() -> None:
+def test_class_without_samples_does_not_emerge_from_noise() -> None:
     found = mechanism()
     noisy = {
         "counts": torch.tensor([100.0, 1.9 * found.sigma, -5.0]),
@@ -326,7 +341,7 @@ def test_a_class_that_nobody_has_does_not_come_out_of_the_noise() -> None:
     assert not bool(own["sums"][1:].any())
 
 
-def test_sums_that_no_noise_explains_are_found() -> None:
+def test_sums_beyond_any_noise_are_detected() -> None:
     found = mechanism(model="local")
     honest = found.add_noise(sums_of(unit_rows(30, 8, 0), [0, 1, 2] * 10, moments=False))
     assert found.is_local
@@ -334,14 +349,16 @@ def test_sums_that_no_noise_explains_are_found() -> None:
     negative = {**honest, "counts": honest["counts"] - 1000}
     assert "below any noise" in (found.find_impossible(negative) or "")
     long = {**honest, "sums": honest["sums"] + 500}
-    assert "no noise makes it so long" in (found.find_impossible(long) or "")
+    assert "noise does not explain it" in (found.find_impossible(long) or "")
 
 
 @pytest.mark.parametrize(
     ("count", "long", "is_possible"),
     [(-12.0, 0.0, True), (-12.01, 0.0, False), (5.0, 35.0, True), (5.0, 35.01, False)],
 )
-def test_noise_of_six_deviations_is_believed(count: float, long: float, is_possible: bool) -> None:
+def test_noise_up_to_six_standard_deviations_is_accepted(
+    count: float, long: float, is_possible: bool
+) -> None:
     # Deviation 2, nine dimensions: a sum may be 3 * 2 + 12 longer than a count of 12 more.
     found = PrivateSums("record", 1.0, 2.0, is_local=True)
     summed = {"counts": torch.tensor([count]), "sums": torch.zeros(1, 9).double()}
@@ -349,7 +366,7 @@ def test_noise_of_six_deviations_is_believed(count: float, long: float, is_possi
     assert (found.find_impossible(summed) is None) == is_possible
 
 
-def test_a_scatter_is_nowhere_below_what_noise_looks_like() -> None:
+def test_repaired_scatter_is_at_least_the_noise_floor() -> None:
     found = PrivateSums("record", 1.5, 1.0, is_local=False)
     nothing = {"counts": torch.zeros(2), "sums": torch.zeros(2, 9), "moment": torch.zeros(45)}
     expected = 2 * 3 * math.sqrt(2) * torch.eye(9).double()

@@ -1,4 +1,4 @@
-"""Features of length 1 and their sums: closed forms, loops, and what cannot be."""
+"""Features of norm 1 and their sums: closed forms, loops, and impossible statistics."""
 
 import numpy
 import pytest
@@ -32,7 +32,7 @@ def collect_sums(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
         elements=st.floats(-1e6, 1e6, allow_subnormal=False),
     )
 )
-def test_features_have_length_1_and_keep_signs(values: numpy.ndarray) -> None:
+def test_features_have_norm_1_and_keep_signs(values: numpy.ndarray) -> None:
     inputs = torch.from_numpy(values)
     found = unit_features(inputs)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(len(inputs), dtype=torch.float64))
@@ -40,21 +40,21 @@ def test_features_have_length_1_and_keep_signs(values: numpy.ndarray) -> None:
     assert torch.equal(found[some].sign(), inputs[some].sign())
 
 
-def test_features_by_hand() -> None:
+def test_features_match_hand_computed_values() -> None:
     # Roots 1, 2, 2: length 3.
     found = unit_features(torch.tensor([[1.0, -4.0, 4.0], [0.0, 0.0, 0.0]], dtype=torch.float64))
     expected = torch.tensor([[1 / 3, -2 / 3, 2 / 3], [3**-0.5] * 3], dtype=torch.float64)
     torch.testing.assert_close(found, expected)
 
 
-def test_features_as_large_as_numbers_get_have_length_1() -> None:
+def test_largest_floats_give_features_of_norm_1() -> None:
     largest = torch.finfo(torch.float32).max
     expected = torch.tensor([[0.5, -0.5, 0.5, 0.5]])
     torch.testing.assert_close(unit_features(largest * expected.sign()), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_half_of_a_symmetric_matrix_is_all_of_it(size: int) -> None:
+def test_packed_symmetric_matrix_is_unpacked(size: int) -> None:
     root = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     matrix = root + root.T
     packed = pack_symmetric(matrix)
@@ -62,7 +62,7 @@ def test_half_of_a_symmetric_matrix_is_all_of_it(size: int) -> None:
     assert torch.equal(unpack_symmetric(packed, size), matrix)
 
 
-def test_sums_of_a_client_by_a_loop() -> None:
+def test_sums_of_a_client_match_a_loop() -> None:
     (client,) = draw_clients(0, [[4, 0, 1, 7]])
     found = collect_sums(client.features, client.labels, 4)
     assert found["counts"].tolist() == [4, 0, 1, 7]
@@ -74,7 +74,7 @@ def test_sums_of_a_client_by_a_loop() -> None:
     assert float(found["scatter"]) == pytest.approx((within**2).sum() / (12 - 3))
 
 
-def test_no_samples_have_zeros() -> None:
+def test_sums_without_samples_are_zero() -> None:
     found = collect_sums(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), 2)
     assert {name: tuple(each.shape) for name, each in found.items()} == {
         "counts": (2,),
@@ -85,7 +85,7 @@ def test_no_samples_have_zeros() -> None:
     assert all(not each.any() for each in found.values())
 
 
-def test_a_single_sample_scatters_nowhere() -> None:
+def test_single_sample_has_no_scatter() -> None:
     found = collect_sums(torch.tensor([[0.6, 0.8]]), torch.tensor([1]), 2)
     assert not found["within"].any()
     assert float(found["scatter"]) == 0
@@ -97,7 +97,7 @@ def honest(dtype: torch.dtype = torch.float32) -> Tensors:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_honest_sums_are_possible(dtype: torch.dtype) -> None:
+def test_honest_sums_are_accepted(dtype: torch.dtype) -> None:
     assert find_impossible_sums(honest(dtype), 11, in_full=True) is None
 
 
@@ -108,19 +108,19 @@ def lie(summed: Tensors, name: str, factor: float = 1.0, add: float = 0.0) -> Te
 @pytest.mark.parametrize(
     ("summed", "words"),
     [
-        (lie(honest(), "counts", add=0.5), "whole"),
-        (lie(honest(), "counts", factor=-1), "not negative"),
+        (lie(honest(), "counts", add=0.5), "integers"),
+        (lie(honest(), "counts", factor=-1), "nonnegative"),
         (lie(honest(), "counts", factor=2), "sum to 22; this client has 11"),
         (lie(honest(), "sums", factor=9), "at most its count"),
         (lie(honest(), "within", factor=3), "trace"),
         (lie(honest(), "scatter", factor=3), "scatter"),
     ],
 )
-def test_sums_that_cannot_be(summed: Tensors, words: str) -> None:
+def test_impossible_sums_are_detected(summed: Tensors, words: str) -> None:
     assert words in str(find_impossible_sums(summed, 11, in_full=False))
 
 
-def test_a_scatter_below_zero_is_found_where_it_is_looked_for() -> None:
+def test_negative_scatter_is_detected_in_the_full_check() -> None:
     summed = honest(torch.float64)
     matrix = unpack_symmetric(summed["within"], 6)
     spectrum, basis = torch.linalg.eigh(matrix)
@@ -137,7 +137,7 @@ def test_a_scatter_below_zero_is_found_where_it_is_looked_for() -> None:
     assert "positive" in str(find_impossible_sums(forged, 11, in_full=True))
 
 
-def test_a_moment_has_the_trace_of_its_samples() -> None:
+def test_moment_must_have_the_trace_of_its_samples() -> None:
     (client,) = draw_clients(3, [[5, 6, 0]])
     counts = torch.tensor([5.0, 6, 0], dtype=torch.float64)
     sums = torch.zeros(3, 6, dtype=torch.float64).index_add_(0, client.labels, client.features)
@@ -148,7 +148,7 @@ def test_a_moment_has_the_trace_of_its_samples() -> None:
 
 
 @pytest.mark.parametrize("second_moment", [None, "within", "moment"])
-def test_a_stack_adds_up_to_its_members(second_moment: SecondMoment | None) -> None:
+def test_stack_total_is_the_sum_of_its_members(second_moment: SecondMoment | None) -> None:
     clients = draw_clients(4, [[3, 0, 2], [0, 9, 9], [1, 0, 0], [0, 0, 0]])
     stack = StackedSums(
         torch.cat([each.features for each in clients]),
@@ -169,12 +169,12 @@ def test_a_stack_adds_up_to_its_members(second_moment: SecondMoment | None) -> N
             torch.testing.assert_close(within, torch.from_numpy(within_by_loop(client, 3)))
 
 
-def test_a_stack_with_a_broken_sample_is_not_finite() -> None:
+def test_stack_reports_members_with_nan() -> None:
     features = torch.tensor([[1.0, 0.0], [torch.nan, 0.0]])
     stack = StackedSums(features, torch.tensor([0, 1]), [1, 1], 2, "within")
     assert stack.is_finite == [True, False]
     assert all(bool(each.isfinite().all()) for each in stack.total([0]).values())
 
 
-def test_a_broken_sample_stays_broken() -> None:
+def test_nan_features_stay_nan() -> None:
     assert unit_features(torch.tensor([[torch.nan, 1.0]])).isnan().any()

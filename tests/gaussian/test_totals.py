@@ -47,7 +47,7 @@ def totals(clients: list[Client], num_classes: int) -> Tensors:
     shift=st.sampled_from([0.0, 0.5]),
     effect=st.sampled_from([0.0, 0.5]),
 )
-def test_effects_are_those_of_the_clients_means(
+def test_effects_match_those_of_the_client_means(
     seed: int, sizes: list[list[int]], shift: float, effect: float
 ) -> None:
     sizes = [each if sum(each) else [1, *each[1:]] for each in sizes]
@@ -59,7 +59,7 @@ def test_effects_are_those_of_the_clients_means(
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
-def test_totals_have_the_pooled_statistics() -> None:
+def test_totals_give_the_pooled_statistics() -> None:
     clients = draw_clients(1, _SIZES)
     summed = totals(clients, 3)
     wanted: Tensors = {}
@@ -79,7 +79,7 @@ def test_totals_have_the_pooled_statistics() -> None:
     [
         ("counts", lambda v: v - 100, "counts are negative"),
         ("groups", lambda v: v + 100, "fewer than the clients"),
-        ("sums", lambda v: v * 50, "has a sum of length"),
+        ("sums", lambda v: v * 50, "has a sum of norm"),
         ("squares", lambda v: v - 100, "squares of the clients' class sums"),
         ("moment", lambda v: v * 2, "trace"),
         (
@@ -89,7 +89,9 @@ def test_totals_have_the_pooled_statistics() -> None:
         ),
     ],
 )
-def test_totals_that_cannot_be(name: str, change: Callable[[Tensor], Tensor], words: str) -> None:
+def test_impossible_totals_are_detected(
+    name: str, change: Callable[[Tensor], Tensor], words: str
+) -> None:
     summed = totals(draw_clients(1, _SIZES), 3)
     reason = find_impossible_totals({**summed, name: change(summed[name])})
     assert reason is not None

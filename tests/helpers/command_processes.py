@@ -160,18 +160,18 @@ def with_states_in_files(words: list[str]) -> None:
 
 
 def into_a_full_disk(words: list[str]) -> None:
-    """Be `mpfedcl` whose standard output is a file on a full disk."""
-    _say_into(os.open("/dev/full", os.O_WRONLY), words)
+    """Run `mpfedcl` with a file on a full disk as standard output."""
+    _write_to(os.open("/dev/full", os.O_WRONLY), words)
 
 
-def to_nobody(words: list[str]) -> None:
-    """Be `mpfedcl` whose reader has gone away."""
-    predictor, writing = os.pipe()
-    os.close(predictor)
-    _say_into(writing, words)
+def into_a_closed_pipe(words: list[str]) -> None:
+    """Run `mpfedcl` with a closed pipe as standard output."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    _write_to(writing, words)
 
 
-def _say_into(file: int, words: list[str]) -> None:
+def _write_to(file: int, words: list[str]) -> None:
     from mpfedcl.cli.main import main
 
     os.dup2(file, 1)

@@ -36,5 +36,5 @@ def assert_fits(text: str) -> None:
 
 
 def without_progress(err: str) -> str:
-    """Return what was said on standard error beside how many rounds were done."""
+    """Return the lines on standard error except for the number of completed rounds."""
     return re.sub(r"^.+: [\d,]+ of [\d,]+ rounds\b.*\n", "", err, flags=re.MULTILINE)

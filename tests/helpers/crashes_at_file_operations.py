@@ -40,7 +40,7 @@ class FileOperations:
         is_relative = event in ("os.remove", "os.rmdir") and arguments[1] != -1
         if not (is_relative or str(arguments[0]).startswith(self.folder)):
             return
-        # A dead process does nothing more: whoever tidies up on the way out must not either.
+        # A dead process does nothing more, so cleanup code must not run either.
         if self.left <= 0:
             raise Crash
         self.left -= 1

@@ -75,14 +75,14 @@ def run_server() -> Iterator[BrokenServer]:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
+    """Return a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def serve(body: bytes, ranges: bool = True, cut: int | None = None) -> Answer:
-    """Send a body, or the range that is asked for; `cut` closes after so many of its bytes."""
+    """Send a body, or the requested range; `cut` closes the connection after that many bytes."""
 
     def answer(handler: Handler) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range") or "")

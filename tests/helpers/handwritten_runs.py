@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +140,6 @@ def write_tuning(path: Path, method: str, **changes: Any) -> Json:
         seconds=2.5,
     )
     path.mkdir(parents=True, exist_ok=True)
-    replace(search, **changes).write(path)
+    search.model_copy(update=changes).write(path)
     content: Json = json.loads((path / "tuning.json").read_text())
     return content

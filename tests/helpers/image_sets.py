@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy
 
-from mpfedcl.data.reader import open_data_set
-from mpfedcl.data.samples import DomainImages, choose_format
+from mpfedcl.data.public.originals import DomainArrays
+from mpfedcl.data.samples import choose_format
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 
@@ -14,7 +15,7 @@ class ImageSet:
     """A data set in memory: domains in order of name, all images of one size and color mode."""
 
     name: str
-    domains: tuple[DomainImages, ...]
+    domains: tuple[DomainArrays, ...]
     class_names: tuple[str, ...]
 
 
@@ -24,7 +25,7 @@ def read_image_set(dataset: DatasetSettings) -> ImageSet:
     wanted = choose_format(sample_index.store.inspect(), dataset.image_size)
     images = sample_index.store.load(numpy.arange(len(sample_index.store)), wanted)
     domains = tuple(
-        DomainImages(
+        DomainArrays(
             domain.name,
             images[domain.train.rows],
             domain.train.labels,

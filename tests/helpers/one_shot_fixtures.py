@@ -10,7 +10,7 @@ from one_shot_runs import choose, federation, save_client
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of five clients; e has a class that nobody else has."""
+    """Files of five clients; only e has the last class."""
     root = tmp_path_factory.mktemp("clients")
     for seed, name in enumerate("abcd"):
         save_client(root / f"{name}.npz", seed)

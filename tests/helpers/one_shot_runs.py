@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment
-from mpfedcl.inference.join_log import read_events
+from mpfedcl.inference.trained_run import read_events
 
 WIDTH = 7
 

@@ -19,9 +19,9 @@ from mpfedcl.methods import Asynchronous, Method, find_method
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp, Model
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.engine import WrappedEngine
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.loop import RoundLoop, make_loop
-from mpfedcl.rounds.systems import SystemModel
+from mpfedcl.rounds.systems import SystemModel, check_timing
 from mpfedcl.runs.observer import Observer
 
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl")
@@ -169,13 +169,35 @@ def tensors_of(update: Update) -> Tensors:
     return averaged
 
 
-class MeddledEngine(WrappedEngine):
-    """An engine whose updates have traveled, as tensors; tests override what they meddle with."""
+class MeddledEngine(Engine):
+    """An engine that delegates to another one; tests override `meddle` to change its updates."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.members = engine.members
+
+    def keep(self, *arguments: Any) -> None:
+        self._engine.keep(*arguments)
+
+    def evaluate(self, *arguments: Any, **options: Any) -> RoundEvaluation | None:
+        return self._engine.evaluate(*arguments, **options)
+
+    def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
+        return self._engine.personal_models(shared)
+
+    def remarks(self) -> dict[str, Any]:
+        return self._engine.remarks()
+
+    def state(self) -> Tensors:
+        return self._engine.state()
+
+    def restore(self, *arguments: Any) -> None:
+        self._engine.restore(*arguments)
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
     ) -> Iterator[Update]:
-        updates = super().train(broadcast, names, keep=keep)
+        updates = self._engine.train(broadcast, names, keep=keep)
         sound = (each.written_out() for each in updates if isinstance(each, Update))
         yield from self.meddle(broadcast, names, sound)
 
@@ -194,6 +216,7 @@ def build_federation(
     """Return a federation with a model of a few hundred weights, its engine wrapped."""
     found = method_class or find_method(experiment.method)
     experiment = experiment.resolved(found.defaults)
+    check_timing(found, experiment)
     data = load_federated_data(experiment)
     model = Mlp((data.input_size, 8, 4), data.num_classes)
     return assemble_federation(experiment, data, model, wrap, found)

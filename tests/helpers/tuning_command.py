@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.studies.tuning import TuningResult, load_tuning
+from mpfedcl.core.json_files import read_json_file
+from mpfedcl.studies.tuning import TuningResult
 from small_experiments import Json, flags
 
 METHODS = ("mp-fedcl", "fedavg")
@@ -31,6 +32,4 @@ def without_seconds(path: Path) -> Json:
 
 
 def load(path: Path) -> TuningResult:
-    found = load_tuning(path)
-    assert found is not None
-    return found
+    return read_json_file(path / "tuning.json", TuningResult)

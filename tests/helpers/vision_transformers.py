@@ -35,7 +35,7 @@ class VisionTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention with two heads, then two layers, each beside a short cut."""
+    """Attention with two heads, then two layers, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,6 +26,6 @@ with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.Stri
     with contextlib.suppress(SystemExit):
         main(words)
 render(pixels=False)
-# What is loaded stays shared between the processes: nobody looks for garbage in it.
+# Loaded modules stay shared between processes: garbage collection would copy their pages.
 gc.collect()
 gc.freeze()

@@ -1,4 +1,4 @@
-"""What exported ONNX files answer."""
+"""Outputs of exported ONNX files."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ Answers = dict[str, NDArray[Any]]
 
 @pytest.fixture(scope="module", autouse=True)
 def operators_are_listed_once() -> Iterator[None]:
-    """Torch makes its list of all operators anew for each file, which takes most of the time."""
+    """Cache torch's list of all operators, which takes most of the time of an export."""
     with pytest.MonkeyPatch.context() as patch:
         once = functools.cache(ONNXRegistry.from_torchlib)
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(once))
@@ -24,7 +24,7 @@ def operators_are_listed_once() -> Iterator[None]:
 
 
 def ask(content: bytes | Path, images: NDArray[Any]) -> tuple[Answers, Any]:
-    """Return what an ONNX file answers, and its metadata."""
+    """Return the outputs of an ONNX file, and its metadata."""
     session = onnxruntime.InferenceSession(
         content if isinstance(content, bytes) else str(content), providers=["CPUExecutionProvider"]
     )

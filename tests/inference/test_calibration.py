@@ -96,7 +96,7 @@ def test_methods_without_prototypes_have_prediction_sets_only(
     assert all(each.keys() == {"images", "sets"} for each in measured)
 
 
-def test_sampled_clients_and_no_personal_models(images: Path, tmp_path: Path) -> None:
+def test_only_kept_personal_models_are_calibrated(images: Path, tmp_path: Path) -> None:
     path = run(small(images, fraction=0.4), tmp_path / "sampled").path
     kept = {file.stem for file in (path / "models").iterdir()}
     assert set(calibration_of(path)["clients"]) == kept

@@ -1,4 +1,4 @@
-"""Predictions of runs that a classifier is judged by: priors, probabilities, sets, the metric."""
+"""Predictions of runs with a classifier: priors, probabilities, prediction sets, metric."""
 
 import json
 from itertools import pairwise
@@ -71,7 +71,7 @@ def held_out_of(path: Path) -> tuple[FederatedData, numpy.ndarray[Any, Any]]:
 
 
 def test_accuracies_are_those_of_the_run(skewed: Path) -> None:
-    """On its local test set a client has its label shares, on the union nobody has."""
+    """A client's label prior is used on its local test set, not on the global test set."""
     data, inputs = held_out_of(skewed)
     summary = read_summary(skewed)
     truth = [data.class_names[n] for n in data.test_labels.tolist()]
@@ -164,8 +164,8 @@ def test_distances_are_in_the_metric_of_the_pool(fedgauss: Path) -> None:
         )
     # ⌈241 * 0.95⌉ = 229 of the 240 images it was calibrated on are within.
     assert sum(bool(said.unknown) for said in found) == 11
-    assert predictor.judge_drift(found) is not None
-    drifted = predictor.judge_drift(predictor.predict(-inputs))
+    assert predictor.detect_drift(found) is not None
+    drifted = predictor.detect_drift(predictor.predict(-inputs))
     assert drifted is not None
     assert drifted.is_drift
 
@@ -203,7 +203,7 @@ def test_prediction_sets_have_their_coverage(values: list[int]) -> None:
         assert hits[coverage] >= coverage * tried[coverage] - 1e-9
 
 
-def test_set_limits_in_closed_form() -> None:
+def test_prediction_set_limits_in_closed_form() -> None:
     assert find_set_limits(torch.arange(9).double() / 10) == {
         "0.5": 0.4, "0.6": 0.5, "0.7": 0.6, "0.75": 0.7, "0.8": 0.7, "0.85": 0.8, "0.9": 0.8
     }  # fmt: skip
@@ -226,7 +226,7 @@ def test_prediction_sets_grow_with_the_coverage(fedgauss: Path) -> None:
         Predictor.load(fedgauss, coverage=1.5)
 
 
-def test_coverage_is_refused_for_prototype_predictors(images: Path, tmp_path: Path) -> None:
+def test_coverage_is_rejected_for_prototype_predictors(images: Path, tmp_path: Path) -> None:
     path = run(small(images, rounds=1), tmp_path / "run").path
     with pytest.raises(InvalidInput, match="the nearest prototype decides"):
         Predictor.load(path, coverage=0.9)
@@ -270,7 +270,7 @@ def test_label_distribution_is_estimated_for_prototype_methods(
     assert not predictor.has_prototypes
 
 
-def test_damaged_metric_is_refused(overlapping: Path, tmp_path: Path) -> None:
+def test_damaged_metric_is_rejected(overlapping: Path, tmp_path: Path) -> None:
     path = run(small(overlapping, "fedlda"), tmp_path / "run").path
     file = path / "metric.safetensors"
     for wrong in (torch.zeros(3), torch.full((36,), -1.0), torch.full((36,), torch.nan)):
@@ -296,7 +296,7 @@ def test_predict_command_with_a_classifier(
     code, output, errors = said("predict", fedgauss, foreign, "--log", "--estimate-prior")
     assert code == 0
     assert "Drift: 20 of 20 vectors are farther from the pool" in " ".join(output.split())
-    assert "Estimated shares: " in errors
+    assert "Estimated class prior: " in errors
     code, output, errors = said(
         "predict", fedgauss, foreign, "--client", "south", "--log", "--json", "--probabilities"
     )
@@ -323,7 +323,7 @@ def test_predict_command_with_a_classifier(
         (("--log", "--false-alarms", "0.001"), "log is True; it must be left out"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(
+def test_bad_input_is_rejected_in_one_line(
     said: Say, fedgauss: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     code, output, errors = said("predict", fedgauss, "x.npz", *words)

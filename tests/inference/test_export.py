@@ -24,7 +24,7 @@ from encoder_experiments import pictured
 from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
+from mpfedcl.inference.export import ExportedFile, ExportSettings, export_run
 from small_experiments import EXAMPLES, Say, small
 from vision_transformers import export_transformer
 
@@ -40,7 +40,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def digits_onnx(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportedFile:
-    """What is exported of it if nothing is asked for."""
+    """Its export with default options."""
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
     return export_run(Predictor.load(digits_run), ExportSettings(), path)
 
@@ -53,7 +53,7 @@ def digits() -> tuple[NDArray[numpy.uint8], NDArray[numpy.int64]]:
 
 
 def assert_same_labels(predictor: Predictor, images: NDArray[Any], answers: Answers) -> None:
-    """Hold an export by prototype to PyTorch, ties aside."""
+    """Compare an export by prototype with PyTorch, except for ties."""
     for number, said in enumerate(predictor.predict(images)):
         assert said.distance is not None
         assert answers["distance"][number] == pytest.approx(said.distance, abs=1e-5)
@@ -82,7 +82,7 @@ def test_onnx_file_agrees_on_a_thousand_digits(
     accuracy = 100 * float((answers["label"] == labels).mean())
     assert note["checked"]["accuracy"] == pytest.approx(accuracy)
     assert accuracy > 60
-    # Nothing tells where it was made.
+    # The file contains no path of this machine.
     content = done.path.read_bytes()
     for place in (str(Path.cwd()), str(done.path.parent), "site-packages", "torch/fx", "client-0"):
         assert place.encode() not in content
@@ -102,7 +102,9 @@ def test_int8_has_a_quarter_of_the_size_and_loses_at_most_a_point(
     assert (exact == quantized).mean() > 0.97
 
 
-def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Path) -> None:
+def test_exports_to_classifier_safetensors_and_torch_export_agree(
+    digits_run: Path, tmp_path: Path
+) -> None:
     predictor = Predictor.load(digits_run, "client-3")
     images, _ = digits()
     said = predictor.predict(images[:50])
@@ -144,7 +146,7 @@ def test_classifier_safetensors_and_torch_export(digits_run: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("method", "changes"), [("fedproto", {}), ("fedavg", {}), ("mp-fedcl", {"dtype": "float64"})]
 )
-def test_other_methods_and_precisions(
+def test_exports_of_other_methods_and_precisions_agree(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
     path = run(small(images, method, **changes), tmp_path / "run").path
@@ -165,7 +167,7 @@ OUTSIDE = ExportSettings(with_encoder=False, check_images=8)
 def export_inside(
     pictures: Path, path: Path, **changes: Any
 ) -> tuple[Predictor, NDArray[Any], Answers]:
-    """Hold a run's export with the encoder in it to PyTorch on six pictures."""
+    """Compare a run's export that includes the encoder with PyTorch on six images."""
     experiment = pictured(pictures, rounds=1, train__lr=0.01, **changes)
     predictor = Predictor.load(run(experiment, path).path)
     paths = sorted(pictures.glob("photo/*/*"))[:6]
@@ -277,7 +279,7 @@ def test_file_that_disagrees_with_pytorch_is_not_written(
 
 
 @pytest.mark.usefixtures("small_model")
-def test_without_the_data_digits_are_checked_and_int8_is_refused(
+def test_without_the_data_digits_are_checked_and_int8_is_rejected(
     images: Path, tmp_path: Path, said: Say
 ) -> None:
     shutil.copytree(images, tmp_path / "images")
@@ -298,7 +300,7 @@ def test_without_the_data_digits_are_checked_and_int8_is_refused(
 
 
 @pytest.mark.usefixtures("small_model")
-def test_bad_input_is_refused_in_one_line(images: Path, tmp_path: Path, said: Say) -> None:
+def test_bad_input_is_rejected_in_one_line(images: Path, tmp_path: Path, said: Say) -> None:
     path = run(small(images, "fedavg"), tmp_path / "run").path
     for words, sentence in (
         (("--predictor", "prototype"), "has no prototypes; it must be 'classifier'"),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from encoder_experiments import pictured
 from mpfedcl import Experiment, InvalidInput, Predictor, run
-from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export import ExportSettings, export_run
 from small_experiments import save_shifted_vectors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
@@ -95,13 +95,13 @@ def test_personal_classifier_includes_the_label_prior(
     assert note["prior"] == pytest.approx(shares.tolist())
     expected = softmax(mixture_scores(predictor.params, samples) + numpy.log(shares))
     numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
-    # What holds two classes alone says the third less often with its shares than without.
+    # A client with only two classes predicts the third less often with its label prior.
     lopsided = Predictor.load(mixture, "site-0")
     program = export_run(lopsided, ExportSettings(format="torch-export"))
     scores = torch.export.load(program.path).module()(torch.from_numpy(samples))[1]
     alone = softmax(mixture_scores(lopsided.params, samples))
     assert scores[:, 2].mean() < 0.7 * alone[:, 2].mean()
-    # The same is in the tensors, for whoever computes with them.
+    # The exported tensors include the prior, too.
     file = export_run(lopsided, ExportSettings(format="safetensors"), tmp_path / "m").path
     found = load_file(file)
     numpy.testing.assert_allclose(softmax(mixture_scores(found, samples)), scores, atol=1e-5)
@@ -123,7 +123,7 @@ def test_nearest_class_mean_agrees(sites: Path, mixture: Path, tmp_path: Path) -
     answers, _ = ask(export_run(predictor, ExportSettings()).path, samples)
     expected = softmax(mixture_scores(predictor.params, samples))
     numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
-    # By prototype where that is asked for; the class without one is infinitely far.
+    # By prototype if requested; a class without a prototype is infinitely far.
     wanted = ExportSettings(format="torch-export", rule="prototype")
     program = export_run(Predictor.load(mixture), wanted, tmp_path / "p.pt2")
     _, _, scores = torch.export.load(program.path).module()(torch.from_numpy(samples))
@@ -132,9 +132,9 @@ def test_nearest_class_mean_agrees(sites: Path, mixture: Path, tmp_path: Path) -
     assert torch.isneginf(scores[:, 3]).all()
 
 
-def test_int8_is_refused_for_one_shot_methods(mixture: Path) -> None:
-    refusal = r"quantize is 'int8'; it must be left out, because fedgauss has no trained layers"
-    with pytest.raises(InvalidInput, match=refusal):
+def test_int8_is_rejected_for_one_shot_methods(mixture: Path) -> None:
+    reason = r"quantize is 'int8'; it must be left out, because fedgauss has no trained layers"
+    with pytest.raises(InvalidInput, match=reason):
         export_run(Predictor.load(mixture), ExportSettings(quantized=True))
 
 

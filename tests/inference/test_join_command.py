@@ -31,7 +31,7 @@ def late(tmp_path: Path) -> Path:
     return tmp_path / "late.npz"
 
 
-def test_try_join_and_leave(path: Path, late: Path, said: Say) -> None:
+def test_trial_join_and_leave(path: Path, late: Path, said: Say) -> None:
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--epochs", 2)
     assert code == 0
     assert "after 2 epochs, lr 0.01" in out
@@ -41,7 +41,7 @@ def test_try_join_and_leave(path: Path, late: Path, said: Say) -> None:
     assert said("join", path)[1] == f"No client has joined {path} since it was trained.\n"
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--add")
     assert code == 0
-    assert f"take them out with: mpfedcl join {path} --leave late" in out
+    assert f"remove them with: mpfedcl join {path} --leave late" in out
     assert "late" in said("join", path)[1]
     code, out, _ = said("join", path, "--leave", "late")
     assert (code, out) == (0, "late has left; the pool holds 18 prototypes of 3 clients\n")
@@ -86,7 +86,7 @@ def test_rejected_update_is_not_added(path: Path, late: Path, said: Say) -> None
         (("--data", "LATE"), "name is missing"),
         (("--name", "late"), "data is missing"),
         (("--add",), "data is missing"),
-        (("--leave", "late", "--name", "late"), "it must be given alone"),
+        (("--leave", "late", "--name", "late"), "only --json may be given"),
         (("--data", "LATE", "--name", "late", "--epochs", "-1"), "epochs is -1"),
         (("--data", "LATE", "--name", "late", "--epochs", "few"), "must be a whole number"),
         (("--data", "LATE", "--name", "late", "--lr", "0"), "lr is 0"),
@@ -96,7 +96,7 @@ def test_rejected_update_is_not_added(path: Path, late: Path, said: Say) -> None
         (("--data", "LATE", "--name", "late", "--weights", "x.safetensors"), "has no encoder"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(
+def test_bad_input_is_rejected_in_one_line(
     path: Path, late: Path, said: Say, words: tuple[str, ...], expected: str
 ) -> None:
     given = [str(late) if word == "LATE" else word for word in words]
@@ -107,7 +107,7 @@ def test_bad_input_is_refused_in_one_line(
     assert not (path / "joins.jsonl").exists()
 
 
-def test_folder_without_a_run_is_refused(tmp_path: Path, late: Path, said: Say) -> None:
+def test_folder_without_a_run_is_rejected(tmp_path: Path, late: Path, said: Say) -> None:
     for words in ((), ("--leave", "x"), ("--data", late, "--name", "x", "--add")):
         code, _, errors = said("join", tmp_path / "nothing", *words)
         assert code == 2

@@ -28,7 +28,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Three domains, two classes, six pictures each."""
+    """Three domains, two classes, six images each."""
     random = numpy.random.default_rng(3)
     for number, domain in enumerate(("ink", "oil", "pen")):
         for label, name in enumerate(("ant", "bee")):
@@ -66,15 +66,15 @@ def test_features_equal_those_of_the_run(
     assert torch.equal(new_client.data.test_inputs, data.test_inputs[data.client("pen").test])
     assert join(path, pictures / "pen", "pen", add=True).was_added
 
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise AssertionError("an image was encoded again")
 
-    monkeypatch.setattr(ResNetEncoder, "encode", refuse)
+    monkeypatch.setattr(ResNetEncoder, "encode", fail)
     join(path, pictures / "pen", "pen", epochs=0, replace=True)
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_another_encoder_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_another_encoder_is_rejected(pictures: Path, tmp_path: Path) -> None:
     path = run(pictured(pictures), tmp_path / "run").path
     experiment = Experiment.from_toml(path / "experiment.toml")
     other = experiment.replace(encoder__name="random-resnet18:7")
@@ -101,7 +101,7 @@ def test_several_domains_join_as_one_client(pictures: Path, tmp_path: Path) -> N
 
 def test_join_with_a_real_held_out_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (SHARED / "data" / "office10").is_dir():
-        pytest.skip("needs office10 in ../shared/data, and the weights beside it")
+        pytest.skip("needs office10 and the weights in ../shared/data")
     monkeypatch.setenv("MPFEDCL_DATA", str(SHARED / "data"))
     experiment = Experiment(rounds=5, evaluate_every=5).replace(
         dataset__name="office10",
@@ -114,5 +114,5 @@ def test_join_with_a_real_held_out_domain(tmp_path: Path, monkeypatch: pytest.Mo
     joined = join(path, SHARED / "data" / "office10" / "webcam", "webcam", epochs=1)
     before, after = joined.before, joined.after
     assert all(value is not None and value > 15 for value in (before["pool"], after["both"]))
-    # Its own prototypes know its own pictures better than those of strangers do.
+    # Its own prototypes fit its images better than those of other clients.
     assert (after["own"] or 0) > (after["pool"] or 0)

@@ -1,4 +1,4 @@
-"""A new client of a finished run: its images, its training, what it reads."""
+"""A new client of a finished run: its images, training and accuracy."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_pictures(folder: Path, classes: dict[str, int], size: int = 6) -> Path:
-    """Write class folders with so many gray pictures each, a bright stripe a class."""
+    """Write class folders with gray images, each class with a different bright stripe."""
     random = numpy.random.default_rng(5)
     for label, (name, count) in enumerate(sorted(classes.items())):
         (folder / name).mkdir(parents=True)
@@ -54,7 +54,7 @@ def write_pictures(folder: Path, classes: dict[str, int], size: int = 6) -> Path
 
 
 def change(path: Path, copy: Path, **settings: Any) -> Path:
-    """Return a copy of a run whose experiment.toml says something else."""
+    """Return a copy of a run with a changed experiment.toml."""
     shutil.copytree(path, copy)
     experiment = Experiment.from_toml(copy / "experiment.toml").replace(**settings)
     (copy / "experiment.toml").write_text(experiment.to_toml())
@@ -111,7 +111,7 @@ def test_join_without_training_equals_plain_arithmetic(finished: Path, late: Pat
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epochs: int) -> None:
-    """Held to plain autograd and torch's own optimizer."""
+    """Compared with plain autograd and torch's own optimizer."""
     trained = load_trained_run(finished)
     new_client = NewClient(trained, late, "late")
     assert trained.pool is not None
@@ -137,7 +137,7 @@ def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epo
 
 
 def test_training_uses_the_padded_pool_of_the_run(images: Path, late: Path, tmp_path: Path) -> None:
-    """With K = 40 nobody has K prototypes of a class, and all slots are padded."""
+    """With K = 40 no client has K prototypes of a class, and all slots are padded."""
     path = run(small(images, prototypes__per_class=40), tmp_path / "run").path
     trained = load_trained_run(path)
     assert trained.pool is not None
@@ -148,7 +148,17 @@ def test_training_uses_the_padded_pool_of_the_run(images: Path, late: Path, tmp_
         assert torch.equal(learned.params[name], value)
 
 
-def test_training_on_its_own_images_lowers_the_loss(finished: Path, late: Path) -> None:
+def test_evaluation_does_not_depend_on_the_batch_size(
+    finished: Path, late: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = join(finished, late, "late", epochs=1)
+    monkeypatch.setattr("mpfedcl.inference.new_client.INPUTS_AT_ONCE", 3)
+    batched = join(finished, late, "late", epochs=1)
+    assert batched.test_images > 3
+    assert (batched.before, batched.after) == (whole.before, whole.after)
+
+
+def test_training_on_own_images_lowers_the_loss(finished: Path, late: Path) -> None:
     losses = [join(finished, late, "late", epochs=n).outcome.update.loss for n in (1, 5, 20)]
     assert losses == sorted(set(losses), key=lambda each: -(each or 0))
 
@@ -191,7 +201,7 @@ def test_missing_classes_keep_the_label_numbers(tmp_path: Path) -> None:
     assert (joined.classes_held, joined.train_images, joined.test_images) == (2, 5, 5)
 
 
-def test_more_prototypes_than_images(finished: Path, tmp_path: Path) -> None:
+def test_num_prototypes_is_limited_by_the_images(finished: Path, tmp_path: Path) -> None:
     """K = 2, one training image of each class: one prototype each, its own embedding."""
     save_images(tmp_path / "few.npz", num_train=3, num_test=3)
     for epochs in (0, 1):
@@ -234,7 +244,7 @@ def test_test_fraction_sets_the_share_held_out(tmp_path: Path, finished: Path) -
         ("mp-fedcl", {"share_model": False}, "keep their models"),
     ],
 )
-def test_runs_without_pool_or_global_model_are_refused(
+def test_runs_without_pool_or_global_model_are_rejected(
     images: Path, late: Path, tmp_path: Path, method: str, changes: Any, expected: str
 ) -> None:
     path = run(small(images, method, rounds=1, **changes), tmp_path / "run").path
@@ -285,7 +295,7 @@ def test_diverged_training_is_rejected(finished: Path, late: Path, tmp_path: Pat
     assert not joined.was_added
 
 
-def test_unfinished_run_is_refused(finished: Path, late: Path, tmp_path: Path) -> None:
+def test_unfinished_run_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:
     path = change(finished, tmp_path / "copy")
     (path / "summary.json").unlink()
     with pytest.raises(InvalidInput, match="has not ended"):
@@ -293,7 +303,7 @@ def test_unfinished_run_is_refused(finished: Path, late: Path, tmp_path: Path) -
 
 
 def test_predictions_use_the_prototypes_of_a_joined_client(finished: Path, tmp_path: Path) -> None:
-    """One image a class, so that each is its own prototype, and nobody else's is nearer."""
+    """One image per class, so that each is its own nearest prototype."""
     path = change(finished, tmp_path / "copy")
     save_images(tmp_path / "few.npz", num_train=3, num_test=3)
     join(path, tmp_path / "few.npz", "few", epochs=0, add=True)

@@ -44,11 +44,11 @@ def test_client_joins_adds_samples_and_leaves(path: Path, clients: Path, cli: Cl
     words = ["join", path, "--data", clients / "d.npz", "--name", "d"]
     tried = cli(*words)
     assert tried.code == 0, tried.err
-    assert "the federation's with d" in tried.out
+    assert "federation with d" in tried.out
     assert "The federation is unchanged; --add adds these statistics" in tried.out
     assert_fits(tried.out)
-    assert "joined; take it out with: mpfedcl leave" in cli(*words, "--add").out
-    assert "extended; take it out" in cli(*words, "--add", "--more").out
+    assert "joined; remove it with: mpfedcl leave" in cli(*words, "--add").out
+    assert "extended; remove it with" in cli(*words, "--add", "--more").out
     told = json.loads(cli("join", path, "--json").out)
     assert [(each["client"], each["event"], each["train_images"]) for each in told] == [
         ("d", "extended", 36)
@@ -67,13 +67,17 @@ def test_client_leaves_a_run_with_a_prototype_pool(images: Path, tmp_path: Path,
     assert "late has left" in cli("leave", old, "--name", "late").out
 
 
-def test_bad_arguments_are_refused_in_one_line(path: Path, clients: Path, refused: Refused) -> None:
+def test_bad_arguments_are_rejected_in_one_line(
+    path: Path, clients: Path, refused: Refused
+) -> None:
     data = clients / "d.npz"
     assert "name is missing" in refused("leave", path)
     assert "it must be one of a, b, c." in refused("leave", path, "--name", "z")
     assert "the client's images" in refused("advise", path)
     words = ["join", path, "--data", data, "--name", "d"]
     assert "trains nothing" in refused(*words, "--epochs", 5)
+    # The default is rejected as well if it is given.
+    assert "epochs is given" in refused(*words, "--epochs", 1)
     assert "lr is given" in refused(*words, "--lr", 0.1)
     assert "must be a folder that holds a run" in refused("contribution", clients)
     assert "must be greater than 0" in refused("advise", path, "--data", data, "--test-fraction", 2)
@@ -83,7 +87,7 @@ def test_bad_arguments_are_refused_in_one_line(path: Path, clients: Path, refuse
 def test_contribution_writes_table_figure_and_json(path: Path, cli: Cli, refused: Refused) -> None:
     shown = cli("contribution", path)
     assert shown.code == 0, shown.err
-    assert "below 0 they do better without it" in shown.out
+    assert "negative if they do better without it" in shown.out
     assert_fits(shown.out)
     assert (path / "contribution.png").stat().st_size > 10_000
     told = json.loads((path / "contribution.json").read_text())
@@ -112,7 +116,7 @@ def test_contribution_equals_the_accuracy_of_runs_without_the_client(
         # With it: the whole federation's classifier on the tests of the others.
         exchange = open_federation(path)
         rows = torch.cat([data.client(name).test for name in others])
-        scores = exchange.scores(exchange.fitted.params, data.test_inputs[rows])
+        scores = exchange.scores(exchange.server.params, data.test_inputs[rows])
         right = percent_correct(scores.argmax(1) == data.test_labels[rows])
         assert found[gone].global_test.whole == pytest.approx(right)
 

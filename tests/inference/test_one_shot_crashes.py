@@ -12,7 +12,7 @@ from mpfedcl import InvalidInput, run
 from mpfedcl.inference.membership import join, leave
 from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.inference.trained_run import load_trained_run
-from mpfedcl.runs.change import change_files, finish_change
+from mpfedcl.runs.directory import change_files, finish_change
 from one_shot_runs import (
     choose,
     contents,
@@ -89,7 +89,7 @@ def test_crash_while_joining_leaves_the_old_or_the_new_run(clients: Path, tmp_pa
         is_new = names[0] == ("a", "b", "e")
         found.add(is_new)
         if not is_new:
-            # Only what was never decided lies beside, until the next change.
+            # Only uncommitted files remain next to it, until the next change.
             visible = {k: v for k, v in contents(crashed).items() if not k.startswith(".change")}
             assert visible == old
             change(crashed)

@@ -14,7 +14,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.inference.membership import leave
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.rounds.predictions import estimate_prior
-from mpfedcl.runs.statistics_files import pack_statistics
+from mpfedcl.runs.run_files import pack_statistics
 from one_shot_runs import choose, federation, save_client
 
 pytestmark = pytest.mark.usefixtures("own_places", "elsewhere")
@@ -53,7 +53,7 @@ def test_modified_statistics_are_not_subtracted(path: Path, place: str, name: st
     assert (path / "model.safetensors").read_bytes() == model
 
 
-def test_label_counts_of_another_number_of_classes_are_refused(path: Path) -> None:
+def test_label_counts_of_another_number_of_classes_are_rejected(path: Path) -> None:
     partition = json.loads((path / "partition.json").read_text())
     partition["clients"]["a"]["train"] = [1]
     (path / "partition.json").write_text(json.dumps(partition))
@@ -61,15 +61,15 @@ def test_label_counts_of_another_number_of_classes_are_refused(path: Path) -> No
         Predictor.load(path, "a")
 
 
-def test_drift_is_not_judged_after_a_client_left(path: Path) -> None:
+def test_drift_is_not_evaluated_after_a_client_left(path: Path) -> None:
     far = numpy.full((20, 7), -1.0)
     before = Predictor.load(path)
-    drift = before.judge_drift(before.predict(far))
+    drift = before.detect_drift(before.predict(far))
     assert drift is not None
     assert drift.is_drift
     leave(path, "a")
     after = Predictor.load(path)
-    assert after.judge_drift(after.predict(far)) is None
+    assert after.detect_drift(after.predict(far)) is None
     assert after.remark is not None
     assert "Clients have joined or left since" in after.remark
 

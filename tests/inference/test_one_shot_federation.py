@@ -12,10 +12,9 @@ from crashes_at_file_operations import OPERATIONS
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.gaussian import ABSENT, unit_features
-from mpfedcl.inference.join_log import read_events
 from mpfedcl.inference.membership import join, leave, list_joined
 from mpfedcl.inference.one_shot import open_federation
-from mpfedcl.inference.trained_run import load_trained_run
+from mpfedcl.inference.trained_run import load_trained_run, read_events
 from one_shot_runs import (
     WIDTH,
     assert_same_federation,
@@ -166,7 +165,7 @@ def test_leaving_removes_the_client_from_all_files(path: Path, three: Path, clie
     assert_same_federation(path, three)
 
 
-# Refusals
+# Rejected changes
 
 
 def test_pooled_statistics_allow_joining_but_not_leaving(clients: Path, tmp_path: Path) -> None:
@@ -194,7 +193,7 @@ def test_pooled_statistics_allow_joining_but_not_leaving(clients: Path, tmp_path
     assert_same_federation(ridge, wanted)
 
 
-def test_names_that_are_refused(path: Path, clients: Path) -> None:
+def test_names_of_unknown_or_existing_clients_are_rejected(path: Path, clients: Path) -> None:
     before = contents(path)
     data = clients / "d.npz"
     with pytest.raises(InvalidInput, match="'a', a client of the federation"):
@@ -221,34 +220,34 @@ def test_names_that_are_refused(path: Path, clients: Path) -> None:
         resume(path)
 
 
-def test_damaged_and_foreign_files_are_refused(path: Path, four: Path) -> None:
+def test_damaged_and_foreign_files_are_rejected(path: Path, four: Path) -> None:
     pooled, own = path / "statistics.safetensors", path / "statistics" / "b.safetensors"
     sound, good = load_file(pooled), own.read_bytes()
 
-    def refuses(words: str) -> None:
+    def rejects(words: str) -> None:
         before = contents(path)
         with pytest.raises(InvalidInput, match=words):
             leave(path, "b")
         assert contents(path) == before
 
     own.write_bytes(good[:100])
-    refuses("b.safetensors cannot be read as safetensors")
+    rejects("b.safetensors cannot be read as safetensors")
     shutil.copy(path / "statistics" / "a.safetensors", own)
     part = load_file(own)
     save_file(part | {"counts": part["counts"] + 1}, own, {"encoder": "null"})
-    refuses("other counts than pool.safetensors")
+    rejects("statistics.* has counts that no samples")
     save_file(part | {"moment": torch.zeros(3, 3, dtype=torch.float64)}, own, {"encoder": "null"})
-    refuses(rf"moment of shape \[3, 3\]; in this federation it must be \[{WIDTH}, {WIDTH}\]")
+    rejects(rf"moment of shape \[3, 3\]; in this federation it must be \[{WIDTH}, {WIDTH}\]")
     save_file(part, own, {"encoder": '"abc"'})
-    refuses("sums behind another encoder")
+    rejects("statistics of another encoder")
     own.unlink()
-    refuses("is missing")
+    rejects("is missing")
     own.write_bytes(good)
     save_file(sound | {"sums": sound["sums"] * torch.nan}, pooled, {"encoder": "null"})
-    refuses("not finite")
+    rejects("not finite")
     save_file(sound | {"counts": torch.zeros(5, dtype=torch.float64)}, pooled)
-    refuses(r"counts of shape \[5\]")
+    rejects(r"counts of shape \[5\]")
     shutil.copy(four / "statistics.safetensors", pooled)
-    refuses("other counts than pool.safetensors")
+    rejects("statistics.* has counts that no samples")
     pooled.unlink()
-    refuses("has no statistics.safetensors")
+    rejects("has no statistics.safetensors")

@@ -107,7 +107,7 @@ def test_clients_leave_in_any_order(path: Path, late: Path) -> None:
     assert not (path / "joined").exists()
 
 
-def test_names_in_use_are_refused(path: Path, late: Path) -> None:
+def test_names_in_use_are_rejected(path: Path, late: Path) -> None:
     with pytest.raises(InvalidInput, match="'client-1', a client that the run was trained with"):
         join(path, late, "client-1", add=True, replace=True)
     with pytest.raises(InvalidInput, match="only a client that has joined can leave"):
@@ -116,7 +116,7 @@ def test_names_in_use_are_refused(path: Path, late: Path) -> None:
         leave(path, "late")
     join(path, late, "late", epochs=0, add=True)
     before = pool_of(path)
-    with pytest.raises(InvalidInput, match="has joined already"):
+    with pytest.raises(InvalidInput, match="name is 'late', a client of the federation"):
         join(path, late, "late", add=True)
     with pytest.raises(InvalidInput, match="must be one of late"):
         leave(path, "other")
@@ -137,7 +137,7 @@ def test_replacing_equals_joining_once(path: Path, late: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a\nb", "x" * 201])
-def test_invalid_names_are_refused(path: Path, late: Path, name: str) -> None:
+def test_invalid_names_are_rejected(path: Path, late: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="printable text"):
         join(path, late, name, add=True)
 
@@ -290,7 +290,7 @@ def test_damaged_log_and_foreign_files_do_no_harm(path: Path, late: Path) -> Non
         leave(path, "late")
 
 
-def test_client_without_prototypes_is_refused(tmp_path: Path) -> None:
+def test_client_without_prototypes_is_rejected(tmp_path: Path) -> None:
     pool = PrototypePool.empty(3, 4, 2)
     members = PoolMembers(tmp_path, pool, {"client-0": {}})
     with pytest.raises(InvalidInput, match="no prototype to add"):

@@ -1,4 +1,4 @@
-"""`mpfedcl predict`: everything that can name images, and nothing lost for one that is broken."""
+"""`mpfedcl predict`: all kinds of image arguments, and unreadable images among others."""
 
 import io
 import json
@@ -71,7 +71,7 @@ def test_table_fits_and_has_a_summary(said: Say, trained_run: Path, files: Path)
     assert "client-1's personalized model" in output
     assert "-name-/0.png" in output
     assert "5 images: " in output
-    assert "like 5.0% of 30 held-out images" in output
+    assert "as for 5.0% of 30 held-out images" in output
 
 
 def test_unreadable_images_are_named_and_others_predicted(
@@ -104,7 +104,7 @@ def test_unreadable_images_are_named_and_others_predicted(
         (("x.png", "--false-alarms", "0.5"), "false_alarms is 0.5; it must be one of 0.001"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(
+def test_bad_input_is_rejected_in_one_line(
     said: Say, trained_run: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     code, output, errors = said("predict", trained_run, *words)
@@ -118,7 +118,9 @@ def test_empty_archive_is_accepted(said: Say, trained_run: Path, tmp_path: Path)
     assert said("predict", trained_run, tmp_path / "none.npz")[0] == 0
 
 
-def test_methods_without_prototypes(said: Say, images: Path, tmp_path: Path, files: Path) -> None:
+def test_methods_without_prototypes_print_probabilities(
+    said: Say, images: Path, tmp_path: Path, files: Path
+) -> None:
     path = run(small(images, "fedavg"), tmp_path / "run").path
     code, output, errors = said("predict", path, files)
     assert code == 0
@@ -126,7 +128,7 @@ def test_methods_without_prototypes(said: Say, images: Path, tmp_path: Path, fil
     assert "no prototypes" in errors
 
 
-def test_predict_in_a_process(trained_run: Path, files: Path) -> None:
+def test_predict_exit_code_reports_missing_images(trained_run: Path, files: Path) -> None:
     ended = call("predict", trained_run, "0.png", "gone.png", cwd=files)
     assert ended.returncode == 3
     assert "1 images: " in ended.stdout

@@ -1,4 +1,4 @@
-"""Predictions beside plain arithmetic, for every kind of method."""
+"""Predictions compared with plain arithmetic, for every type of method."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.data.reader import open_data_set
+from mpfedcl.data.sources import open_data_set
 from small_experiments import small
 
 pytestmark = pytest.mark.usefixtures("own_places")
@@ -116,7 +116,7 @@ def test_fedproto_compares_with_global_prototypes(images: Path, tmp_path: Path) 
     assert said.nearest.client == "global"
 
 
-def test_incomplete_and_damaged_calibration(
+def test_incomplete_and_damaged_calibration_is_reported(
     images: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidInput, match=r"false_alarms is 0\.3; it must be one of 0\.001, "):

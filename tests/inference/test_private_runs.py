@@ -1,4 +1,4 @@
-"""A finished run with a privacy budget: what is told of it, and what may not be done with it."""
+"""A finished run with a privacy budget: its reports, and operations that are rejected."""
 
 from pathlib import Path
 
@@ -11,12 +11,14 @@ from mpfedcl import run
 from mpfedcl.gaussian import project_features
 from small_experiments import HIDDEN, Say, flags, save_vectors, small
 
+pytestmark = pytest.mark.whole
+
 BUDGET = {"privacy__epsilon": 4.0, "model__hidden": HIDDEN}
 
 
 @pytest.fixture(scope="module")
 def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one exchange under a budget, in fewer dimensions than there are features."""
+    """A one-shot run under a budget, in fewer dimensions than there are features."""
     root = tmp_path_factory.mktemp("private")
     save_vectors(root / "data/one.npz", width=12, num_train=600)
     experiment = small(root / "data", "fedgauss", privacy__dimensions=6, **BUDGET)
@@ -34,7 +36,7 @@ def test_card_states_the_privacy_budget(exchange: Path) -> None:
     assert "Differential privacy: epsilon 4 of 4 spent at delta 1e-05" in card
     assert "for adding or removing one image" in card
     assert "There is no privacy guarantee" not in card
-    # A card is made to be published: who holds how much is not in it.
+    # A card may be published, so it does not contain the clients' sample counts.
     assert "numbers of samples are not shown under a privacy budget" in card
     assert "per client" not in card
 
@@ -60,13 +62,13 @@ def test_predictions_in_the_projected_space(exchange: Path, said: Say) -> None:
 
 
 @pytest.mark.parametrize("words", [["leave", "--name", "client-0"], ["contribution"]])
-def test_leave_and_contribution_are_refused_under_a_budget(
+def test_leave_and_contribution_are_rejected_under_a_budget(
     exchange: Path, refused: Refused, words: list[str]
 ) -> None:
     assert "has spent its privacy budget" in refused(words[0], exchange, *words[1:])
 
 
-def test_join_is_refused_under_a_budget(
+def test_join_is_rejected_under_a_budget(
     exchange: Path, rounds: Path, images: Path, refused: Refused
 ) -> None:
     for path, data in ((exchange, exchange.parent / "data"), (rounds, images)):
@@ -77,7 +79,7 @@ def test_join_is_refused_under_a_budget(
 @pytest.mark.parametrize(
     "words", [("tune", "--methods", "fedavg"), ("compare", "--methods", "fedavg", "--seeds", "0")]
 )
-def test_tune_and_compare_are_refused_under_a_budget(
+def test_tune_and_compare_are_rejected_under_a_budget(
     images: Path, tmp_path: Path, refused: Refused, words: tuple[str, ...]
 ) -> None:
     given = (*words, *flags(images), "--privacy.epsilon", "3", "--out", tmp_path / "out")

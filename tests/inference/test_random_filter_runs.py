@@ -1,4 +1,4 @@
-"""Runs behind random filters in use: predicted with, joined, and refused behind others."""
+"""Runs with random filters: prediction, joining, and rejection of other filters."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_color_is_removed_for_a_run_on_gray_images(digits_run: Path, tmp_path: P
     assert torch.equal(client.data.test_inputs, trained.inputs(gray[:3]))
 
 
-def test_resume_with_other_filters_is_refused(digits_run: Path, tmp_path: Path) -> None:
+def test_resume_with_other_filters_is_rejected(digits_run: Path, tmp_path: Path) -> None:
     partition = digits_run / "partition.json"
     content = partition.read_text()
     for shape, sentence in (([30, 28], "trained with another one"), (None, "image_shape")):
@@ -72,12 +72,12 @@ def test_resume_with_other_filters_is_refused(digits_run: Path, tmp_path: Path) 
     file = digits_run / "experiment.toml"
     before = file.read_text()
     file.write_text(before.replace('"random-filters"', '"random-filters:7"'))
-    with pytest.raises(InvalidInput, match="begun on other data"):
+    with pytest.raises(InvalidInput, match="started with other data"):
         resume(digits_run, rounds=2)
     file.write_text(before)
 
 
 @pytest.mark.parametrize("changes", [{"encoder__train": True}, {"encoder__weights": Path("x")}])
-def test_training_and_weights_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_training_and_weights_are_rejected(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"random-filters.* (cannot be trained|takes none)"):
         run(filtered(**changes), tmp_path / "run")

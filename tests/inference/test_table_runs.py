@@ -1,4 +1,4 @@
-"""Runs on tables: trained, resumed, asked, joined, exported; and what is refused."""
+"""Runs on tables: training, resume, prediction, joining, export, and rejected input."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,9 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from command_results import Refused
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.data.tables import read_rows
-from mpfedcl.inference.export.exporter import ExportSettings, export_run
-from mpfedcl.inference.export.verification import load_check_samples
+from mpfedcl.inference.export import ExportSettings, export_run, load_check_samples
 from mpfedcl.inference.membership import join
-from mpfedcl.network.server.serve import check_experiment
+from mpfedcl.runs.plan import Facts, plan
 from small_experiments import Say, Warnings
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
@@ -71,7 +70,7 @@ def cancer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["wine", "digits"])
-def test_real_tables_under_label_skew(tmp_path: Path, name: str) -> None:
+def test_real_tables_reach_their_accuracy_under_label_skew(tmp_path: Path, name: str) -> None:
     found = {"wine": load_wine, "digits": load_digits}[name]()
     frame = polars.DataFrame(found.data).with_columns(kind=found.target)
     frame.write_csv(tmp_path / "t.csv")
@@ -146,13 +145,13 @@ def test_exported_file_describes_the_columns(cancer_run: Path, tmp_path: Path) -
     assert numpy.mean(numpy.array(predictor.class_names)[real.labels] == said) > 0.9
 
 
-def test_resume_with_another_table_is_refused(cancer_run: Path) -> None:
+def test_resume_with_another_table_is_rejected(cancer_run: Path) -> None:
     """Last: the table is changed."""
     assert len(resume(cancer_run, rounds=3).history) == 3
     path = cancer_run.parent / "breast.csv"
     frame = polars.read_csv(path)
     frame.with_columns(polars.col("mean radius") + 1).write_csv(path)
-    with pytest.raises(InvalidInput, match="was begun on other data"):
+    with pytest.raises(InvalidInput, match="was started with other data"):
         resume(cancer_run, rounds=4)
 
 
@@ -174,6 +173,8 @@ def test_data_command_shows_a_table(
     )
 
 
-def test_tables_are_refused_over_a_network(cancer_run: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"over a network .* sums over all clients"):
-        check_experiment(on_table(cancer_run.parent / "breast.csv", "diagnosis"))
+def test_tables_are_rejected_over_a_network(cancer_run: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"dataset.name is .table.; over a network it must be left out"
+    ):
+        plan(on_table(cancer_run.parent / "breast.csv", "diagnosis"), Facts(over_network=True))

@@ -81,7 +81,7 @@ def test_images_are_converted_to_the_format(
     assert (brought == 77).all()
 
 
-def test_another_encoder_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_another_encoder_is_rejected(pictures: Path, tmp_path: Path) -> None:
     first, second, moved = (tmp_path / f"{n}.safetensors" for n in ("resnet18", "two", "moved"))
     for number, file in enumerate((first, second)):
         save_file(ResNet18().init(generator(number, "test"), torch.float32), file)
@@ -97,7 +97,9 @@ def test_another_encoder_is_refused(pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_run_with_a_trained_encoder(pictures: Path, tmp_path: Path) -> None:
+def test_embeddings_of_a_trained_encoder_equal_those_of_the_run(
+    pictures: Path, tmp_path: Path
+) -> None:
     experiment = pictured(pictures, encoder__train=True, train__lr=0.01, rounds=1)
     path = run(experiment, tmp_path / "run").path
     trained = load_trained_run(path)
@@ -109,7 +111,7 @@ def test_run_with_a_trained_encoder(pictures: Path, tmp_path: Path) -> None:
     assert torch.allclose(embeddings, prototype_rule(trained.method).project(expected), atol=1e-6)
 
 
-def test_damaged_runs_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
+def test_damaged_runs_are_rejected_in_one_line(images: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
         load_trained_run(tmp_path)
     rounds: list[object] = []

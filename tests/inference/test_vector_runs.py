@@ -1,4 +1,4 @@
-"""Runs on vectors: trained, resumed, asked, exported, joined; and what is refused."""
+"""Runs on vectors: training, resume, prediction, export, joining, and rejected input."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.data.samples import VectorFormat
-from mpfedcl.inference.export.exporter import ExportedFile, ExportSettings, export_run
+from mpfedcl.inference.export import ExportedFile, ExportSettings, export_run
 from mpfedcl.inference.membership import join, list_joined
 from mpfedcl.inference.trained_run import load_trained_run
 from small_experiments import Say, save_images, save_vectors, small
@@ -130,12 +130,12 @@ def test_vectors_of_any_type_are_predicted_alike(small_run: Path) -> None:
         ([Image.new("L", (6, 6))], "a sample is an image; this run takes vectors of 5 numbers"),
     ],
 )
-def test_other_samples_are_refused(small_run: Path, asked: Any, complaint: str) -> None:
+def test_other_samples_are_rejected(small_run: Path, asked: Any, complaint: str) -> None:
     with pytest.raises(InvalidInput, match=complaint):
         Predictor.load(small_run).predict(asked)
 
 
-def test_a_run_on_images_refuses_vectors(images: Path, tmp_path: Path, said: Say) -> None:
+def test_run_on_images_rejects_vectors(images: Path, tmp_path: Path, said: Say) -> None:
     path = run(small(images, clients=2), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"an image is an array float64 \[36\]; it must be"):
         Predictor.load(path).predict(numpy.zeros((1, 36)))
@@ -147,7 +147,7 @@ def test_a_run_on_images_refuses_vectors(images: Path, tmp_path: Path, said: Say
         join(path, tmp_path / "v.npz", "late")
 
 
-def test_the_command_predicts_npz_files(small_run: Path, tmp_path: Path, said: Say) -> None:
+def test_predict_command_accepts_npz_files(small_run: Path, tmp_path: Path, said: Say) -> None:
     asked = numpy.random.default_rng(2).normal(size=(3, 5))
     numpy.savez(tmp_path / "new.npz", x=asked)
     code, out, _ = said("predict", small_run, tmp_path / "new.npz", "--json")
@@ -188,7 +188,7 @@ def test_unusable_files_are_named(
     assert "a.png is not an npz file; this run takes vectors of 5 numbers" in error
 
 
-def test_joining_with_other_samples_is_refused(small_run: Path, tmp_path: Path) -> None:
+def test_joining_with_other_samples_is_rejected(small_run: Path, tmp_path: Path) -> None:
     save_vectors(tmp_path / "wide.npz", width=7)
     with pytest.raises(InvalidInput) as caught:
         join(small_run, tmp_path / "wide.npz", "late")

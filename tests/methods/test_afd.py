@@ -43,13 +43,13 @@ class Told:
 
 
 @both_engines
-def test_the_whole_model_is_fedavg(images: Path, engine: str) -> None:
+def test_training_all_units_equals_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "afd", afd__share=1, engine=engine)
     assert_same_tensors(server_of(found), server_of(federate(images, engine=engine)))
 
 
 @both_engines
-def test_without_scores_it_is_fed_dropout(images: Path, engine: str) -> None:
+def test_rounds_without_scores_equal_fed_dropout(images: Path, engine: str) -> None:
     """In the first two rounds nothing is known yet that a part could have lowered."""
     for rounds in (1, 2):
         found = federate(images, "afd", rounds, engine=engine, afd__scores="client")
@@ -57,13 +57,13 @@ def test_without_scores_it_is_fed_dropout(images: Path, engine: str) -> None:
         assert_same_tensors(server_of(found), server_of(wanted))
 
 
-def test_at_its_defaults_it_differs_from_fedavg_and_from_fed_dropout(images: Path) -> None:
+def test_defaults_differ_from_fedavg_and_fed_dropout(images: Path) -> None:
     found = server_of(federate(images, "afd", 4))
     for other in ("fedavg", "fed-dropout"):
         assert differ(found, server_of(federate(images, other, 4)))
 
 
-def test_by_default_all_clients_have_the_same_part(images: Path) -> None:
+def test_all_clients_train_the_same_part_by_default(images: Path) -> None:
     federation = build_federation(small(images, "afd"))
     for number in (1, 2, 3):
         names, server = list(federation.engine.sizes), federation.state.server
@@ -75,7 +75,7 @@ def test_by_default_all_clients_have_the_same_part(images: Path) -> None:
         federation.run_round(evaluate=False)
 
 
-def test_a_loss_that_never_falls() -> None:
+def test_no_unit_is_scored_if_the_loss_never_falls() -> None:
     told = Told()
     for loss in (1.0, 1.0, 2.0, 2.5):
         told.hear(loss)
@@ -83,7 +83,7 @@ def test_a_loss_that_never_falls() -> None:
     assert [name for name in told.server.private if "/part/" in name] == []
 
 
-def test_scores_by_hand() -> None:
+def test_scores_match_hand_computed_values() -> None:
     told = Told()
     told.hear(2.0, 1.0)
     # Client 0 does better by a quarter, client 1 worse: losses of two clients do not compare.
@@ -105,7 +105,7 @@ def test_scores_by_hand() -> None:
     assert_same_tensors(told.hear(0.9, 1.2)[0], good)
 
 
-def test_who_is_not_drawn_keeps_what_is_known() -> None:
+def test_scores_of_unsampled_clients_are_kept() -> None:
     told = Told()
     told.hear(2.0, 2.0)
     told.hear(1.0, 1.0)
@@ -115,7 +115,7 @@ def test_who_is_not_drawn_keeps_what_is_known() -> None:
     assert_same_tensors(before, after)
 
 
-def test_common_scores_give_all_the_same_part() -> None:
+def test_common_scores_give_all_clients_the_same_part() -> None:
     told = Told(afd__scores="common")
     (one, other) = told.hear(2.0, 4.0)
     assert_same_tensors(one, other)
@@ -126,7 +126,7 @@ def test_common_scores_give_all_the_same_part() -> None:
     assert_same_tensors(told.hear(1.0, 1.0)[1], kept)
 
 
-def test_draws_by_score() -> None:
+def test_units_are_drawn_in_proportion_to_their_scores() -> None:
     scores = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     for seed in range(50):
         key = torch.Generator().manual_seed(seed)
@@ -137,7 +137,7 @@ def test_draws_by_score() -> None:
     assert abs(found - 1500) < 80
 
 
-def test_what_is_known_is_never_sent_and_survives(images: Path, tmp_path: Path) -> None:
+def test_scores_are_never_sent_and_survive_an_interruption(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "afd", rounds=4, fraction=0.7, model__hidden=HIDDEN)
     run(experiment, tmp_path / "whole")
     result = run(experiment.replace(rounds=3), tmp_path / "stopped")
@@ -149,7 +149,7 @@ def test_what_is_known_is_never_sent_and_survives(images: Path, tmp_path: Path) 
 
 
 @both_engines
-def test_in_a_federation(images: Path, engine: str) -> None:
+def test_federation_keeps_parts_that_lower_the_loss(images: Path, engine: str) -> None:
     experiment = small(images, "afd", dtype="float64", engine=engine, afd__scores="client")
     federation = build_federation(experiment)
     losses: dict[str, float] = {}

@@ -16,7 +16,7 @@ PLAIN = {"asofed__beta": 0.0, "asofed__pull": 0.0, "train__momentum": 0.0}
 
 
 @both_engines
-def test_plain_aso_fed_is_fedasync_by_share(images: Path, engine: str) -> None:
+def test_plain_aso_fed_equals_fedasync_with_mixing_by_share(images: Path, engine: str) -> None:
     """One client at a time, all of one size: w + n_k/N (w_k - w_sent)."""
     common: dict[str, Any] = {
         "rounds": 4,
@@ -30,18 +30,18 @@ def test_plain_aso_fed_is_fedasync_by_share(images: Path, engine: str) -> None:
     assert_close_tensors(mine, params_of(images, "fedasync", **common | by_share), 1e-11)
 
 
-def test_aso_fed_with_one_client_is_its_training(images: Path) -> None:
+def test_aso_fed_with_one_client_equals_local_training(images: Path) -> None:
     common: dict[str, Any] = {"clients": 1, "train__momentum": 0.0}
     mine = params_of(images, "aso-fed", **common | PLAIN)
     assert_close_tensors(mine, params_of(images, "fedavg", **common), 1e-11)
 
 
-def test_aso_fed_by_hand() -> None:
+def test_aso_fed_matches_a_hand_computed_step() -> None:
     change = arrival(1 - 0, share=0.25, name="change.w")
     assert float(fold("aso-fed", Server(one(1)), [change]).params["w"]) == 0.75
 
 
-def test_aso_fed_recalls_gradients() -> None:
+def test_aso_fed_steps_match_the_recursion() -> None:
     """Three steps of one number against the recursion written out."""
     method, beta = make("aso-fed", asofed__beta=0.25), 0.25
 
@@ -61,7 +61,7 @@ def test_aso_fed_recalls_gradients() -> None:
     assert float(kept["last.w"]) == 5
 
 
-def test_slow_clients_step_farther() -> None:
+def test_slow_clients_take_larger_steps() -> None:
     method = make("aso-fed", asofed__beta=0.0)
 
     def stretch(*seconds: float) -> float:
@@ -79,7 +79,7 @@ def test_slow_clients_step_farther() -> None:
     assert stretch(20.0, 40.0) == pytest.approx(math.log(30))
 
 
-def test_equal_weights_of_the_first_layer_stay_as_they_are() -> None:
+def test_equal_weights_of_the_first_layer_are_unchanged() -> None:
     params = {"b": torch.ones(4), "w": torch.full((2, 4), -0.5), "v": torch.ones(3, 2)}
     assert_close_tensors(emphasize(params), params, 1e-6)
     odd = emphasize({"w": torch.tensor([[0.0, 1.0]])})["w"]

@@ -29,7 +29,7 @@ ASYNCHRONOUS = sorted(
 
 
 @pytest.mark.parametrize("method", ASYNCHRONOUS)
-def test_at_its_defaults_a_method_differs_from_fedavg(images: Path, method: str) -> None:
+def test_defaults_of_a_method_differ_from_fedavg(images: Path, method: str) -> None:
     loop, records = run(images, method, rounds=2)
     public = {"public__size": 1000} if method == "sageflow" else {}
     averaged = params_of(images, "fedavg", rounds=2, **public)
@@ -44,7 +44,7 @@ def test_at_its_defaults_a_method_differs_from_fedavg(images: Path, method: str)
 
 
 @both_engines
-def test_fedasync_one_at_a_time_is_fedavg_with_one_client(images: Path, engine: str) -> None:
+def test_fedasync_one_at_a_time_equals_fedavg_with_one_client(images: Path, engine: str) -> None:
     """In the same order: both draw by the same key. To the bit where sums are taken alike."""
     common: dict[str, Any] = {"rounds": 4, "fraction": 0.3, "engine": engine}
     mine = params_of(images, "fedasync", **common, fedasync__mixing=1.0, fedasync__pull=0.0)
@@ -54,17 +54,17 @@ def test_fedasync_one_at_a_time_is_fedavg_with_one_client(images: Path, engine: 
     assert_close_tensors(mine, theirs)
 
 
-def test_fedasync_without_mixing_keeps_the_first_bits(images: Path) -> None:
+def test_fedasync_without_mixing_keeps_the_initial_model(images: Path) -> None:
     start = run(images, "fedasync", rounds=0)[0].state.server.params
     assert_same_tensors(params_of(images, "fedasync", fedasync__mixing=0.0), start)
 
 
-def test_fedasync_by_hand() -> None:
+def test_fedasync_matches_a_hand_computed_step() -> None:
     server = fold("fedasync", Server(one(0)), [arrival(1, staleness=1)], fedasync__mixing=0.5)
     assert float(server.params["w"]) == pytest.approx(0.353553, abs=1e-6)
 
 
-def test_the_three_ways_to_count_stale_answers_less() -> None:
+def test_three_staleness_functions_match_their_formulas() -> None:
     def fades(kind: str, a: float) -> list[float]:
         method: FedAsync = make(
             "fedasync", fedasync__staleness=kind, fedasync__a=a, fedasync__b=4.0
@@ -79,7 +79,7 @@ def test_the_three_ways_to_count_stale_answers_less() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedasync", "fedat", "aso-fed"])
-def test_the_pull_is_to_what_a_client_was_sent(method: str) -> None:
+def test_proximal_term_refers_to_the_model_that_was_sent(method: str) -> None:
     section = method.replace("-", "")
     made = make(method, **{f"{section}__pull": 3.0})
     start, weights = one(1.0), {"w": torch.tensor([1.5], dtype=torch.float64, requires_grad=True)}
@@ -96,7 +96,7 @@ def test_the_pull_is_to_what_a_client_was_sent(method: str) -> None:
 
 
 @both_engines
-def test_fedat_with_one_tier_is_fedavg(images: Path, engine: str) -> None:
+def test_fedat_with_one_tier_equals_fedavg(images: Path, engine: str) -> None:
     mine, records = run(images, "fedat", fedat__tiers=1, fedat__pull=0.0, engine=engine, **CLOCK)
     theirs, rounds = run(images, "fedavg", engine=engine, **CLOCK)
     if engine == "loop":
@@ -113,12 +113,12 @@ def test_fedat_with_one_tier_draws_the_same_clients_as_fedavg(images: Path) -> N
     assert_same_tensors(mine, params_of(images, "fedavg", **common))
 
 
-def test_tiers_weigh_by_what_their_mirror_images_have_done() -> None:
+def test_tier_weights_are_the_reversed_update_counts() -> None:
     assert weigh_tiers([4, 1, 0]) == [0, 0.2, 0.8]
     assert weigh_tiers([2, 2]) == [0.5, 0.5]
 
 
-def test_fedat_by_hand() -> None:
+def test_fedat_matches_hand_computed_steps() -> None:
     """Two tiers that start at 1: the first answer of the fast one makes (T) = (2, 1)."""
     first = fold("fedat", Server(one(3)), [arrival(0, tier=0, num_tiers=2)])
     assert float(first.params["w"]) == pytest.approx(1 / 3 * 0 + 2 / 3 * 3)
@@ -129,7 +129,7 @@ def test_fedat_by_hand() -> None:
     assert float(literal.params["w"]) == 3
 
 
-def test_the_tiers_models_are_never_sent(images: Path) -> None:
+def test_tier_models_are_never_sent(images: Path) -> None:
     loop, records = run(images, "fedat", fedat__tiers=2)
     assert loop.state.server.extra == {}
     assert {name.split(".")[0] for name in loop.state.server.private} == {

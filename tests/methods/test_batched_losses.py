@@ -39,7 +39,7 @@ def test_padded_samples_count_for_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)
-def test_a_batch_of_padding_alone_is_finite(name: str) -> None:
+def test_batch_of_only_padding_is_finite(name: str) -> None:
     method, params, batch = make_method(name), make_params(), make_batch()
     nothing = batch._replace(mask=torch.zeros_like(batch.mask))
     context = make_context(method)
@@ -55,7 +55,7 @@ def test_a_batch_of_padding_alone_is_finite(name: str) -> None:
         *((name, form) for name in METHODS[-3:] for form in ("pooled", "literal")),
     ],
 )
-def test_vmap_of_the_gradient_is_a_loop_of_gradients(name: str, form: str) -> None:
+def test_vmap_of_the_gradient_matches_a_loop(name: str, form: str) -> None:
     method = make_method(name, contrast__form=form)
     received = method.prepare(make_broadcast(method))
     clients = [make_params(seed) for seed in (1, 2, 3)]

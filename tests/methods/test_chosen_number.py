@@ -21,7 +21,9 @@ from small_experiments import build_federation, small
         ("fedproto", 1, 1),
     ],
 )
-def test_methods_that_cluster_choose(method: str, slots: int | None, most: int | None) -> None:
+def test_methods_that_cluster_choose_the_number_of_prototypes(
+    method: str, slots: int | None, most: int | None
+) -> None:
     chooses = prototype_rule(make_method(method, prototypes__per_class="auto"))
     assert (chooses.num_prototypes, chooses.max_prototypes) == (slots, most)
     fixed = prototype_rule(make_method("mp-fedcl", prototypes__per_class=3))
@@ -29,9 +31,7 @@ def test_methods_that_cluster_choose(method: str, slots: int | None, most: int |
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "dp-fedcl"])
-def test_the_record_counts_the_prototypes_that_the_round_began_with(
-    images: Path, method: str
-) -> None:
+def test_record_counts_the_prototypes_at_the_start_of_the_round(images: Path, method: str) -> None:
     experiment = small(images, method, prototypes__per_class="auto", train__lr=0.1)
     federation = build_federation(experiment)
     assert "prototypes_per_class" not in federation.run_round(evaluate=False).remarks

@@ -1,4 +1,4 @@
-"""CMFL: who uploads, and what becomes of the rest."""
+"""CMFL: which clients upload, and how their updates are averaged."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ import torch
 from identities import both_engines, differ, server_of
 from server_side_runs import Changes, PlainFedAvg, federate
 
-from mpfedcl import resume, run
-from mpfedcl.methods.cmfl import agreement
+from mpfedcl import Experiment, resume, run
+from mpfedcl.methods import Server, Tally
+from mpfedcl.methods.cmfl import Cmfl, agreement
 from small_experiments import (
     HIDDEN,
     assert_same_run,
@@ -20,14 +21,14 @@ from small_experiments import (
 
 
 @both_engines
-def test_without_a_threshold_it_is_fedavg(images: Path, engine: str) -> None:
+def test_threshold_zero_is_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "cmfl", cmfl__threshold=0, engine=engine)
     wanted = federate(images, engine=engine, method_class=PlainFedAvg)
     assert_same_tensors(server_of(found), server_of(wanted))
 
 
 @both_engines
-def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
+def test_no_client_uploads_above_the_largest_relevance(images: Path, engine: str) -> None:
     settings: Changes = {
         "cmfl__threshold": 1.5,
         "cmfl__schedule": "constant",
@@ -41,12 +42,12 @@ def test_a_threshold_that_nobody_reaches(images: Path, engine: str) -> None:
         assert record.withheld == record.clients.answered == ["client-0", "client-1", "client-2"]
         assert (record.bytes["up"], record.sent["parameters"]) == (0, 0)
         assert_same_tensors(server_of(federation), begun)
-        # What the next round is compared with is the last time that the model moved.
+        # The next round is compared with the last round that changed the model.
         assert_same_tensors(federation.state.server.extra, last)
 
 
 @both_engines
-def test_the_mean_is_of_those_who_agree(images: Path, engine: str) -> None:
+def test_only_relevant_updates_are_averaged(images: Path, engine: str) -> None:
     settings: Changes = {"clients": 6, "cmfl__threshold": 0.65, "cmfl__schedule": "constant"}
     settings |= {"partition__alpha": 0.1, "dtype": "float64"}
     federation = build_federation(small(images, "cmfl", engine=engine, **settings))
@@ -71,14 +72,14 @@ def test_the_mean_is_of_those_who_agree(images: Path, engine: str) -> None:
     for name, value in server_of(federation).items():
         wanted = torch.stack([sizes[n] / total * models[n][name] for n in agreeing]).sum(0)
         torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
-    # Its share of what uploads costs.
+    # Only uploads count.
     assert record.bytes["up"] == 8 * size * len(agreeing)
     assert record.bytes["down"] == 6 * (2 * 8 * size)
     zeros = sum(int((value == 0).sum()) for value in last.values())
     assert record.remarks["cmfl"] == {"threshold": 0.65, "zeros": zeros / size}
 
 
-def test_the_threshold_falls_with_the_rounds(images: Path) -> None:
+def test_threshold_falls_with_the_rounds(images: Path) -> None:
     federation = build_federation(small(images, "cmfl", rounds=4))
     told = [federation.run_round(evaluate=False).remarks["cmfl"] for _ in range(4)]
     assert [each["threshold"] for each in told] == pytest.approx(
@@ -87,7 +88,7 @@ def test_the_threshold_falls_with_the_rounds(images: Path) -> None:
     assert told[0]["zeros"] is None
 
 
-def test_signs_that_agree() -> None:
+def test_agreement_counts_equal_signs() -> None:
     last = {"a": torch.tensor([1.0, -2.0, 3.0]), "b": torch.tensor([[-4.0]])}
     assert agreement(last, last) == 1
     assert agreement({name: -value for name, value in last.items()}, last) == 0
@@ -98,13 +99,34 @@ def test_signs_that_agree() -> None:
     assert agreement(last, still) == 0.75
 
 
-def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_parameters_that_no_client_changes_have_no_sign(num_workers: int) -> None:
+    # The mean of equal values differs from them in the last bit for most of these.
+    params = {"w": torch.randn(5000, generator=torch.Generator().manual_seed(0))}
+    sizes = [397.0, 411, 389, 402, 401, 399, 400]
+    method = Cmfl(Experiment(method="cmfl").resolved(), 10)
+    parts = []
+    for worker in range(num_workers):
+        folded = torch.zeros_like(params["w"])
+        for size in sizes[worker::num_workers]:
+            folded.add_(params["w"], alpha=size)
+        parts.append(folded)
+    mean = torch.stack(parts).sum(0) / sum(sizes)
+    assert (mean != params["w"]).any()
+    mean[0] += 1e-4
+    names = [f"client-{number}" for number in range(7)]
+    tally = Tally(names, [], [], [], 1.0, {}, {})
+    change = method.reduce(Server(params), {"w": mean}, tally).extra["w"]
+    assert change.nonzero().squeeze(1).tolist() == [0]
+
+
+def test_defaults_differ_from_fedavg(images: Path) -> None:
     settings: Changes = {"clients": 6, "partition__alpha": 0.1}
     found, wanted = (federate(images, name, 2, **settings) for name in ("cmfl", "fedavg"))
     assert differ(server_of(found), server_of(wanted))
 
 
-def test_what_it_compares_with_survives_an_interruption(images: Path, tmp_path: Path) -> None:
+def test_last_global_update_survives_an_interruption(images: Path, tmp_path: Path) -> None:
     settings: Changes = {"clients": 6, "partition__alpha": 0.1, "model__hidden": HIDDEN}
     experiment = small(images, "cmfl", rounds=3, **settings)
     run(experiment, tmp_path / "whole")

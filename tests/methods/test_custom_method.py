@@ -56,11 +56,11 @@ class RemembersGlobal(Method):
         return sums, context.start
 
 
-def test_the_example_is_short() -> None:
+def test_example_is_short() -> None:
     assert len((EXAMPLES / "custom_method.py").read_text().splitlines()) < 60
 
 
-def test_the_example_runs_from_its_folder(tmp_path: Path) -> None:
+def test_example_runs_from_its_folder(tmp_path: Path) -> None:
     words = ["--rounds", "2", "--clients", "3", "--dataset.train-size", "150", "--json"]
     words += ["--method", "custom_method:Scaffold", "--out", str(tmp_path / "run")]
     ended = call("run", *words, cwd=EXAMPLES)
@@ -73,9 +73,7 @@ def test_the_example_runs_from_its_folder(tmp_path: Path) -> None:
     assert not (EXAMPLES / "runs").exists()
 
 
-def test_the_example_does_what_its_paper_says(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_matches_its_paper(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     settings = {"dtype": "float64", "train__momentum": 0.0, "engine": "loop"}
     experiment = small(images, "custom_method:Scaffold", **settings)
@@ -101,7 +99,7 @@ def test_the_example_does_what_its_paper_says(
     assert not torch.equal(scaffold.state.server.params[bias], average.state.server.params[bias])
 
 
-def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
+def test_personal_layers_stay_on_the_client(images: Path, tmp_path: Path) -> None:
     steps = WatchedFedPer.steps
     steps.clear()
     result = run(small(images, "test_custom_method:WatchedFedPer", rounds=3), tmp_path / "run")
@@ -132,9 +130,7 @@ def test_part_of_a_model_stays_at_home(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedproc", "proto-attention", REMEMBERS])
-def test_what_clients_keep_survives_an_interruption(
-    images: Path, tmp_path: Path, method: str
-) -> None:
+def test_client_state_survives_an_interruption(images: Path, tmp_path: Path, method: str) -> None:
     experiment = small(images, method, rounds=3, fraction=0.7)
     run(experiment, tmp_path / "whole")
     done: list[object] = []
@@ -144,7 +140,7 @@ def test_what_clients_keep_survives_an_interruption(
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
-def test_options_of_ones_own(images: Path, tmp_path: Path) -> None:
+def test_custom_options_are_recorded(images: Path, tmp_path: Path) -> None:
     experiment = small(images, REMEMBERS, rounds=1, options={"beta": "0.5"})
     result = run(experiment, tmp_path / "run")
     assert result.experiment.options == {"beta": "0.5"}
@@ -158,7 +154,7 @@ def test_options_of_ones_own(images: Path, tmp_path: Path) -> None:
         ("fedavg", "options has 'bta'; neither fedavg nor a tracker of this run reads any"),
     ],
 )
-def test_an_option_that_nobody_reads_is_refused(
+def test_unused_option_is_rejected(
     images: Path, tmp_path: Path, method: str, sentence: str
 ) -> None:
     with pytest.raises(InvalidInput, match=re.escape(sentence)):
@@ -166,7 +162,7 @@ def test_an_option_that_nobody_reads_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_named_after_the_class(
+def test_run_folder_is_named_after_the_class(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -74,7 +74,7 @@ def test_decision_about_every_method(decision: str) -> None:
     assert found == set(wanted.split())
 
 
-def test_pool_is_sent_unchanged_by_these_methods_alone() -> None:
+def test_only_these_methods_send_the_pool_unchanged() -> None:
     found = set()
     for name, kind in built_in_methods().items():
         if issubclass(kind, SharesPrototypes):
@@ -121,7 +121,7 @@ class Keeps(FedAvg):
         return params
 
 
-def test_promises_end_where_a_hook_may_break_them() -> None:
+def test_overridden_hooks_reset_class_promises() -> None:
     assert FedAvg.totals_suffice
     assert not AveragesByOwnWeight.totals_suffice
     assert Promises.totals_suffice

@@ -23,7 +23,7 @@ SAMPLED: dict[str, Any] = {"fraction": 0.7, "prototypes__pool_ttl": 2, "clients"
 
 
 @pytest.mark.parametrize("method", TRAINING)
-def test_stacked_clients_train_as_a_loop_does(images: Path, method: str) -> None:
+def test_stacked_engine_matches_the_loop_engine(images: Path, method: str) -> None:
     looped, stacked = (
         after_rounds(images, method, 3, engine=engine, **SAMPLED) for engine in ("loop", "stacked")
     )
@@ -35,7 +35,7 @@ def test_stacked_clients_train_as_a_loop_does(images: Path, method: str) -> None
 
 
 @pytest.mark.parametrize("method", [name for name in TRAINING if name not in LIKE_FEDAVG])
-def test_at_its_defaults_a_method_is_not_fedavg(images: Path, method: str) -> None:
+def test_method_differs_from_fedavg_at_its_defaults(images: Path, method: str) -> None:
     # Clients lack classes, and differ in size.
     found, average = (
         after_rounds(images, name, 3, partition__alpha=0.1, clients=6)
@@ -48,7 +48,7 @@ def test_at_its_defaults_a_method_is_not_fedavg(images: Path, method: str) -> No
 
 
 @pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
-def test_a_method_says_what_it_is(method: type[Method]) -> None:
+def test_method_metadata_is_complete(method: type[Method]) -> None:
     assert all((method.name, method.summary, method.paper, method.sends, method.keeps))
     assert len(method.summary) <= 80
     assert not method.summary.endswith(".")
@@ -58,6 +58,6 @@ def test_a_method_says_what_it_is(method: type[Method]) -> None:
     assert (method.family == "one-shot") == (method.name in ONE_EXCHANGE)
 
 
-def test_the_page_of_methods_is_up_to_date() -> None:
+def test_methods_page_is_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "write_methods.py"))
     assert (ROOT / "docs" / "methods.md").read_text() == script["write_methods"]()

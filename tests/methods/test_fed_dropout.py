@@ -30,18 +30,18 @@ def units_of(federation: RoundLoop, client: str, number: int) -> Tensors:
 
 
 @both_engines
-def test_the_whole_model_is_fedavg(images: Path, engine: str) -> None:
+def test_training_all_units_equals_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "fed-dropout", fed_dropout__share=1, engine=engine)
     assert_same_tensors(server_of(found), server_of(federate(images, engine=engine)))
 
 
-def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
+def test_defaults_differ_from_fedavg(images: Path) -> None:
     assert differ(
         server_of(federate(images, "fed-dropout", 1)), server_of(federate(images, rounds=1))
     )
 
 
-def test_every_client_and_round_has_a_part_of_its_own() -> None:
+def test_each_client_and_round_draws_its_own_part() -> None:
     method = make_method("fed-dropout", fed_dropout__share=0.3)
     params = Mlp((5, 40, 20), 3).init(torch.Generator(), torch.float64)
     server = method.init_server(params)
@@ -58,7 +58,7 @@ def test_every_client_and_round_has_a_part_of_its_own() -> None:
     assert [int(mask.sum()) for mask in least.values()] == [1, 1]
 
 
-def test_units_are_drawn_alike() -> None:
+def test_units_are_drawn_uniformly() -> None:
     method = make_method("fed-dropout", fed_dropout__share=0.5)
     server = method.init_server(Mlp((2, 6), 2).init(torch.Generator(), torch.float64))
     masks = [method.masks(server, "a", number)["hidden.0"].double() for number in range(400)]
@@ -67,7 +67,7 @@ def test_units_are_drawn_alike() -> None:
 
 
 @both_engines
-def test_a_part_is_a_smaller_network(images: Path, engine: str) -> None:
+def test_part_trains_like_a_smaller_network(images: Path, engine: str) -> None:
     """The same steps as those of a network that is built of the kept rows and columns alone."""
     settings: Changes = {**HALF, "engine": engine, "train__lr": 0.1, "rounds": 1}
     begun = begins_at(images)
@@ -106,7 +106,7 @@ def test_a_part_is_a_smaller_network(images: Path, engine: str) -> None:
 
 @both_engines
 @pytest.mark.parametrize("fill", ["holders", "zero"])
-def test_each_number_is_averaged_over_those_who_had_it(
+def test_parameters_are_averaged_over_the_clients_that_trained_them(
     images: Path, engine: str, fill: str
 ) -> None:
     settings: Changes = {
@@ -143,7 +143,7 @@ def test_each_number_is_averaged_over_those_who_had_it(
     assert nobody > 0
 
 
-def test_all_engines_come_to_the_same(images: Path) -> None:
+def test_engines_give_the_same_model(images: Path) -> None:
     settings: Changes = {"rounds": 3, "clients": 5, "fraction": 0.8}
     loop, stacked = (
         federate(images, "fed-dropout", engine=e, **settings) for e in ("loop", "stacked")
@@ -151,19 +151,19 @@ def test_all_engines_come_to_the_same(images: Path) -> None:
     assert_close_tensors(server_of(loop), server_of(stacked), 1e-11)
 
 
-def test_bytes_are_those_of_the_parts(images: Path, tmp_path: Path) -> None:
+def test_only_the_bytes_of_the_parts_are_counted(images: Path, tmp_path: Path) -> None:
     result = run(small(images, "fed-dropout", rounds=1, model__hidden=(8, 4)), tmp_path / "run")
     (record,) = result.history
     # 6 of 8 and 3 of 4 units, and a bit for each of the 12.
     numbers = 36 * 6 + 6 + 6 * 3 + 3 + 3 * 3 + 3
     assert record["sent"]["parameters"] == numbers
     assert record["bytes"] == {"up": 3 * 4 * numbers, "down": 3 * (4 * numbers + 2)}
-    assert 0 <= record["remarks"]["parts"]["units_that_nobody_has"] < 0.5
+    assert 0 <= record["remarks"]["parts"]["untrained_units"] < 0.5
     # The whole model predicts.
     assert record["accuracy"]["local_test"]["global_classifier"] is not None
 
 
-def test_a_part_may_be_scaled_to_the_whole() -> None:
+def test_activations_of_a_part_can_be_scaled_up() -> None:
     """Half of the units, each twice as active."""
     method = make_method("fed-dropout", fed_dropout__scale=True, **HALF)
     model = Mlp((5, 4, 2), 3)
@@ -187,7 +187,9 @@ def test_a_part_may_be_scaled_to_the_whole() -> None:
         ({"secure_aggregation": True}, "secure_aggregation"),
     ],
 )
-def test_refused(images: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_rejected(
+    images: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidInput, match=words):
         run(small(images, "fed-dropout", **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -70,7 +70,7 @@ def train_by_hand(
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_two_rounds_by_hand(engine: str) -> None:
+def test_two_rounds_match_a_plain_loop(engine: str) -> None:
     experiment = settings("fedbn", engine=engine)
     loop, data = start(experiment)
     shared = dict(loop.state.server.params)
@@ -95,7 +95,7 @@ def test_two_rounds_by_hand(engine: str) -> None:
             assert torch.allclose(kept, models[client][name], rtol=1e-9, atol=1e-12), name
 
 
-def test_norms_never_travel_and_move_at_home() -> None:
+def test_normalization_layers_are_trained_but_never_sent() -> None:
     loop, data = start(settings("fedbn"))
     before = dict(loop.state.server.params)
     broadcast = loop.broadcast()
@@ -105,7 +105,7 @@ def test_norms_never_travel_and_move_at_home() -> None:
     for update in updates:
         assert isinstance(update, Update)
         assert set(tensors_of(update)) == {n for n in before if not n.startswith("norm")}
-    loop.engine.keep_accepted(data.names, loop.broadcast)
+    loop.engine.keep(data.names, loop.broadcast)
     state = loop.engine.state()
     assert len(state) == 2 * 4
     first, second = (state[f"kept/{name}/norm.0.weight"] for name in data.names)
@@ -120,7 +120,7 @@ def run_rounds(experiment: Experiment) -> Tensors:
     return {n: v for n, v in loop.state.server.params.items() if not n.startswith("norm.")}
 
 
-def test_a_client_alone_has_fedavgs_model_bit_for_bit_and_two_have_another() -> None:
+def test_single_client_equals_fedavg_and_two_differ() -> None:
     # Sixteen times a number, divided by sixteen, is the number: no rounding in FedAvg's mean.
     alone = {"clients": 1, "dataset__train_size": 16}
     assert_same_tensors(
@@ -130,7 +130,7 @@ def test_a_client_alone_has_fedavgs_model_bit_for_bit_and_two_have_another() -> 
     assert not torch.equal(two["conv.0.weight"], averaged["conv.0.weight"])
 
 
-def test_a_trained_resnet_keeps_its_norms_at_home() -> None:
+def test_trained_resnet_keeps_normalization_layers_on_the_client() -> None:
     method = FedBN(settings("fedavg", model__norm="none").replace(encoder__train=True), 3)
     assert not method.shared("encoder.layer2.0.downsample.1.bias")
     assert not method.shared("encoder.bn1.weight")
@@ -138,7 +138,7 @@ def test_a_trained_resnet_keeps_its_norms_at_home() -> None:
     assert method.shared("hidden.0.weight")
 
 
-def test_a_model_without_normalization_is_refused() -> None:
+def test_model_without_normalization_is_rejected() -> None:
     for changes in ({"model__norm": "none"}, {"model__norm": "none", "model__name": "mlp"}):
         with pytest.raises(InvalidInput, match=r"model\.norm is 'none', and fedbn keeps .* group"):
             FedBN(settings("fedavg", **changes), 3)

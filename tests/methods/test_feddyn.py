@@ -27,7 +27,7 @@ from small_experiments import build_federation, small
 
 @both_engines
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
-def test_the_servers_gradient_is_the_mean_of_all_clients(
+def test_server_gradient_is_the_mean_over_all_clients(
     images: Path, engine: str, fraction: float
 ) -> None:
     settings: Changes = {**UNEQUAL, "clients": 5, "fraction": fraction, "engine": engine}
@@ -40,7 +40,7 @@ def test_the_servers_gradient_is_the_mean_of_all_clients(
 
 
 @both_engines
-def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
+def test_matches_a_plain_loop_over_the_formulas(images: Path, engine: str) -> None:
     settings: Changes = {**UNEQUAL, "feddyn__alpha": 0.3, "train__lr": 0.1}
     experiment = small(images, "feddyn", **settings).resolved()
     data, train, alpha = data_of(images, **UNEQUAL), experiment.train, 0.3
@@ -100,7 +100,7 @@ def exact_round(
 
 
 @pytest.mark.parametrize(("alpha", "rounds"), [(0.3, 120), (3.0, 120)])
-def test_it_finds_the_optimum_of_the_weighted_losses(alpha: float, rounds: int) -> None:
+def test_converges_to_the_optimum_of_the_weighted_losses(alpha: float, rounds: int) -> None:
     method = make_method("feddyn", feddyn__alpha=alpha)
     sizes, optima, curves = [1, 2, 5], [0.0, 4.0, -3.0], [1.0, 3.0, 0.5]
     pulls = [n * s for n, s in zip(sizes, curves, strict=True)]
@@ -116,7 +116,7 @@ def test_it_finds_the_optimum_of_the_weighted_losses(alpha: float, rounds: int) 
 
 
 @both_engines
-def test_its_first_round_goes_twice_as_far_as_fedprox(images: Path, engine: str) -> None:
+def test_first_round_moves_twice_as_far_as_fedprox(images: Path, engine: str) -> None:
     """No gradient is known yet: h / alpha is minus the mean change."""
     begun = begins_at(images)
     settings: Changes = {"engine": engine, "rounds": 1}
@@ -126,12 +126,12 @@ def test_its_first_round_goes_twice_as_far_as_fedprox(images: Path, engine: str)
     assert_close_tensors(found, wanted)
 
 
-def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
+def test_defaults_differ_from_fedavg(images: Path) -> None:
     found = federate(images, "feddyn", 1)
     assert differ(server_of(found), server_of(federate(images, rounds=1, method_class=PlainFedAvg)))
 
 
-def test_bytes_are_those_of_fedavg(images: Path) -> None:
+def test_messages_have_the_bytes_of_fedavg(images: Path) -> None:
     records = [
         build_federation(small(images, n)).run_round(evaluate=False) for n in ("feddyn", "fedavg")
     ]

@@ -38,14 +38,14 @@ def everything(points: Tensor) -> Tensor:
     return torch.ones(len(points), dtype=torch.bool)
 
 
-def test_the_kernels_are_the_authors() -> None:
+def test_kernels_are_those_of_the_authors() -> None:
     tens = [10.0**power for power in range(-6, 7) if power != 1]
     assert pytest.approx(sorted([*tens, *range(5, 36, 5)])) == VARIANCES
     assert len(VARIANCES) == 19
 
 
 @given(size=st.integers(1, 6), width=st.integers(1, 4), padding=st.integers(0, 3))
-def test_by_three_double_loops(size: int, width: int, padding: int) -> None:
+def test_discrepancy_matches_double_loops(size: int, width: int, padding: int) -> None:
     left, right = draw(size, size, width), 0.7 * draw(size + 50, size, width) + 0.1
     wanted = mean_kernel(left.tolist(), left.tolist()) + mean_kernel(right.tolist(), right.tolist())
     wanted -= 2 * mean_kernel(left.tolist(), right.tolist())
@@ -55,7 +55,7 @@ def test_by_three_double_loops(size: int, width: int, padding: int) -> None:
     assert float(found) == pytest.approx(wanted, rel=1e-10, abs=1e-12)
 
 
-def test_a_set_and_itself_and_two_points() -> None:
+def test_discrepancy_of_equal_sets_and_of_two_points() -> None:
     points = draw(1, 7, 3)
     assert float(discrepancy(points, points, everything(points))) == pytest.approx(0, abs=1e-14)
     one, other = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]])
@@ -66,7 +66,7 @@ def test_a_set_and_itself_and_two_points() -> None:
 
 @pytest.mark.parametrize("outputs", ["embeddings", "logits"])
 @pytest.mark.parametrize("form", ["mmd", "l2"])
-def test_the_loss(form: str, outputs: str) -> None:
+def test_loss_adds_the_weighted_discrepancy(form: str, outputs: str) -> None:
     settings = {"fedmmd__weight": 0.3, "fedmmd__form": form, "fedmmd__outputs": outputs}
     method = make_method("fedmmd", **settings)
     params, batch, context = make_params(3), make_batch(), make_context(method)
@@ -83,7 +83,7 @@ def test_the_loss(form: str, outputs: str) -> None:
 
 
 @both_engines
-def test_without_weight_it_is_fedavg(images: Path, engine: str) -> None:
+def test_zero_weight_equals_fedavg(images: Path, engine: str) -> None:
     found = after_rounds(images, "fedmmd", engine=engine, fedmmd__weight=0.0)
     assert_same_model(found, after_rounds(images, "fedavg", engine=engine), engine)
 
@@ -93,19 +93,19 @@ def one_step_a_round(images: Path, method: str, engine: str) -> RoundLoop:
 
 
 @both_engines
-def test_the_first_step_of_every_round_is_fedavgs(images: Path, engine: str) -> None:
+def test_first_step_of_every_round_equals_fedavg(images: Path, engine: str) -> None:
     # Both streams are the same model then; three rounds of one step each.
     found, wanted = (one_step_a_round(images, each, engine) for each in ("fedmmd", "fedavg"))
     assert_close_tensors(server_of(found), server_of(wanted))
 
 
 @both_engines
-def test_the_other_steps_are_not(images: Path, engine: str) -> None:
+def test_later_steps_differ_from_fedavg(images: Path, engine: str) -> None:
     found, wanted = (after_rounds(images, each, 1, engine=engine) for each in ("fedmmd", "fedavg"))
     assert differ(server_of(found), server_of(wanted))
 
 
-def test_logits_far_apart_have_a_slope_that_is_finite() -> None:
+def test_distant_logits_have_a_finite_gradient() -> None:
     method = make_method("fedmmd")
     params = {name: 1e4 * value for name, value in make_params(3).items()}
     loss, slopes = slopes_of(method, params, make_batch(), make_context(method))

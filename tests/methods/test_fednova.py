@@ -36,7 +36,7 @@ def gather(method: Method, server: Server, models: list[Tensors], sizes: list[in
 
 @both_engines
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_against_the_formula(images: Path, engine: str, momentum: float) -> None:
+def test_rounds_match_the_formula(images: Path, engine: str, momentum: float) -> None:
     settings: Changes = {
         **UNEQUAL,
         "partition__alpha": 3.0,
@@ -64,20 +64,20 @@ def test_against_the_formula(images: Path, engine: str, momentum: float) -> None
 
 
 @both_engines
-def test_with_equal_steps_it_is_fedavg(images: Path, engine: str) -> None:
+def test_equal_numbers_of_steps_equal_fedavg(images: Path, engine: str) -> None:
     settings: Changes = {"partition__kind": "iid", "engine": engine}
     found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
     assert_close_tensors(server_of(found), server_of(wanted))
 
 
 @both_engines
-def test_one_client_alone(images: Path, engine: str) -> None:
+def test_single_client_equals_fedavg(images: Path, engine: str) -> None:
     settings: Changes = {"clients": 1, "engine": engine}
     found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
     assert_close_tensors(server_of(found), server_of(wanted))
 
 
-def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
+def test_defaults_differ_from_fedavg(images: Path) -> None:
     found, wanted = (federate(images, name, 1, **UNEQUAL) for name in ("fednova", "fedavg"))
     assert differ(server_of(found), server_of(wanted))
     largest = max(
@@ -89,7 +89,7 @@ def test_at_its_defaults_it_differs_from_fedavg(images: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "fixed_point"), [("fedavg", 8.1 / 8.2), ("fednova", 0.9)])
-def test_two_quadratics_whose_optimum_is_known(name: str, fixed_point: float) -> None:
+def test_fixed_point_of_two_quadratics(name: str, fixed_point: float) -> None:
     """One client has its optimum at 0 and 1 sample, the other at 1 and 9: p_i x_i sum to 0.9.
 
     They take 1 and 9 steps. FedAvg ends where 0.1 * 1 step and 0.9 * 9 steps are at rest.
@@ -106,7 +106,7 @@ def test_two_quadratics_whose_optimum_is_known(name: str, fixed_point: float) ->
     assert float(server.params["w"]) == pytest.approx(fixed_point, abs=2e-3)
 
 
-def test_momentum_of_the_server(images: Path) -> None:
+def test_server_momentum_carries_the_last_step(images: Path) -> None:
     settings: Changes = {**UNEQUAL, "fednova__momentum": 0.6}
     method = make_method("fednova", fednova__momentum=0.6)
     start = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}

@@ -19,14 +19,14 @@ NOBODY = Tally([], [], [], [], 1.0, {}, {})
 
 
 @both_engines
-def test_a_plain_step_of_length_1_is_fedavg(images: Path, engine: str) -> None:
+def test_plain_step_with_learning_rate_1_equals_fedavg(images: Path, engine: str) -> None:
     settings: Changes = {"fedopt__optimizer": "sgd", "fedopt__momentum": 0, "engine": engine}
     found = federate(images, "fedopt", **settings)
     assert_same_tensors(server_of(found), server_of(federate(images, engine=engine)))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "yogi", "adagrad"])
-def test_at_its_defaults_it_differs_from_fedavg(images: Path, optimizer: str) -> None:
+def test_defaults_differ_from_fedavg(images: Path, optimizer: str) -> None:
     wanted = server_of(federate(images, rounds=2))
     found = federate(images, "fedopt", 2, fedopt__optimizer=optimizer)
     assert differ(server_of(found), wanted)
@@ -44,14 +44,14 @@ def steps(optimizer: str, **changes: Any) -> list[float]:
     return places
 
 
-def test_momentum_by_hand() -> None:
+def test_momentum_matches_hand_computed_values() -> None:
     # m = 0.5, then 0.5 * 0.5 - 0.25 = 0, 0.125, 1.0625; each step is half of it.
     wanted = [2.25, 2.25, 2.3125, 2.84375]
     assert steps("sgd", lr=0.5, momentum=0.5) == pytest.approx(wanted, rel=1e-14)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad"])
-def test_adaptive_steps_by_hand(optimizer: str) -> None:
+def test_adaptive_steps_match_the_formulas(optimizer: str) -> None:
     tau, beta1, beta2, lr = 0.01, 0.8, 0.9, 0.1
     w, m, v = 2.0, 0.0, tau**2
     wanted = []
@@ -76,7 +76,7 @@ def test_adagrad_has_no_momentum_by_default() -> None:
 
 
 @both_engines
-def test_in_a_federation(images: Path, engine: str) -> None:
+def test_one_round_of_adam_matches_the_formula(images: Path, engine: str) -> None:
     """One round of Adam: the mean change is what one round of FedAvg comes to."""
     settings: Changes = {"engine": engine}
     mean, begun = server_of(federate(images, rounds=1, **settings)), begins_at(images)
@@ -88,7 +88,9 @@ def test_in_a_federation(images: Path, engine: str) -> None:
     assert_close_tensors(server_of(federate(images, "fedopt", 1, **settings)), wanted)
 
 
-def test_what_the_server_keeps_is_never_sent_and_survives(images: Path, tmp_path: Path) -> None:
+def test_optimizer_state_is_never_sent_and_survives_an_interruption(
+    images: Path, tmp_path: Path
+) -> None:
     settings: Changes = {"fedopt__optimizer": "yogi", "model__hidden": HIDDEN}
     experiment = small(images, "fedopt", rounds=3, **settings)
     run(experiment, tmp_path / "whole")

@@ -48,7 +48,7 @@ def sets_of(pool: PrototypePool) -> tuple[dict[int, list[float]], list[dict[int,
     return averaged, [averaged | each for each in own]
 
 
-def test_the_loss_by_a_double_loop() -> None:
+def test_loss_matches_a_double_loop() -> None:
     method = make_method("fedpcl", fedpcl__temperature=TEMPERATURE)
     params, batch, pool = make_params(3), make_batch((0, 1, 2, 3, 1)), make_pool(method)
     averaged, each = sets_of(pool)
@@ -64,7 +64,7 @@ def test_the_loss_by_a_double_loop() -> None:
     assert float(found) == pytest.approx(numpy.mean(losses), rel=1e-12)
 
 
-def test_with_one_client_in_the_pool_it_is_twice_sp_fedcls() -> None:
+def test_loss_with_one_client_in_the_pool_is_twice_sp_fedcl() -> None:
     method = make_method("fedpcl", fedpcl__temperature=TEMPERATURE)
     pool = make_pool(method).only("b")
     params, batch = make_params(3), make_batch()
@@ -81,7 +81,7 @@ def test_with_one_client_in_the_pool_it_is_twice_sp_fedcls() -> None:
 
 
 @both_engines
-def test_in_the_first_round_nobody_moves(images: Path, engine: str) -> None:
+def test_models_do_not_change_in_the_first_round(images: Path, engine: str) -> None:
     federation = begin(images, "fedpcl", engine=engine)
     begun = dict(federation.state.server.params)
     record = federation.run_round(evaluate=False, keep_models=True)
@@ -93,7 +93,7 @@ def test_in_the_first_round_nobody_moves(images: Path, engine: str) -> None:
 
 
 @both_engines
-def test_the_classifier_keeps_its_bits(images: Path, engine: str) -> None:
+def test_classifier_is_never_trained(images: Path, engine: str) -> None:
     federation = begin(images, "fedpcl", engine=engine, rounds=3)
     begun = dict(federation.state.server.params)
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_the_classifier_keeps_its_bits(images: Path, engine: str) -> None:
 
 
 @both_engines
-def test_it_differs_from_fedavg_and_local(images: Path, engine: str) -> None:
+def test_differs_from_fedavg_and_local(images: Path, engine: str) -> None:
     found = models_of(after_rounds(images, "fedpcl", engine=engine))
     for other in ("fedavg", "local"):
         wanted = models_of(after_rounds(images, other, engine=engine))
@@ -119,17 +119,18 @@ SKEWED = {
 
 
 @both_engines
-def test_a_client_predicts_by_its_own_prototypes(images: Path, engine: str) -> None:
+def test_clients_predict_by_their_own_prototypes(images: Path, engine: str) -> None:
     federation = begin(images, "fedpcl", engine=engine, **SKEWED)
     record = federation.run_round(evaluate=True)
     assert record.accuracy is not None
     own, union = record.accuracy["local_test"], record.accuracy["global_test"]
-    # Each holds one class, so it names no other: right on its local test set, on a third of the union.
+    # Each holds one class, so it names no other: right on its local test set, on a third of the
+    # union.
     assert own["personal_prototype"] == pytest.approx(100)
     assert union["personal_prototype"] == pytest.approx(100 / 3)
 
 
-def test_so_it_does_once_the_run_is_over(images: Path, tmp_path: Path) -> None:
+def test_loaded_predictor_uses_the_clients_own_prototypes(images: Path, tmp_path: Path) -> None:
     run(small(images, "fedpcl", **SKEWED), tmp_path)
     samples = numpy.zeros((3, 6, 6), dtype=numpy.uint8)
     samples[0, 0], samples[1, 1], samples[2, 2] = 255, 255, 255
@@ -141,7 +142,7 @@ def test_so_it_does_once_the_run_is_over(images: Path, tmp_path: Path) -> None:
     assert sorted(map(len, named)) == [1, 1, 1]
 
 
-def test_readings_that_say_nothing_are_null(images: Path) -> None:
+def test_undefined_predictors_are_null(images: Path) -> None:
     record = begin(images, "fedpcl").run_round(evaluate=True, with_confusion=True)
     assert record.accuracy is not None
     for table in record.accuracy.values():
@@ -151,7 +152,7 @@ def test_readings_that_say_nothing_are_null(images: Path) -> None:
     assert None not in record.accuracy_per_client.values()
 
 
-def test_lengths_play_no_part() -> None:
+def test_embeddings_are_always_normalized() -> None:
     method = make_method("fedpcl", prototypes__normalize=False)
     (unit,) = method.project(torch.tensor([[3.0, 4.0]])).tolist()
     assert unit == pytest.approx([0.6, 0.8])

@@ -14,14 +14,14 @@ from small_experiments import assert_same_tensors
 
 
 @both_engines
-def test_without_layers_of_their_own_it_is_fedavg(images: Path, engine: str) -> None:
+def test_zero_personal_layers_equal_fedavg(images: Path, engine: str) -> None:
     found = after_rounds(images, "fedper", engine=engine, fedper__layers=0)
     wanted = after_rounds(images, "fedavg", engine=engine)
     assert_same_tensors(server_of(found), server_of(wanted))
 
 
 @both_engines
-def test_with_all_layers_at_home_it_is_local(images: Path, engine: str) -> None:
+def test_all_layers_personal_equals_local(images: Path, engine: str) -> None:
     found = models_of(after_rounds(images, "fedper", engine=engine, fedper__layers=3))
     wanted = models_of(after_rounds(images, "local", engine=engine))
     assert found.keys() == wanted.keys()
@@ -30,7 +30,7 @@ def test_with_all_layers_at_home_it_is_local(images: Path, engine: str) -> None:
 
 
 @both_engines
-def test_one_client_alone_is_fedavgs(images: Path, engine: str) -> None:
+def test_single_client_equals_fedavg(images: Path, engine: str) -> None:
     # The mean of one is itself, so it goes on where it stopped either way.
     found = models_of(after_rounds(images, "fedper", engine=engine, clients=1))
     wanted = models_of(after_rounds(images, "fedavg", engine=engine, clients=1))
@@ -40,7 +40,7 @@ def test_one_client_alone_is_fedavgs(images: Path, engine: str) -> None:
 
 
 @both_engines
-def test_what_a_round_makes_of_heads_and_base(images: Path, engine: str) -> None:
+def test_round_averages_the_base_and_keeps_the_heads(images: Path, engine: str) -> None:
     federation = begin(images, "fedper", engine=engine, clients=4, fraction=0.5, rounds=4)
     heads: dict[str, Tensors] = {}
     for _ in range(4):
@@ -64,7 +64,7 @@ def test_what_a_round_makes_of_heads_and_base(images: Path, engine: str) -> None
 
 
 @both_engines
-def test_it_differs_from_fedavg(images: Path, engine: str) -> None:
+def test_differs_from_fedavg(images: Path, engine: str) -> None:
     found = after_rounds(images, "fedper", engine=engine).shared_parameters
     wanted = after_rounds(images, "fedavg", engine=engine).shared_parameters
     assert not torch.equal(found["hidden.0.weight"], wanted["hidden.0.weight"])
@@ -79,7 +79,7 @@ def test_layers_are_counted_from_the_end_of_the_model() -> None:
     assert at_home == ["hidden.10.weight", "hidden.10.bias", "classifier.weight", "classifier.bias"]
 
 
-def test_a_norm_belongs_to_the_layer_before_it() -> None:
+def test_normalization_belongs_to_the_layer_before_it() -> None:
     sizes = {"conv.weight": (2, 1, 3, 3), "norm.weight": (2,), "norm.bias": (2,), "w": (2, 2)}
     for layers, wanted in ((1, {"w"}), (2, {*sizes})):
         method = make_method("fedper", fedper__layers=layers)
@@ -87,13 +87,13 @@ def test_a_norm_belongs_to_the_layer_before_it() -> None:
         assert {name for name in sizes if not method.shared(name)} == wanted
 
 
-def test_more_layers_than_there_are(images: Path) -> None:
+def test_too_many_personal_layers_are_rejected(images: Path) -> None:
     with pytest.raises(InvalidInput, match=r"fedper.layers is 4; the model has 3 layers"):
         begin(images, "fedper", fedper__layers=4)
     with pytest.raises(InvalidInput, match=r"fedper.layers"):
         make_method("fedper", fedper__layers=-1)
 
 
-def test_a_privacy_budget_has_nothing_to_read() -> None:
+def test_privacy_budget_needs_a_shared_classifier() -> None:
     with pytest.raises(InvalidInput, match=r"fedper.layers is 1; with a privacy budget"):
         make_method("fedper", privacy__epsilon=1.0)

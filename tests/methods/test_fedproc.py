@@ -56,7 +56,7 @@ def broadcast_with(method: Method, round_number: int) -> Broadcast:
 
 
 @pytest.mark.parametrize(("number", "alpha"), [(1, 1.0), (4, 0.7), (10, 0.1), (11, 0.0), (25, 0.0)])
-def test_the_loss_sample_by_sample(number: int, alpha: float) -> None:
+def test_loss_matches_a_loop_over_samples(number: int, alpha: float) -> None:
     method = make_method("fedproc", rounds=10, fedproc__temperature=0.4)
     broadcast, params = broadcast_with(method, number), make_params(3)
     batch = make_batch((0, 1, 2, 3, 1))
@@ -76,14 +76,14 @@ def test_the_loss_sample_by_sample(number: int, alpha: float) -> None:
 
 
 @both_engines
-def test_a_round_without_contrast_is_fedavgs(images: Path, engine: str) -> None:
+def test_rounds_without_contrast_equal_fedavg(images: Path, engine: str) -> None:
     # The first has no prototypes yet, and from the second on the schedule is over.
     found = after_rounds(images, "fedproc", engine=engine, fedproc__rounds=1)
     assert_same_model(found, after_rounds(images, "fedavg", engine=engine), engine)
 
 
 @both_engines
-def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: str) -> None:
+def test_first_round_equals_fedavg_and_the_second_differs(images: Path, engine: str) -> None:
     found, wanted = (begin(images, each, engine=engine) for each in ("fedproc", "fedavg"))
     for federation in (found, wanted):
         federation.run_round(evaluate=False)
@@ -94,7 +94,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: 
 
 
 @both_engines
-def test_by_contrast_alone_the_classifier_stands_still(images: Path, engine: str) -> None:
+def test_contrast_only_does_not_move_the_classifier(images: Path, engine: str) -> None:
     experiment = small(images, "fedproc", dtype="float64", engine=engine, rounds=3)
     federation = build_federation(experiment, method_class=ContrastAlone)
     federation.run_round(evaluate=False)
@@ -106,7 +106,7 @@ def test_by_contrast_alone_the_classifier_stands_still(images: Path, engine: str
     assert moved == {name for name in after if not name.startswith("classifier")}
 
 
-def test_the_slope_by_contrast_alone_leaves_the_classifier_out() -> None:
+def test_gradient_of_the_contrast_excludes_the_classifier() -> None:
     method = ContrastAlone(make_method("fedproc").experiment, NUM_CLASSES)
     context = make_context(method, broadcast_with(method, 3))
     _, slopes = slopes_of(method, make_params(3), make_batch(), context)
@@ -120,7 +120,7 @@ def prototypes(means: Mapping[int, tuple[list[float], int]]) -> Prototypes:
     return Prototypes(vectors, torch.tensor(list(means)), counts)
 
 
-def test_means_are_by_samples_and_old_ones_stay() -> None:
+def test_class_means_are_sample_weighted_and_old_ones_are_kept() -> None:
     first = {
         "a": prototypes({0: ([1.0, 0.0], 1), 1: ([0.0, 2.0], 5)}),
         "b": prototypes({0: ([0.0, 1.0], 3)}),
@@ -136,7 +136,7 @@ def test_means_are_by_samples_and_old_ones_stay() -> None:
     assert update_class_means({}, none, 3) == {}
 
 
-def test_the_server_keeps_directions(images: Path) -> None:
+def test_class_means_of_the_server_have_norm_1(images: Path) -> None:
     federation = after_rounds(images, "fedproc", 2)
     (means,) = federation.state.server.extra.values()
     torch.testing.assert_close(means.norm(dim=1), torch.ones(3, dtype=torch.float64))
@@ -145,14 +145,14 @@ def test_the_server_keeps_directions(images: Path) -> None:
     torch.testing.assert_close(means, wanted, rtol=0, atol=1e-12)
 
 
-def test_what_travels_is_a_model_and_one_vector_a_class(images: Path) -> None:
+def test_broadcast_has_a_model_and_one_vector_per_class(images: Path) -> None:
     federation = begin(images, "fedproc", clients=2)
     first, second = (federation.run_round(evaluate=False).bytes["down"] for _ in range(2))
     model = sum(8 * value.numel() for value in server_of(federation).values())
     assert (first, second) == (2 * model, 2 * (model + 3 * 4 * 8))
 
 
-def test_a_run_with_more_rounds_keeps_its_schedule(images: Path, tmp_path: Path) -> None:
+def test_resumed_run_with_more_rounds_keeps_its_schedule(images: Path, tmp_path: Path) -> None:
     plan = small(images, "fedproc", rounds=2)
     first = run(plan, tmp_path / "more")
     assert first.experiment.setting("fedproc__rounds") == 2
@@ -161,14 +161,14 @@ def test_a_run_with_more_rounds_keeps_its_schedule(images: Path, tmp_path: Path)
     assert_same_results(tmp_path / "more", tmp_path / "whole")
 
 
-def test_a_search_tries_the_whole_runs_schedule(images: Path, tmp_path: Path) -> None:
+def test_short_trials_use_the_schedule_of_the_full_run(images: Path, tmp_path: Path) -> None:
     search = Search.prepare(small(images, rounds=16), "fedproc", tmp_path / "search", 4)
     assert [rung.rounds for rung in search.rungs] == [4, 8, 16]
     short = search.planned_run(0, 0, 4).experiment
     assert (short.rounds, short.setting("fedproc__rounds")) == (4, 16)
 
 
-def test_embeddings_of_zeros_have_a_finite_slope() -> None:
+def test_zero_embeddings_have_a_finite_gradient() -> None:
     method = make_method("fedproc", rounds=10)
     params = {"w": torch.zeros(5, DIMENSION).double(), "c": draw(1, DIMENSION, NUM_CLASSES)}
     context = make_context(method, broadcast_with(method, 2))

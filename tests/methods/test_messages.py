@@ -32,7 +32,7 @@ def member(index: int) -> StackMember:
     return StackMember(stack, index)
 
 
-def test_the_bytes_of_a_broadcast() -> None:
+def test_num_bytes_of_a_broadcast() -> None:
     pool = PrototypePool.gather({"x": rows(2)}, num_classes=3)
     sent = Broadcast(7, {"a": torch.zeros(3)}, {"b": torch.zeros(2, dtype=torch.float64)}, pool)
     # Two vectors of five floats, and a label, a count and an owner each.
@@ -45,7 +45,7 @@ def test_the_bytes_of_a_broadcast() -> None:
     assert all(part.device == META for part in parts)
 
 
-def test_the_bytes_of_an_update() -> None:
+def test_num_bytes_of_an_update() -> None:
     summed = {"s": torch.zeros(6, dtype=torch.float64)}
     update = Update("x", 9, {"a": torch.zeros(3)}, rows(2), 0.5, summed)
     assert update.num_parameters == 3 + 6
@@ -57,7 +57,7 @@ def test_the_bytes_of_an_update() -> None:
     assert (shared.num_parameters, shared.num_bytes) == (6 + 4, 6 * 4 + 4 * 8)
 
 
-def test_an_update_on_another_device() -> None:
+def test_update_moves_to_another_device() -> None:
     update = Update("x", 9, {"a": torch.zeros(3)}, rows(2), 0.5, {"s": torch.zeros(6)}, ("clip",))
     moved = update.to(META)
     assert isinstance(moved.averaged, dict)
@@ -68,7 +68,7 @@ def test_an_update_on_another_device() -> None:
     assert Update("x", 9, None, rows(0), None).to(CPU).averaged is None
 
 
-def test_what_is_part_of_a_stack_is_written_out() -> None:
+def test_stacked_update_is_written_out() -> None:
     stack = StackedSums(torch.eye(5)[:2], torch.tensor([0, 2]), [1, 1], 3, None)
     update = Update("x", 9, member(1), rows(1), 0.5, stack.member(1))
     assert update.summed_shapes is stack.template
@@ -84,11 +84,11 @@ def test_what_is_part_of_a_stack_is_written_out() -> None:
     assert again.summed == plain.summed
 
 
-def test_a_failure_says_whose_and_why() -> None:
+def test_failure_has_client_and_reason() -> None:
     assert Failure("x", "gone") == Failure(client="x", reason="gone")
 
 
-def test_a_total_is_nobody_s() -> None:
+def test_total_has_no_client_name() -> None:
     total = Total(("a", "b"), 2.0, {}, {}, 9, 1.5, True, 7, 8)
     # So that it comes before every name.
     assert total.client == ""
@@ -112,7 +112,7 @@ def part_broadcast() -> Broadcast:
     return Broadcast(1, WHOLE, {}, PrototypePool.empty(2, 3), units={"x": UNITS})
 
 
-def test_the_bytes_to_clients_of_whom_one_has_a_part() -> None:
+def test_num_bytes_to_clients_with_a_partial_model() -> None:
     sent = part_broadcast()
     whole = (6 + 3 + 6 + 2) * 4
     # A row, a bias and a column less, and a byte that says which units these are.
@@ -124,7 +124,7 @@ def test_the_bytes_to_clients_of_whom_one_has_a_part() -> None:
     assert sent.to(META).units["x"]["hidden.0"].device == META
 
 
-def test_a_part_is_filled_with_what_the_server_has() -> None:
+def test_partial_update_is_filled_with_the_server_values() -> None:
     server = {name: torch.full_like(value, 5) for name, value in WHOLE.items()}
     sent = Broadcast(1, server, {}, PrototypePool.empty(2, 3), units={"x": UNITS})
     averaged = {name: torch.ones_like(value) for name, value in WHOLE.items()}

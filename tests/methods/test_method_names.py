@@ -48,18 +48,18 @@ HERE = __name__
         (f"{HERE}:Strange", "Strange"),
     ],
 )
-def test_a_method_is_called_as_it_calls_itself(given: str, called: str) -> None:
+def test_display_name_is_the_name_of_the_class(given: str, called: str) -> None:
     assert name_method(given, find_method(given)) == called
 
 
-def test_methods_with_one_name_keep_what_they_were_given_by() -> None:
+def test_methods_with_the_same_name_are_listed_by_import_path() -> None:
     named, twin = f"{HERE}:Named", f"{HERE}:Twin"
     assert name_methods([named, "fedavg"]) == {named: "my-method", "fedavg": "fedavg"}
     assert name_methods([named, twin]) == {named: named, twin: twin}
 
 
 @pytest.mark.whole
-def test_a_run_its_card_and_its_report(images: Path, tmp_path: Path) -> None:
+def test_run_card_and_report_use_the_display_name(images: Path, tmp_path: Path) -> None:
     result = run(small(images, f"{HERE}:Named", model__hidden=(4,)), tmp_path / "run")
     assert result.summary is not None
     told = result.summary["method"], result.summary["method_name"]
@@ -73,7 +73,7 @@ def test_a_run_its_card_and_its_report(images: Path, tmp_path: Path) -> None:
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("elsewhere", "small_models")
-def test_tables_of_a_comparison(images: Path, said: Say) -> None:
+def test_comparison_tables_use_the_display_name(images: Path, said: Say) -> None:
     words = ["--methods", f"{HERE}:Named", "fedavg", "--seeds", "0", "--jobs", "1"]
     code, out, _ = said("compare", *words, *flags(images), "--predictors", "all", "--out", "both")
     assert code == 0

@@ -46,14 +46,14 @@ def cross_entropy(logits: Array, labels: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg", SCAFFOLD])
-def test_cross_entropy_alone(name: str) -> None:
+def test_loss_is_cross_entropy(name: str) -> None:
     method, params, batch = make_method(name), make_params(), make_batch()
     _, logits = embed(params, batch)
     found = method.loss(params, batch, make_context(method))
     assert float(found) == pytest.approx(cross_entropy(logits, batch.labels.tolist()), rel=1e-12)
 
 
-def test_fedprox_pulls_to_where_the_round_began() -> None:
+def test_fedprox_penalizes_distance_to_the_start_of_the_round() -> None:
     method = make_method("fedprox", fedprox__mu=0.3)
     params, batch, context = make_params(), make_batch(), make_context(make_method("fedprox"))
     distance = sum(float((params[n] - context.start[n]).square().sum()) for n in params)
@@ -87,7 +87,7 @@ def test_fedproto_pulls_to_the_mean_of_the_owners_means() -> None:
     assert float(found) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_fedproto_gives_an_owner_one_vote_however_many_samples_it_has() -> None:
+def test_fedproto_weighs_owners_equally() -> None:
     method = make_method("fedproto")
     pool = PrototypePool.gather(
         {
@@ -142,7 +142,7 @@ def test_mp_fedcl_contrasts_with_the_padded_grid(padding: str) -> None:
     assert float(found) == pytest.approx(wanted, rel=1e-10)
 
 
-def test_sp_fedcl_contrasts_with_one_prototype_a_class() -> None:
+def test_sp_fedcl_contrasts_with_one_prototype_per_class() -> None:
     method = make_method("sp-fedcl")
     pool = make_pool(method)
     a, b = pool.of("a").vectors.numpy(), pool.of("b").vectors.numpy()
@@ -156,7 +156,7 @@ def test_sp_fedcl_contrasts_with_one_prototype_a_class() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl"])
-def test_an_empty_pool_leaves_cross_entropy_alone(name: str) -> None:
+def test_empty_pool_leaves_only_cross_entropy(name: str) -> None:
     method = make_method(name)
     empty = PrototypePool.empty(
         NUM_CLASSES, DIMENSION, prototype_rule(method).num_prototypes, dtype=torch.float64
@@ -182,7 +182,7 @@ def after_rounds(experiment: Experiment, rounds: int = 3) -> RoundLoop:
     return federation
 
 
-def test_fedprox_without_a_pull_is_fedavg(images: Path) -> None:
+def test_fedprox_with_mu_0_equals_fedavg(images: Path) -> None:
     prox = after_rounds(small(images, "fedprox", fedprox__mu=0.0, engine="loop"))
     average = after_rounds(small(images, "fedavg", engine="loop"))
     assert_same_tensors(prox.state.server.params, average.state.server.params)
@@ -192,7 +192,7 @@ def test_fedprox_without_a_pull_is_fedavg(images: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "sp-fedcl", "dp-fedcl"])
-def test_without_contrast_the_model_is_that_of_fedavg(images: Path, method: str) -> None:
+def test_zero_contrast_weight_equals_fedavg(images: Path, method: str) -> None:
     contrast = after_rounds(small(images, method, contrast__weight=0.0))
     average = after_rounds(small(images, "fedavg"))
     assert_same_tensors(contrast.state.server.params, average.state.server.params)
@@ -200,7 +200,7 @@ def test_without_contrast_the_model_is_that_of_fedavg(images: Path, method: str)
     assert len(average.pool) == 0
 
 
-def test_sp_fedcl_is_mp_fedcl_with_one_prototype(images: Path) -> None:
+def test_sp_fedcl_equals_mp_fedcl_with_one_prototype(images: Path) -> None:
     single = after_rounds(small(images, "sp-fedcl"))
     multiple = after_rounds(small(images, "mp-fedcl", prototypes__per_class=1))
     assert_same_tensors(single.state.server.params, multiple.state.server.params)
@@ -208,7 +208,7 @@ def test_sp_fedcl_is_mp_fedcl_with_one_prototype(images: Path) -> None:
     assert torch.equal(single.pool.counts, multiple.pool.counts)
 
 
-def test_local_models_never_leave(images: Path) -> None:
+def test_local_models_are_never_sent(images: Path) -> None:
     federation = build_federation(small(images, "local"))
     before = dict(federation.state.server.params)
     for _ in range(2):
@@ -220,7 +220,7 @@ def test_local_models_never_leave(images: Path) -> None:
     assert not torch.equal(*(models[name]["classifier.bias"] for name in list(models)[:2]))
 
 
-def test_prototypes_alone_can_be_shared(images: Path) -> None:
+def test_prototypes_can_be_shared_without_the_model(images: Path) -> None:
     federation = build_federation(small(images, "mp-fedcl", share_model=False))
     record = federation.run_round(evaluate=True)
     assert record.sent["parameters"] == 0
@@ -232,12 +232,12 @@ def test_prototypes_alone_can_be_shared(images: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_methods_that_have_nothing_but_the_model_to_share(method: str) -> None:
+def test_methods_that_share_only_the_model_must_share_it(method: str) -> None:
     with pytest.raises(InvalidInput, match=f"share_model is False; {method} averages models"):
         make_method(method, share_model=False)
 
 
-def test_the_built_in_methods() -> None:
+def test_built_in_methods_are_complete_and_sorted() -> None:
     methods = built_in_methods()
     assert {*METHODS} <= {*methods}
     assert list(methods) == sorted(methods)

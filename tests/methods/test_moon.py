@@ -44,7 +44,7 @@ def plain_loss(params: Tensors, start: Tensors, last: Tensors, batch: Batch, mu:
     return total / len(batch.labels)
 
 
-def test_the_loss_is_the_papers() -> None:
+def test_loss_matches_the_formula_of_the_paper() -> None:
     method, batch, params = make_method("moon", moon__mu=0.7), make_batch(), make_params(3)
     context = make_context(method)
     wanted = plain_loss(params, context.start, context.state, batch, 0.7)
@@ -52,14 +52,14 @@ def test_the_loss_is_the_papers() -> None:
 
 
 @both_engines
-def test_without_weight_it_is_fedavg(images: Path, engine: str) -> None:
+def test_zero_weight_equals_fedavg(images: Path, engine: str) -> None:
     found = after_rounds(images, "moon", engine=engine, moon__mu=0.0)
     wanted = after_rounds(images, "fedavg", engine=engine)
     assert_same_model(found, wanted, engine)
 
 
 @both_engines
-def test_the_first_round_is_fedavgs_and_the_others_are_not(images: Path, engine: str) -> None:
+def test_only_the_first_round_equals_fedavg(images: Path, engine: str) -> None:
     for rounds, is_same in ((1, True), (2, False)):
         found = server_of(after_rounds(images, "moon", rounds, engine=engine, train__lr=0.3))
         wanted = server_of(after_rounds(images, "fedavg", rounds, engine=engine, train__lr=0.3))
@@ -69,7 +69,7 @@ def test_the_first_round_is_fedavgs_and_the_others_are_not(images: Path, engine:
 
 
 @both_engines
-def test_clients_keep_their_last_model_whatever_its_age(images: Path, engine: str) -> None:
+def test_clients_keep_their_last_model_across_skipped_rounds(images: Path, engine: str) -> None:
     federation = begin(images, "moon", engine=engine, clients=4, fraction=0.5, rounds=4)
     kept: dict[str, Tensors] = {}
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_clients_keep_their_last_model_whatever_its_age(images: Path, engine: st
     assert len(kept) > 2
 
 
-def test_odd_embeddings_cost_no_nan() -> None:
+def test_zero_embeddings_and_padding_give_no_nan() -> None:
     """A padding row of zeros, and an embedding that is exactly zero."""
     method, params = make_method("moon"), make_params(3)
     context = make_context(method)
@@ -102,7 +102,7 @@ def test_odd_embeddings_cost_no_nan() -> None:
         torch.testing.assert_close(value, wanted[name], rtol=1e-12, atol=1e-12)
 
 
-def test_a_small_temperature_does_not_overflow() -> None:
+def test_small_temperature_does_not_overflow() -> None:
     method = make_method("moon", moon__temperature=1e-4)
     context = make_context(method)
     context = replace(context, state={name: -value for name, value in make_params(3).items()})

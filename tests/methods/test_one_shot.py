@@ -93,7 +93,7 @@ def pooled(clients: dict[str, tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
     return unit_features(inputs).numpy(), torch.cat([y for _, y in clients.values()]).numpy()
 
 
-def test_fedridge_is_ridge_regression_on_everything() -> None:
+def test_fedridge_equals_ridge_regression_on_pooled_data() -> None:
     clients = split()
     loop, _, _ = federate(clients, "fedridge")
     features, labels = pooled(clients)
@@ -105,7 +105,7 @@ def test_fedridge_is_ridge_regression_on_everything() -> None:
     numpy.testing.assert_allclose(found, oracle.predict(unit_features(test).numpy()), atol=1e-10)
 
 
-def test_fedncm_is_the_nearest_centroid_of_everything() -> None:
+def test_fedncm_equals_nearest_centroid_on_pooled_data() -> None:
     clients = split()
     loop, _, record = federate(clients, "fedncm")
     oracle = NearestCentroid().fit(*pooled(clients))
@@ -117,7 +117,7 @@ def test_fedncm_is_the_nearest_centroid_of_everything() -> None:
     assert union["global_classifier"] == union["global_prototype"]
 
 
-def test_fedlda_is_discriminant_analysis() -> None:
+def test_fedlda_equals_linear_discriminant_analysis() -> None:
     """Of one client, so that the scatter within clients is the scatter within classes."""
     clients = {"a": draw(60, seed=5)}
     loop, _, _ = federate(clients, "fedlda")
@@ -139,27 +139,25 @@ def test_fedlda_is_discriminant_analysis() -> None:
 
 
 @pytest.mark.parametrize("method", FAMILY)
-def test_it_is_one_round_whatever_is_asked_for(method: str) -> None:
+def test_one_shot_method_has_one_round(method: str) -> None:
     experiment = Experiment(method=method, rounds=60).resolved(find_method(method).defaults)
     assert experiment.rounds == 1
 
 
 @pytest.mark.whole
-def test_rounds_that_were_asked_for_are_not_run_in_silence(tmp_path: Path) -> None:
+def test_requested_rounds_give_a_warning(tmp_path: Path) -> None:
     save_vectors(tmp_path / "data" / "one.npz")
     told: list[str] = []
     observer = Observer(on_warning=told.append)
     experiment = small(tmp_path / "data", "fedgauss")
     run(experiment.replace(rounds=10), tmp_path / "ten", observer)
-    assert told == [
-        "rounds is 10, but fedgauss has one exchange and trains nothing: one round is run."
-    ]
+    assert told == ["rounds is 10, but fedgauss is a one-shot method: one round is run."]
     run(experiment.replace(rounds=60), tmp_path / "sixty", observer)
     assert len(told) == 1
 
 
 @pytest.mark.parametrize("method", ["fedlda", "fedncm", "fedridge"])
-def test_how_samples_are_divided_does_not_matter(method: str) -> None:
+def test_partition_does_not_change_the_model(method: str) -> None:
     """Federated = centralised; FedLDA's scatter is within clients, so there by class only."""
     divided = split()
     inputs, labels = (torch.cat(parts) for parts in zip(*divided.values(), strict=True))
@@ -171,7 +169,7 @@ def test_how_samples_are_divided_does_not_matter(method: str) -> None:
         torch.testing.assert_close(value, whole.state.server.params[name], rtol=1e-10, atol=1e-10)
 
 
-def test_clients_that_differ_in_nothing_share_their_prototypes() -> None:
+def test_identical_clients_share_their_prototypes() -> None:
     clients = {str(number): draw(90, seed=number) for number in range(4)}
     loop, _, record = federate(clients, "fedgauss")
     fit = record.remarks["fit"]
@@ -179,7 +177,7 @@ def test_clients_that_differ_in_nothing_share_their_prototypes() -> None:
     assert loop.state.server.params["weight"].shape[1] in (1, 4)
 
 
-def test_shifted_clients_have_prototypes_of_their_own() -> None:
+def test_shifted_clients_have_their_own_prototypes() -> None:
     clients = {str(number): draw(90, seed=number, shift=3.0) for number in range(4)}
     loop, engine, record = federate(clients, "fedgauss")
     assert record.remarks["fit"]["shift"] > 0.1
@@ -188,7 +186,7 @@ def test_shifted_clients_have_prototypes_of_their_own() -> None:
     assert not torch.allclose(models["0"]["weight"], models["1"]["weight"], rtol=0.05)
 
 
-def test_the_own_reading_knows_the_clients_labels() -> None:
+def test_personal_predictor_uses_the_clients_class_prior() -> None:
     inputs, labels = draw(90, seed=3)
     clients = {"a": (inputs[labels < 2], labels[labels < 2]), "b": (inputs, labels)}
     _, engine, _ = federate(clients, "fedgauss")
@@ -212,7 +210,7 @@ def test_tiny_clients_give_finite_models(method: str, sizes: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("method", FAMILY)
-def test_a_class_that_nobody_has_is_never_the_answer(method: str) -> None:
+def test_class_without_samples_is_never_predicted(method: str) -> None:
     inputs, labels = draw(40, seed=3)
     known = labels < 2
     loop, engine, _ = federate({"a": (inputs[known], labels[known])}, method)
@@ -222,7 +220,7 @@ def test_a_class_that_nobody_has_is_never_the_answer(method: str) -> None:
         assert engine._model.apply(params, test)[1].argmax(dim=1).max() < 2
 
 
-def test_nobody_with_two_samples_of_a_class_means_the_nearest_mean() -> None:
+def test_single_samples_per_class_give_the_nearest_mean() -> None:
     inputs, labels = draw(3, seed=3)
     clients = {str(c): (inputs[c : c + 1], labels[c : c + 1]) for c in range(3)}
     loop, _, _ = federate(clients, "fedgauss")
@@ -232,7 +230,7 @@ def test_nobody_with_two_samples_of_a_class_means_the_nearest_mean() -> None:
     assert torch.equal(said, labels[nearest])
 
 
-def test_classes_with_few_samples_stay_at_home() -> None:
+def test_classes_with_few_samples_are_not_sent() -> None:
     inputs, labels = draw(30, seed=3)
     rare = torch.cat([(labels < 2).nonzero().squeeze(1), (labels == 2).nonzero().squeeze(1)[:2]])
     own = {"a": (inputs[rare], labels[rare])}
@@ -244,7 +242,7 @@ def test_classes_with_few_samples_stay_at_home() -> None:
     assert "a" in dict(engine.personal_models({}))
 
 
-def test_a_broken_sample_costs_its_client_the_round() -> None:
+def test_client_with_a_nan_sample_is_rejected() -> None:
     clients = split()
     inputs, labels = clients["b"]
     broken = inputs.clone()
@@ -256,24 +254,24 @@ def test_a_broken_sample_costs_its_client_the_round() -> None:
         torch.testing.assert_close(value, without.state.server.params[name])
 
 
-def test_few_clients_are_too_few_for_fedcof() -> None:
+def test_fedcof_warns_about_few_clients() -> None:
     _, _, record = federate(split(), "fedcof")
     assert "degrees of freedom" in record.remarks["warnings"][0]
 
 
 @pytest.mark.parametrize("method", FAMILY)
-def test_if_nobody_sends_anything_it_is_said(method: str) -> None:
+def test_warning_if_no_client_sends_a_class(method: str) -> None:
     loop, _, record = federate(split(), method, prototypes__min_cluster_size=1000)
     assert "No client has sent a class" in record.remarks["warnings"][0]
     assert not len(loop.pool)
 
 
-def test_an_encoder_cannot_be_trained() -> None:
+def test_training_the_encoder_is_rejected() -> None:
     with pytest.raises(InvalidInput, match=r"encoder.train is True; fedgauss trains nothing"):
         federate(split(), "fedgauss", encoder__name="resnet18", encoder__train=True)
 
 
-def test_labels_and_features_alone_decide() -> None:
+def test_order_and_seed_do_not_change_the_model() -> None:
     """The order of samples and the seed change nothing."""
     clients = split()
     turned = {n: (x.flip(0), y.flip(0)) for n, (x, y) in clients.items()}
@@ -283,7 +281,7 @@ def test_labels_and_features_alone_decide() -> None:
         torch.testing.assert_close(value, other.state.server.params[name])
 
 
-def test_remarks_say_what_was_estimated() -> None:
+def test_remarks_report_the_estimates() -> None:
     _, _, record = federate(split(), "fedgauss")
     assert set(record.remarks["fit"]) == {
         "shrinkage",

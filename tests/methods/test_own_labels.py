@@ -37,7 +37,7 @@ def test_fedlc_takes_margins_off_the_logits() -> None:
     assert float(found) == pytest.approx(wanted / len(LABELS), rel=1e-12)
 
 
-def test_a_missing_class_gets_no_gradient_from_fedlc_and_less_from_fedrs() -> None:
+def test_missing_class_gets_no_gradient_from_fedlc_and_less_from_fedrs() -> None:
     params = make_params()
     plain = slopes(make_method("fedavg"), params, {})["c"]
     assert bool(plain[:, 2:].abs().gt(0).all())
@@ -47,7 +47,7 @@ def test_a_missing_class_gets_no_gradient_from_fedlc_and_less_from_fedrs() -> No
     assert bool(found[:, :2].abs().gt(0).all())
 
 
-def test_equal_counts_leave_the_cross_entropy() -> None:
+def test_equal_class_counts_equal_cross_entropy() -> None:
     params, even = make_params(), torch.tensor([0, 1, 2, 3] * 3)
     for name in ("fedlc", "fedrs"):
         method = make_method(name)
@@ -72,7 +72,7 @@ def test_fedrs_scales_the_logits_of_missing_classes() -> None:
 @pytest.mark.parametrize(
     ("method", "off"), [("fedlc", {"fedlc__tau": 0.0}), ("fedrs", {"fedrs__alpha": 1.0})]
 )
-def test_switched_off_it_is_fedavg(
+def test_disabled_method_equals_fedavg(
     images: Path, method: str, off: dict[str, Any], engine: str
 ) -> None:
     average = after_rounds(images, "fedavg", engine=engine)
@@ -88,7 +88,7 @@ def test_switched_off_it_is_fedavg(
     assert differ(server_of(default), server_of(plain))
 
 
-def test_margins_stay_finite_where_a_client_has_one_class_or_one_sample() -> None:
+def test_margins_are_finite_with_one_class_or_one_sample() -> None:
     method = make_method("fedlc")
     for labels in ([3], [1, 1, 1]):
         own = method.describe(torch.tensor(labels))

@@ -21,7 +21,7 @@ class OwnFedProx(FedProx):
     """A built-in method's settings are inherited."""
 
 
-def test_everything_for_a_method_is_in_one_place() -> None:
+def test_methods_package_exports_all_that_a_method_needs() -> None:
     import mpfedcl.methods as methods
 
     needed = "Batch Broadcast Context Field Method PredictorName Server Settings Tensors Update"
@@ -29,7 +29,7 @@ def test_everything_for_a_method_is_in_one_place() -> None:
     assert all(hasattr(methods, name) for name in methods.__all__)
 
 
-def test_a_method_has_its_settings_as_the_class_that_it_names() -> None:
+def test_settings_of_a_method_are_of_its_declared_class() -> None:
     experiment = Experiment(fedprox={"mu": 0.5}).resolved()
     assert type(FedProx(experiment, 3).settings) is FedProxSettings
     assert FedProx(experiment, 3).settings.mu == 0.5
@@ -41,7 +41,7 @@ def test_a_method_has_its_settings_as_the_class_that_it_names() -> None:
     assert GentlePull(own, 3).settings.beta == 2.0
 
 
-def test_an_experiment_made_before_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_parsed_once_the_class_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpfedcl.experiment.method_settings._declared", {})
     early = Experiment(method=PULL, pull={"beta": "2"})
     assert early.setting("pull__beta") == "2"
@@ -54,7 +54,7 @@ def test_an_experiment_made_before_the_class_is_known(monkeypatch: pytest.Monkey
             use()
 
 
-def test_defaults_are_there_and_unknown_names_are_refused() -> None:
+def test_defaults_are_filled_in_and_unknown_names_rejected() -> None:
     find_method(PULL)
     experiment = Experiment(method=PULL)
     assert experiment.setting("pull__norm") == "square"
@@ -79,10 +79,10 @@ def test_defaults_are_there_and_unknown_names_are_refused() -> None:
             "whose settings are <class 'dict'>; they must be a subclass of mpfedcl.methods",
         ),
         ("Unknown", "whose annotations cannot be read (name 'Missing' is not defined)"),
-        ("Copy", "the section of pull_method:Pull already, and it must have one of its own"),
+        ("Copy", "the section 'pull'; it must be another one, because pull_method:Pull has this"),
     ],
 )
-def test_sections_that_cannot_be(name: str, reason: str) -> None:
+def test_invalid_sections_are_rejected(name: str, reason: str) -> None:
     find_method(PULL)
     with pytest.raises(InvalidInput, match=re.escape(reason)):
         find_method(f"pull_method:{name}")
@@ -90,7 +90,7 @@ def test_sections_that_cannot_be(name: str, reason: str) -> None:
 
 
 @pytest.mark.whole
-def test_a_run_is_trained_by_them(images: Path, tmp_path: Path) -> None:
+def test_run_trains_with_the_declared_settings(images: Path, tmp_path: Path) -> None:
     changes = {
         "dtype": "float64",
         "engine": "loop",
@@ -111,7 +111,7 @@ def test_a_run_is_trained_by_them(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_tuning_searches_them(images: Path, tmp_path: Path) -> None:
+def test_tuning_searches_the_declared_settings(images: Path, tmp_path: Path) -> None:
     found = tune(small(images, rounds=2), PULL, tmp_path / "search", budget=5)
     assert found is not None
     assert found.search_space_used["pull__beta"] == (0.0, 0.01, 1.0)
@@ -121,7 +121,7 @@ def test_tuning_searches_them(images: Path, tmp_path: Path) -> None:
     assert best.setting("pull__beta") == found.chosen_values["pull__beta"]
 
 
-def test_a_comparison_gives_each_method_its_own_sections(images: Path, tmp_path: Path) -> None:
+def test_comparison_gives_each_method_its_own_sections(images: Path, tmp_path: Path) -> None:
     find_method(PULL)
     base = Experiment(pull={"beta": 0.5}).replace(dataset__root=images, dataset__name="folder")
     planned = Comparison.prepare(base, [PULL, "fedavg"], [0], tmp_path).planned_runs

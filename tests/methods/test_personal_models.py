@@ -27,9 +27,7 @@ STILL: dict[str, Any] = {"train__momentum": 0.0, "train__lr_decay": 1.0}
 
 @both_engines
 @pytest.mark.parametrize("weight", [4.0, 16.0])
-def test_pfedme_with_one_step_that_goes_all_the_way_is_fedavg(
-    images: Path, engine: str, weight: float
-) -> None:
+def test_pfedme_with_one_full_step_equals_fedavg(images: Path, engine: str, weight: float) -> None:
     common: dict[str, Any] = {**STILL, "engine": engine}
     average = after_rounds(images, "fedavg", **common | {"train__lr": 0.09})
     # lr * weight is 1: w_i goes all the way to θ, so that the pull is always 0.
@@ -44,7 +42,7 @@ def test_pfedme_with_one_step_that_goes_all_the_way_is_fedavg(
 
 
 @both_engines
-def test_pfedme_without_a_pull_leaves_the_server_where_it_is(images: Path, engine: str) -> None:
+def test_pfedme_with_weight_0_leaves_the_global_model_unchanged(images: Path, engine: str) -> None:
     start = server_of(after_rounds(images, "pfedme", 0, engine=engine))
     free = after_rounds(images, "pfedme", engine=engine, pfedme__weight=0.0)
     assert_close_tensors(server_of(free), start)
@@ -84,7 +82,7 @@ def slow_pfedme(images: Path, *, weight: float, lr: float, own_lr: float, steps:
 
 
 @both_engines
-def test_pfedme_is_the_papers_loop(images: Path, engine: str) -> None:
+def test_pfedme_matches_a_plain_loop_of_the_paper(images: Path, engine: str) -> None:
     found = after_rounds(images, "pfedme", 1, engine=engine, train__lr=0.02)
     wanted = slow_pfedme(images, weight=15.0, lr=0.02, own_lr=0.09, steps=5)
     assert_close_tensors(server_of(found), wanted, 1e-10)
@@ -92,7 +90,7 @@ def test_pfedme_is_the_papers_loop(images: Path, engine: str) -> None:
 
 @both_engines
 @pytest.mark.parametrize("method", ["ditto", "fedavg-ft"])
-def test_what_is_sent_is_fedavgs_model(images: Path, method: str, engine: str) -> None:
+def test_sent_model_equals_fedavg(images: Path, method: str, engine: str) -> None:
     found = after_rounds(images, method, 3, engine=engine)
     average = after_rounds(images, "fedavg", 3, engine=engine)
     assert_close_tensors(server_of(found), server_of(average))
@@ -101,14 +99,14 @@ def test_what_is_sent_is_fedavgs_model(images: Path, method: str, engine: str) -
 
 
 @both_engines
-def test_ditto_without_a_pull_trains_own_models_alone(images: Path, engine: str) -> None:
+def test_ditto_with_weight_0_equals_local(images: Path, engine: str) -> None:
     free = after_rounds(images, "ditto", 3, engine=engine, ditto__weight=0.0)
     alone = after_rounds(images, "local", 3, engine=engine)
     for client, model in models_of(free).items():
         assert_close_tensors(model, models_of(alone)[client])
 
 
-def test_a_strong_pull_holds_dittos_own_models_at_the_global_one(images: Path) -> None:
+def test_larger_ditto_weight_keeps_personal_models_near_the_global_one(images: Path) -> None:
     def distance(weight: float) -> float:
         found = after_rounds(
             images, "ditto", 1, ditto__weight=weight, **STILL | {"train__lr": 0.01}
@@ -121,7 +119,7 @@ def test_a_strong_pull_holds_dittos_own_models_at_the_global_one(images: Path) -
 
 
 @both_engines
-def test_fine_tuning_moves_the_classifier_alone(images: Path, engine: str) -> None:
+def test_fine_tuning_moves_only_the_classifier(images: Path, engine: str) -> None:
     start = server_of(after_rounds(images, "fedavg", 1, engine=engine))
     found = after_rounds(images, "fedavg-ft", 2, engine=engine)
     for model in models_of(found).values():
@@ -131,9 +129,7 @@ def test_fine_tuning_moves_the_classifier_alone(images: Path, engine: str) -> No
 
 
 @both_engines
-def test_fedrep_trains_the_classifier_first_and_then_what_is_below(
-    images: Path, engine: str
-) -> None:
+def test_fedrep_trains_the_classifier_first_and_then_the_base(images: Path, engine: str) -> None:
     """Its two parts against two runs, in each of which only one of them may move."""
     start = server_of(after_rounds(images, "fedrep", 0, engine=engine))
     found = after_rounds(images, "fedrep", 1, engine=engine, fedrep__head_epochs=2)
@@ -149,7 +145,7 @@ def test_fedrep_trains_the_classifier_first_and_then_what_is_below(
 
 
 @pytest.mark.parametrize("method", ["pfedme", "ditto", "fedavg-ft", "fedrep"])
-def test_formulas_about_plain_steps_refuse_adam(images: Path, method: str) -> None:
+def test_methods_that_need_sgd_reject_adam(images: Path, method: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"train.optimizer is 'adam'; with method .* must be sgd"
     ):

@@ -42,7 +42,7 @@ def plain_margin(prototypes: Prototypes, means: dict[int, list[float]]) -> float
     held=st.sets(st.integers(0, 4), max_size=5),
     known=st.sets(st.integers(0, 4), min_size=2, max_size=5),
 )
-def test_the_margin_by_loops(seed: int, held: set[int], known: set[int]) -> None:
+def test_margin_matches_plain_loops(seed: int, held: set[int], known: set[int]) -> None:
     means = draw(seed + 1, 5, 3)
     means[[c for c in range(5) if c not in known]] = 0
     prototypes = prototypes_of(sorted(held), seed)
@@ -50,7 +50,7 @@ def test_the_margin_by_loops(seed: int, held: set[int], known: set[int]) -> None
     assert find_margin(prototypes, means) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
-def test_margins_that_cannot_be_told() -> None:
+def test_undefined_margins_are_zero() -> None:
     one = torch.tensor([[0.0, 0.0], [1.0, 0.0]]).double()
     assert find_margin(prototypes_of([1], 3, 2), one) == 0
     same = torch.ones(2, 2).double()
@@ -62,7 +62,7 @@ def update_with(prototypes: Prototypes, size: int) -> Update:
     return Update("a", size, {}, prototypes, 0.5)
 
 
-def test_weights_by_hand() -> None:
+def test_weights_match_hand_computed_values() -> None:
     # Global means 2 apart; a client's own mean of class 0 lies 0.5 beyond the global one.
     means = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 0.0]]).double()
     server = Server({}, private={CLASS_MEANS: means})
@@ -79,7 +79,7 @@ def test_weights_by_hand() -> None:
     assert method.weigh(update_with(own, 7), Server({})) == 7
 
 
-def test_clients_alike_count_by_their_samples() -> None:
+def test_equal_margins_weigh_clients_by_samples() -> None:
     method = make_method("proto-attention")
     server = Server({}, private={CLASS_MEANS: draw(1, 4, 3)})
     weights = [method.weigh(update_with(prototypes_of([0, 2], 5), n), server) for n in (3, 30)]
@@ -94,7 +94,7 @@ def test_no_weight_overflows() -> None:
 
 
 @both_engines
-def test_at_an_endless_temperature_it_is_fedavg(images: Path, engine: str) -> None:
+def test_huge_temperature_equals_fedavg(images: Path, engine: str) -> None:
     found = after_rounds(
         images, "proto-attention", engine=engine, proto_attention__temperature=1e300
     )
@@ -102,7 +102,7 @@ def test_at_an_endless_temperature_it_is_fedavg(images: Path, engine: str) -> No
 
 
 @both_engines
-def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: str) -> None:
+def test_first_round_equals_fedavg_and_the_second_differs(images: Path, engine: str) -> None:
     found, wanted = (begin(images, each, engine=engine) for each in ("proto-attention", "fedavg"))
     for federation in (found, wanted):
         federation.run_round(evaluate=False)
@@ -116,7 +116,7 @@ def test_the_first_round_is_fedavgs_and_the_second_is_not(images: Path, engine: 
 
 
 @both_engines
-def test_the_mean_is_by_these_weights(images: Path, engine: str) -> None:
+def test_average_uses_the_attention_weights(images: Path, engine: str) -> None:
     federation = begin(images, "proto-attention", engine=engine)
     federation.run_round(evaluate=False)
     means = federation.state.server.private[CLASS_MEANS]

@@ -26,14 +26,14 @@ def make_prototypes(rows: list[tuple[int, float, int]]) -> Prototypes:
 
 @METHODS
 @both_engines
-def test_weights_are_fedavgs(images: Path, engine: str, method: str) -> None:
+def test_model_equals_fedavg(images: Path, engine: str, method: str) -> None:
     found = after_rounds(images, method, engine=engine)
     assert_same_model(found, after_rounds(images, "fedavg", engine=engine), engine)
 
 
 @METHODS
 @both_engines
-def test_prototypes_travel_in_the_last_round_alone(images: Path, engine: str, method: str) -> None:
+def test_prototypes_are_sent_only_in_the_last_round(images: Path, engine: str, method: str) -> None:
     federation = begin(images, method, engine=engine, rounds=3)
     average = begin(images, "fedavg", engine=engine, rounds=3)
     for number in range(1, 4):
@@ -63,7 +63,7 @@ def test_each_owner_counts_once() -> None:
     assert found.vectors.flatten().tolist() == [2.5, 5.0]
 
 
-def test_centroids_count_by_their_share_of_their_owners_class() -> None:
+def test_centroids_are_weighted_by_their_share_of_the_owners_class() -> None:
     method = make_method("mpfed", prototypes__per_class=2)
     pool = PrototypePool.gather(
         {
@@ -84,7 +84,9 @@ def test_centroids_count_by_their_share_of_their_owners_class() -> None:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5))
-def test_with_one_prototype_a_class_it_is_the_other(seed: int, sizes: list[int]) -> None:
+def test_mpfed_with_one_prototype_per_class_equals_proto_inference(
+    seed: int, sizes: list[int]
+) -> None:
     rows = {
         f"client-{number}": Prototypes(
             draw(seed + number, size, 3), torch.arange(size), torch.arange(1, size + 1)
@@ -124,6 +126,6 @@ def test_merged_prototypes_stay_in_their_class(seed: int, most: int, sizes: list
         assert (ours <= theirs.amax(0) + 1e-12).all()
 
 
-def test_a_privacy_budget_covers_no_prototypes_of_the_last_round() -> None:
+def test_privacy_budget_is_rejected() -> None:
     with pytest.raises(InvalidInput, match=r"with method mpfed it must be left out"):
         make_method("mpfed", privacy__epsilon=1.0)

@@ -52,12 +52,12 @@ class Uncontrolled(Scaffold):
     ("momentum", "steps", "length"),
     [(0.5, 1, 1), (0.5, 2, 2.5), (0.5, 3, 4.25), (0.0, 7, 7), (0.9, 1, 1)],
 )
-def test_steps_as_momentum_makes_them(momentum: float, steps: int, length: float) -> None:
+def test_effective_steps_match_the_closed_form(momentum: float, steps: int, length: float) -> None:
     found = TrainSettings(momentum=momentum).effective_steps(steps)
     assert found == pytest.approx(length, rel=1e-14)
 
 
-def test_so_many_steps_go_so_far_along_a_constant_gradient() -> None:
+def test_effective_steps_match_momentum_on_a_constant_gradient() -> None:
     train = TrainSettings(momentum=0.7)
     place = velocity = 0.0
     for steps in range(1, 20):
@@ -67,19 +67,19 @@ def test_so_many_steps_go_so_far_along_a_constant_gradient() -> None:
 
 
 @pytest.mark.parametrize(("samples", "steps"), [(1, 3), (8, 3), (9, 6), (16, 6), (17, 9)])
-def test_the_last_smaller_batch_is_a_step(samples: int, steps: int) -> None:
+def test_last_partial_batch_counts_as_a_step(samples: int, steps: int) -> None:
     assert TrainSettings(epochs=3, batch_size=8).num_steps(samples) == steps
 
 
 @both_engines
-def test_without_controls_it_is_fedavg(images: Path, engine: str) -> None:
+def test_zero_controls_equal_fedavg(images: Path, engine: str) -> None:
     found = federate(images, "scaffold", engine=engine, method_class=Uncontrolled)
     wanted = federate(images, engine=engine, method_class=PlainFedAvg)
     assert_same_tensors(server_of(found), server_of(wanted))
 
 
 @both_engines
-def test_it_differs_from_fedavg_from_the_second_round_on(images: Path, engine: str) -> None:
+def test_differs_from_fedavg_from_the_second_round_on(images: Path, engine: str) -> None:
     for rounds, differs in ((1, False), (2, True)):
         found = federate(images, "scaffold", rounds, engine=engine)
         wanted = federate(images, rounds=rounds, engine=engine, method_class=PlainFedAvg)
@@ -88,7 +88,7 @@ def test_it_differs_from_fedavg_from_the_second_round_on(images: Path, engine: s
 
 @both_engines
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
-def test_the_servers_control_is_the_mean_of_all_clients(
+def test_server_control_is_the_mean_over_all_clients(
     images: Path, engine: str, fraction: float
 ) -> None:
     settings: Changes = {
@@ -117,7 +117,7 @@ class Spoiled(MeddledEngine):
             yield replace(update, loss=math.nan) if is_spoiled else update
 
 
-def test_who_is_rejected_has_the_control_it_had(images: Path) -> None:
+def test_rejected_client_keeps_its_previous_control(images: Path) -> None:
     federation = build_federation(small(images, "scaffold", dtype="float64"), Spoiled)
     federation.run_round(evaluate=False)
     before = client_states(federation)["client-1"]
@@ -129,7 +129,7 @@ def test_who_is_rejected_has_the_control_it_had(images: Path) -> None:
 
 
 @both_engines
-def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> None:
+def test_control_after_one_step_is_the_gradient(images: Path, engine: str) -> None:
     settings: Changes = {"train__batch_size": 64, "engine": engine}
     before, after = (federate(images, "scaffold", n, **settings) for n in (1, 2))
     data = data_of(images)
@@ -146,7 +146,7 @@ def test_after_one_step_a_control_is_the_gradient(images: Path, engine: str) -> 
 
 
 @both_engines
-def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: str) -> None:
+def test_identical_clients_need_no_correction(images: Path, engine: str) -> None:
     settings: Changes = {
         "train__batch_size": 64,
         "train__epochs": 3,
@@ -170,7 +170,7 @@ def test_clients_that_are_alike_have_nothing_to_correct(images: Path, engine: st
     assert_close_tensors(ours, theirs)
 
 
-def test_controls_follow_from_the_next_broadcast_alone(images: Path) -> None:
+def test_controls_depend_only_on_the_next_broadcast(images: Path) -> None:
     """With all clients and equal steps, c_i - c is known from models: half the bytes would do."""
     settings: Changes = {"partition__kind": "iid", "train__batch_size": 5}
     federation = federate(images, "scaffold", 1, **settings)
@@ -224,7 +224,7 @@ def scaffold_by_hand(images: Path, rounds: int, experiment: Experiment) -> Tenso
 
 
 @both_engines
-def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
+def test_matches_a_plain_loop_over_the_formulas(images: Path, engine: str) -> None:
     settings: Changes = {
         **UNEQUAL,
         "engine": engine,
@@ -236,14 +236,14 @@ def test_against_a_slow_loop_of_the_formulas(images: Path, engine: str) -> None:
     assert_close_tensors(server_of(found), scaffold_by_hand(images, 3, experiment), 1e-10)
 
 
-def test_twice_the_bytes_of_fedavg(images: Path) -> None:
+def test_messages_have_twice_the_bytes_of_fedavg(images: Path) -> None:
     federation = build_federation(small(images, "scaffold"))
     record = federation.run_round(evaluate=False)
     size = sum(value.numel() for value in server_of(federation).values())
     assert record.bytes == {"up": 3 * 2 * 4 * size, "down": 3 * 2 * 4 * size}
 
 
-def test_the_servers_step(images: Path) -> None:
+def test_server_step_scales_the_mean_change(images: Path) -> None:
     whole, half = (federate(images, "scaffold", 1, scaffold__server_lr=each) for each in (1.0, 0.5))
     begun = build_federation(small(images, "scaffold", dtype="float64")).state.server.params
     for name, value in server_of(half).items():
@@ -251,7 +251,7 @@ def test_the_servers_step(images: Path) -> None:
 
 
 @pytest.mark.usefixtures("example_methods")
-def test_the_example_is_the_built_in_method(images: Path) -> None:
+def test_example_matches_the_built_in_method(images: Path) -> None:
     settings: Changes = {**UNEQUAL, "clients": 5, "fraction": 0.6}
     example, ours = (
         federate(images, method, **settings) for method in ("custom_method:Scaffold", "scaffold")

@@ -37,7 +37,7 @@ OPEN: dict[str, Any] = {
 
 
 @both_engines
-def test_open_sageflow_in_one_tick_is_fedavg(images: Path, engine: str) -> None:
+def test_sageflow_without_thresholds_in_one_tick_equals_fedavg(images: Path, engine: str) -> None:
     common: dict[str, Any] = {"engine": engine, "public__size": 6}
     mine = params_of(images, "sageflow", **common, **OPEN)
     theirs = params_of(images, "fedavg", **common)
@@ -71,7 +71,7 @@ def judge(method: Sageflow, logit: float, ticks: int = 0) -> float:
     return method.weigh(Update("a", 10, one(logit), none, 0.1), Server(one(0), private=private))
 
 
-def test_models_weigh_by_their_public_loss() -> None:
+def test_models_are_weighted_by_their_public_loss() -> None:
     """Losses 0.5 and 1: with a power of 1 the first weighs twice as much."""
     method = make("sageflow")
     halves = [-math.log(math.exp(loss) - 1) for loss in (0.5, 1.0)]
@@ -81,14 +81,14 @@ def test_models_weigh_by_their_public_loss() -> None:
     assert judge(method, 1e4) == pytest.approx(10 / 1e-8)
 
 
-def test_uncertain_models_are_left_out_after_a_while() -> None:
+def test_uncertain_models_are_left_out_after_the_first_ticks() -> None:
     method = make("sageflow", sageflow__entropy=0.5, sageflow__warm_up=3)
     assert judge(method, 0.0, ticks=2) == pytest.approx(10 / math.log(2))
     assert judge(method, 0.0, ticks=3) == 0
     assert judge(method, 5.0, ticks=3) > 0
 
 
-def test_who_is_left_out_is_written_down_and_the_model_stays(images: Path) -> None:
+def test_left_out_clients_are_recorded_and_the_model_is_unchanged(images: Path) -> None:
     strict: dict[str, Any] = {
         "sageflow__entropy": 1e-9,
         "sageflow__warm_up": 0,
@@ -111,13 +111,13 @@ def test_sageflow_needs_public_images(images: Path) -> None:
 
 
 @both_engines
-def test_async_share_at_equal_speeds_is_fedavg(images: Path, engine: str) -> None:
+def test_async_share_at_equal_speeds_equals_fedavg(images: Path, engine: str) -> None:
     common: dict[str, Any] = {"engine": engine, **EQUAL_SPEEDS}
     mine = params_of(images, "async-share", **common)
     assert_close_tensors(mine, params_of(images, "fedavg", **common))
 
 
-def test_in_the_long_run_clients_count_by_their_samples() -> None:
+def test_long_run_weights_are_proportional_to_samples() -> None:
     """Clients that come every tick, every second and every fifth, with 10, 30 and 20 samples."""
     method = make("async-share", async_share__decay=0.999, async_share__staleness=0.0)
     sizes, periods = {"a": 10, "b": 30, "c": 20}, {"a": 1, "b": 2, "c": 5}
@@ -135,7 +135,7 @@ def test_in_the_long_run_clients_count_by_their_samples() -> None:
     assert shares == pytest.approx([10 / 60, 30 / 60, 20 / 60], rel=0.01)
 
 
-def test_all_that_comes_in_a_tick_weighs_1_at_most() -> None:
+def test_weights_of_a_tick_sum_to_at_most_1() -> None:
     """A client that has never come before: its first weight is cut."""
     method = make("async-share")
     server = Server(one(4))

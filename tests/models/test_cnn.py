@@ -51,7 +51,7 @@ def run_torch_layers(params: Tensors, planes: Tensor, *, has_norm: bool) -> tupl
     )
 
 
-def test_it_is_the_network_of_the_fedavg_paper() -> None:
+def test_cnn_matches_the_network_of_the_fedavg_paper() -> None:
     params = Cnn((28, 28), 10).init(generator(0, "weights"), torch.float32)
     assert sum(value.numel() for value in params.values()) == 1_663_370
     for name, fan_in in (("conv.0", 25), ("conv.1", 800), ("hidden.0", 3136)):
@@ -61,9 +61,7 @@ def test_it_is_the_network_of_the_fedavg_paper() -> None:
 
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("shape", [(12, 15), (13, 12, 3)])
-def test_embeddings_and_logits_are_those_of_torchs_layers(
-    shape: tuple[int, ...], has_norm: bool
-) -> None:
+def test_embeddings_and_logits_match_torch_layers(shape: tuple[int, ...], has_norm: bool) -> None:
     model = Cnn(shape, 4, (7,), has_norm=has_norm)
     params, images = draw_params(model), draw_images(3, *shape)
     planes = images.movedim(3, 1) if len(shape) == 3 else images.unsqueeze(1)
@@ -74,7 +72,7 @@ def test_embeddings_and_logits_are_those_of_torchs_layers(
 
 
 @given(st.integers(4, 21), st.integers(4, 21), st.booleans())
-def test_images_of_any_size(height: int, width: int, is_color: bool) -> None:
+def test_cnn_accepts_images_of_any_size(height: int, width: int, is_color: bool) -> None:
     shape = (height, width, 3) if is_color else (height, width)
     model = Cnn(shape, 3, (2,))
     embeddings, logits = model.apply(draw_params(model), draw_images(1, *shape).flatten(1))
@@ -82,12 +80,12 @@ def test_images_of_any_size(height: int, width: int, is_color: bool) -> None:
     assert logits.isfinite().all()
 
 
-def test_images_too_small_for_two_poolings() -> None:
+def test_images_too_small_for_two_poolings_are_rejected() -> None:
     with pytest.raises(InvalidInput, match=r"images have 3 x 9 pixels; they must have at least 4"):
         Cnn((3, 9), 10)
 
 
-def test_many_images_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_are_processed_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Cnn((12, 12), 3, (4,), has_norm=True)
     params, images = draw_params(model), draw_images(7, 144)
     wanted = model.apply(params, images)
@@ -97,7 +95,7 @@ def test_many_images_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_several_models_are_each_by_itself() -> None:
+def test_stacked_models_equal_single_models() -> None:
     model = Cnn((12, 12), 3, (4,))
     models = [model.init(generator(seed, "weights"), DOUBLE) for seed in range(3)]
     stack = {name: torch.stack([each[name] for each in models]) for name in models[0]}
@@ -108,7 +106,7 @@ def test_several_models_are_each_by_itself() -> None:
         assert torch.equal(logits[number], model.apply(params, images)[1])
 
 
-def test_which_parameters_are_of_normalization_layers() -> None:
+def test_parameters_of_normalization_layers_are_recognized() -> None:
     params = Cnn((12, 12), 3, has_norm=True).init(generator(0, "weights"), DOUBLE)
     found = [name for name in params if is_normalization(name)]
     assert found == [f"norm.{number}.{part}" for number in (0, 1) for part in ("weight", "bias")]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, InvalidInput, Predictor
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export import ExportSettings, export_run
 from mpfedcl.methods import find_method
 from mpfedcl.models import Cnn, Mlp
 from small_experiments import (
@@ -41,7 +41,7 @@ def save_color(root: Path) -> Path:
 
 @pytest.mark.parametrize("norm", ["none", "group"])
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedprox"])
-def test_loop_and_stack_agree(tmp_path: Path, method: str, norm: str) -> None:
+def test_loop_and_stacked_engines_agree(tmp_path: Path, method: str, norm: str) -> None:
     root = save_color(tmp_path / "colors")
     found = {}
     for engine in ("loop", "stacked"):
@@ -63,7 +63,9 @@ def test_loop_and_stack_agree(tmp_path: Path, method: str, norm: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_run_goes_on_predicts_and_is_exported(images: Path, tmp_path: Path, said: Say) -> None:
+def test_cnn_run_is_resumed_used_for_predictions_and_exported(
+    images: Path, tmp_path: Path, said: Say
+) -> None:
     path = tmp_path / "run"
     words = flags(images, method="fedavg", rounds=1, model__norm="group", **CNN)
     assert said("run", *words, "--out", path)[0] == 0
@@ -86,7 +88,7 @@ def resolve(method: str = "fedavg", **changes: Any) -> Experiment:
     return experiment.resolved(find_method(method).defaults)
 
 
-def test_which_model_is_the_default() -> None:
+def test_default_model_depends_on_data_set_and_encoder() -> None:
     names = {
         name: resolve(dataset__name=name).model.name
         for name in ("mnist", "digit5", "cifar10", "cifar100", "femnist")
@@ -102,14 +104,14 @@ def test_which_model_is_the_default() -> None:
     assert resolve(dataset__name="office10", model__name="cnn").encoder.name == "none"
 
 
-def test_a_method_with_a_model_of_its_own_leaves_it_aside() -> None:
+def test_method_with_its_own_model_ignores_the_model_settings() -> None:
     experiment = resolve("fedgauss", model__name="cnn", model__norm="group")
     assert (experiment.model.name, experiment.model.norm) == ("mlp", "none")
     assert experiment.encoder.name == "random-filters"
     assert resolve("fedgauss", dataset__name="cifar10").encoder.name == "random-filters"
 
 
-def test_the_perceptron_is_what_it_was(images: Path) -> None:
+def test_default_model_for_pixels_is_the_mlp(images: Path) -> None:
     experiment = small(images).resolved()
     data, model = load_data_and_model(experiment, torch.device("cpu"))
     assert isinstance(model, Mlp)
@@ -121,7 +123,7 @@ def test_the_perceptron_is_what_it_was(images: Path) -> None:
     [
         (
             {"model__name": "cnn", "encoder__name": "resnet18"},
-            r"model.name is 'cnn', which takes images as they are; behind encoder.name 'resnet18'",
+            r"model.name is 'cnn', which takes images; with encoder.name 'resnet18' it must be mlp",
         ),
         (
             {"model__name": "cnn", "dataset__name": "table"},
@@ -133,12 +135,12 @@ def test_the_perceptron_is_what_it_was(images: Path) -> None:
         ),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_cnn_for_other_inputs_is_rejected(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         resolve(**changes)
 
 
-def test_vectors_are_refused(vectors: Path, said: Say) -> None:
+def test_cnn_for_vectors_is_rejected(vectors: Path, said: Say) -> None:
     code, _, errors = said("run", *flags(vectors, model__name="cnn"))
     assert code == 2
     assert errors.strip() == (
@@ -147,7 +149,7 @@ def test_vectors_are_refused(vectors: Path, said: Say) -> None:
     )
 
 
-def test_tiny_images_are_refused(tmp_path: Path) -> None:
+def test_cnn_for_tiny_images_is_rejected(tmp_path: Path) -> None:
     save_images(tmp_path / "set" / "stripes.npz")
     experiment = small(tmp_path / "set", **CNN, dataset__image_size=3).resolved()
     with pytest.raises(InvalidInput, match=r"images have 3 x 3 pixels; they must have at least 4"):

@@ -74,7 +74,7 @@ def test_file_is_readable_by_numpy(folder: Path) -> None:
     assert numpy.array_equal(numpy.load(only_file(folder)), Maker(value=3)())
 
 
-def test_another_signature_is_another_array(folder: Path) -> None:
+def test_different_signatures_give_different_arrays(folder: Path) -> None:
     cache = open_cache(folder)
     found = [cache.find_or_make("e", str(n), Maker(value=n)) for n in range(3)]
     assert [each[0, 0] for each in found] == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_empty_arrays_are_not_stored(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_without_a_size_nothing_is_stored(folder: Path) -> None:
+def test_size_limit_of_zero_disables_storage(folder: Path) -> None:
     make = Maker()
     for _ in range(2):
         open_cache(folder, limit=0).find_or_make("e", "images", make)
@@ -254,12 +254,12 @@ def assert_works_without_storing(folder: Path, reason: str) -> None:
     assert "$MPFEDCL_CACHE" in sentences[0]
 
 
-def test_folder_that_cannot_be_created_costs_a_warning(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_gives_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert_works_without_storing(tmp_path / "file" / "arrays", "Not a directory")
 
 
-def test_full_disk_costs_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_gives_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -13,7 +13,7 @@ from encoder_experiments import pictured, save_pictures
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.cli.main import parse
 from mpfedcl.core.rng import generator
-from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export import ExportSettings, export_run
 from mpfedcl.models import make_mlp
 from mpfedcl.models.resnet import ResNet18
 from small_experiments import Say, assert_same_results, flags, small
@@ -38,7 +38,7 @@ def widths(path: Path) -> list[int]:
         ((8, 7, 6, 5), True, (8, 7, 6, 5)),
     ],
 )
-def test_left_open_the_layers_are_the_papers(
+def test_default_hidden_layers_match_the_paper(
     hidden: tuple[int, ...], is_encoded: bool, wanted: tuple[int, ...]
 ) -> None:
     model = make_mlp(30, 4, hidden, is_encoded=is_encoded)
@@ -48,7 +48,7 @@ def test_left_open_the_layers_are_the_papers(
     assert model.embedding_size == wanted[-1]
 
 
-def test_a_run_its_continuation_and_its_use_have_the_layers_asked_for(
+def test_hidden_layers_are_kept_by_resume_prediction_and_export(
     images: Path, tmp_path: Path, said: Say
 ) -> None:
     path = tmp_path / "run"
@@ -71,7 +71,7 @@ def test_a_run_its_continuation_and_its_use_have_the_layers_asked_for(
 
 @pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("trains", [False, True])
-def test_behind_an_encoder(tmp_path: Path, trains: bool) -> None:
+def test_hidden_layers_behind_an_encoder(tmp_path: Path, trains: bool) -> None:
     save_pictures(tmp_path / "pictures")
     experiment = pictured(
         tmp_path / "pictures", rounds=1, encoder__train=trains, model__hidden=(12, 6)
@@ -81,7 +81,7 @@ def test_behind_an_encoder(tmp_path: Path, trains: bool) -> None:
     assert Predictor.load(result.path).trained.model.embedding_size == 6
 
 
-def test_runs_from_before_there_was_the_setting(images: Path, tmp_path: Path) -> None:
+def test_runs_without_the_model_section_are_resumed(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=2), tmp_path / "whole")
     run(small(images, rounds=1), tmp_path / "old")
     file = tmp_path / "old" / "experiment.toml"
@@ -96,7 +96,7 @@ def test_runs_from_before_there_was_the_setting(images: Path, tmp_path: Path) ->
     assert_same_results(tmp_path / "old", tmp_path / "whole")
 
 
-def test_flags_and_what_is_refused() -> None:
+def test_hidden_layer_flags_are_parsed_and_validated() -> None:
     assert parse(["run", "--model.hidden", "32", "16"]).settings.model.hidden == (32, 16)
     with pytest.raises(InvalidInput, match=r"model\.hidden\.1 is 0; it must be greater than or"):
         parse(["run", "--model.hidden", "32", "0"])

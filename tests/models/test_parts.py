@@ -22,13 +22,13 @@ def count(model: Mlp, share: float) -> int:
     return sum(int(mask.sum()) for mask in masks.values())
 
 
-def test_the_papers_models() -> None:
+def test_parameter_counts_match_the_models_of_the_paper() -> None:
     pixels, head = Mlp((784, 512, 512, 256), 10), Mlp((512, 256), 10)
     assert (count(pixels, 1), count(pixels, 0.75)) == (798_474, 525_130)
     assert (count(head, 1), count(head, 0.75)) == (133_898, 100_426)
 
 
-def test_rows_and_columns() -> None:
+def test_mask_selects_rows_and_columns_of_units() -> None:
     params = Mlp((2, 3, 2), 2).init(torch.Generator(), torch.float32)
     units = {"hidden.0": torch.tensor([True, False, True]), "hidden.1": torch.tensor([False, True])}
     masks = {name: mask.int().tolist() for name, mask in mask_params(params, units).items()}
@@ -45,7 +45,7 @@ def test_rows_and_columns() -> None:
     assert all(mask.all() for mask in mask_params(params, {}).values())
 
 
-def test_layers_are_in_the_order_of_their_numbers() -> None:
+def test_layers_are_sorted_by_number() -> None:
     params = Mlp((5, *range(1, 13)), 2).init(torch.Generator(), torch.float32)
     shuffled = {name: params[name] for name in sorted(params)}
     assert list(hidden_units(shuffled).values()) == list(range(1, 13))
@@ -53,7 +53,7 @@ def test_layers_are_in_the_order_of_their_numbers() -> None:
     assert feeding_layers(shuffled)["classifier"] == "hidden.11"
 
 
-def test_filters_and_the_pixels_that_they_leave() -> None:
+def test_mask_of_filters_covers_their_flattened_pixels() -> None:
     params = {
         "classifier.bias": torch.zeros(2),
         "classifier.weight": torch.zeros(2, 3),
@@ -76,7 +76,7 @@ def test_filters_and_the_pixels_that_they_leave() -> None:
     assert hidden_units(normed) == {"hidden.0": 3}
 
 
-def test_bytes_of_a_part() -> None:
+def test_bytes_of_a_submodel_are_counted() -> None:
     params = Mlp((784, 512, 512, 256), 10).init(torch.Generator(), torch.float32)
     units = first_units(params, 0.75)
     assert count_bytes(units) == (512 + 512 + 256) / 8

@@ -65,7 +65,7 @@ def params_of(modules: nn.Module) -> Tensors:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (32, 48), (16, 16), (65, 33)])
-def test_features_are_those_of_the_modules_in_evaluation_mode(size: tuple[int, int]) -> None:
+def test_features_match_the_modules_in_evaluation_mode(size: tuple[int, int]) -> None:
     modules = make_modules().eval()
     images = torch.randn(3, 3, *size)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_features_are_those_of_the_modules_in_evaluation_mode(size: tuple[int, i
     torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_names_shapes_and_number_of_parameters() -> None:
+def test_names_and_shapes_of_parameters_match_the_modules() -> None:
     network = ResNet18()
     params = network.init(torch.Generator().manual_seed(0), torch.float32)
     expected = {name: value.shape for name, value in params_of(Modules()).items()}
@@ -84,7 +84,7 @@ def test_names_shapes_and_number_of_parameters() -> None:
     assert sum(v.numel() for n, v in params.items() if not is_statistic(n)) == 11_176_512
 
 
-def test_initial_weights_follow_the_generator_alone_and_agree_across_precisions() -> None:
+def test_initial_weights_depend_only_on_the_generator() -> None:
     network = ResNet18()
     single = network.init(torch.Generator().manual_seed(3), torch.float32)
     double = network.init(torch.Generator().manual_seed(3), torch.float64)
@@ -96,7 +96,7 @@ def test_initial_weights_follow_the_generator_alone_and_agree_across_precisions(
     assert torch.equal(single["bn1.bias"], torch.zeros(64))
 
 
-def test_an_image_does_not_depend_on_its_neighbors_and_nothing_changes() -> None:
+def test_features_are_independent_of_the_batch_and_keep_the_parameters() -> None:
     params = params_of(make_modules())
     before = {name: value.clone() for name, value in params.items()}
     images = torch.randn(4, 3, 32, 32)
@@ -107,7 +107,7 @@ def test_an_image_does_not_depend_on_its_neighbors_and_nothing_changes() -> None
     assert all(torch.equal(params[name], before[name]) for name in params)
 
 
-def test_gradients_are_those_of_the_modules_in_evaluation_mode() -> None:
+def test_gradients_match_the_modules_in_evaluation_mode() -> None:
     modules = make_modules().eval().double()
     params = {n: v.requires_grad_(not is_statistic(n)) for n, v in params_of(modules).items()}
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)

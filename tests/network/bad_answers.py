@@ -1,4 +1,4 @@
-"""Answers that no honest client gives, by name, and what the record says of each."""
+"""Answers that no honest client sends, by name, with the recorded reason of each."""
 
 import io
 import json
@@ -61,7 +61,7 @@ def packed(data: bytes, kind: str = "safetensors") -> BadReply:
 
 
 def claim(shape: object, dtype: str = "F64", places: object = (0, 8)) -> BadReply:
-    """Send one array of eight bytes, and say this of it."""
+    """Send one array of eight bytes with this description."""
     entry = {"dtype": dtype, "shape": shape, "data_offsets": places}
     listed = json.dumps({WEIGHT: entry}).encode()
     return packed(len(listed).to_bytes(8, "little") + listed + bytes(8))
@@ -167,9 +167,9 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     ),
     "withheld, by a method that never does": (values(withheld=True), "this method never does"),
     "withheld, in words": (values(withheld="no"), "withheld is 'no'; it must be of type bool"),
-    "processed by nobody": (values(processed=["magic"]), "processed by 'magic'"),
+    "unknown processor": (values(processed=["magic"]), "processed by 'magic'"),
     "processed, as numbers": (values(processed=[1]), "must be a list of names"),
-    "sums that nobody asked for": (
+    "sums without a request": (
         arrays(lambda found: {**found, "summed/x": numpy.zeros(3)}),
         r"\['x'\] are missing or unknown",
     ),
@@ -179,7 +179,7 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
     "an error without end": (error(400, "x" * 10**6), "x{300}$"),
     "an unknown error": (error(9999, "new"), "new"),
 }
-"""What is sent in a round, and how the record's `rejected` gives the reason."""
+"""The answer in a round, and the reason in the record's `rejected`."""
 
 BAD_READINGS: dict[str, tuple[BadReply, str]] = {
     "above 100 %": (values(**predictor(table(100.5))), "an accuracy is not in 0 to 100 %"),
@@ -209,4 +209,4 @@ BAD_READINGS: dict[str, tuple[BadReply, str]] = {
     "broken confusions": (values(**predictor(table(5), [[0.5] * 4] * 3)), "must be counts"),
     "endless confusions": (values(**predictor(table(5), [[10**30] * 4] * 3)), "must be counts"),
 }
-"""What is said of the round before, with the second round's answer or at the end."""
+"""The evaluation of the previous round, with the second round's answer or at the end."""

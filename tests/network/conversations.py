@@ -16,7 +16,7 @@ NODES = (1, 2, 3)
 
 
 def answer(_: str, request: FlowerMessage, __: FlowerMessage) -> FlowerMessage:
-    """Say who was asked, with an array of its own."""
+    """Return the number of the node that was asked, and an array that depends on it."""
     node = request.metadata.dst_node_id
     arrays = {"x": numpy.arange(6.0).reshape(2, 3) + node}
     text = to_text({"node": node})

@@ -1,4 +1,4 @@
-"""Small federations over the loopback grid, and what they must have in common with simulations."""
+"""Small federations over the loopback grid, and their comparison with simulations."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -33,11 +33,11 @@ from small_experiments import (
 )
 
 DOUBLE = 1e-9
-"""Relative distance of weights: what is promised is 1e-5; in float64 rounding alone is far less."""
+"""Relative distance of weights: 1e-5 is documented; float64 rounding is far smaller."""
 
 TRAIN, QUERY, EVALUATE = "train", "query", "evaluate"
 QUICK = {"network__round_timeout": 30.0, "network__patience": 5.0}
-"""Bounds that no honest client here comes near, and that end a test which hangs."""
+"""Timeouts that no honest client here reaches, and that end a hanging test."""
 
 
 def float64_experiment(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
@@ -48,7 +48,7 @@ def float64_experiment(root: Path, method: str = "mp-fedcl", **changes: Any) -> 
         "train__lr": 0.1,
         "partition__alpha": 0.5,
         "model__hidden": HIDDEN,
-        # On by default over a network, and not in the simulations that it is held to.
+        # On by default over a network, but not in the simulations for comparison.
         "validation__bounds": "off",
     }
     return small(root, method, **settings | QUICK | changes)
@@ -74,7 +74,7 @@ class LoopbackFederation:
             self.join(share)
 
     def join(self, share: int, node: int | None = None, **config: Any) -> None:
-        """Let the client with a part of the partition come."""
+        """Connect the client with a part of the partition."""
         name = f"client-{share}"
         values = {
             "name": name,
@@ -85,7 +85,7 @@ class LoopbackFederation:
         self.grid.join(share + 1 if node is None else node, **values | config)
 
     def bring(self, node: int, name: str, data: Path, registered: str = "", **config: Any) -> None:
-        """Let a client come with a folder of its own."""
+        """Connect a client with its own folder."""
         values = {"name": name, "data": str(data), "memory": str(self.folder / f"memory-{name}")}
         self.grid.join(node, registered, **values | config)
 
@@ -102,7 +102,7 @@ class LoopbackFederation:
 
 
 def stop_after(count: int) -> Observer:
-    """Stop a run once so many rounds have been trained; the last of them is not yet read."""
+    """Stop a run after `count` trained rounds; the last one is not evaluated yet."""
     asked: list[None] = []
 
     def should_stop() -> bool:
@@ -112,7 +112,7 @@ def stop_after(count: int) -> Observer:
     return Observer(should_stop=should_stop)
 
 
-# What two runs have in common
+# Comparison of runs
 
 
 def readings_of(record: Json) -> dict[PredictorName, float | None]:
@@ -121,13 +121,13 @@ def readings_of(record: Json) -> dict[PredictorName, float | None]:
 
 
 def assert_same_predictors(found: Json, wanted: Json, method: str) -> None:
-    """Hold a round's predictors to a simulation's, as far as clients can read them by themselves."""
+    """Compare a round's predictors with a simulation's, as far as clients can evaluate them."""
     assert set(found["accuracy"]["global_test"].values()) == {None}
     kind = find_method(method)
     is_sent = not kind.trains or found["sent"]["prototype_floats"] > 0
     travels = issubclass(kind, SharesPrototypes) and kind.sends_pool and is_sent
     for predictor, value in readings_of(wanted).items():
-        # Prototypes that do not travel are made in simulations for the reading alone.
+        # Prototypes that are not sent are computed in simulations only for evaluation.
         expected = None if "prototype" in predictor and not travels else value
         assert readings_of(found)[predictor] == expected, predictor
     per_client = wanted["accuracy_per_client"]
@@ -137,9 +137,9 @@ def assert_same_predictors(found: Json, wanted: Json, method: str) -> None:
 
 
 def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) -> None:
-    """Hold a run over a network to a simulation: weights, pool, predictions, records."""
+    """Compare a run over a network with a simulation: weights, pool, predictions, records."""
     ours, theirs = load_results(found), load_results(wanted)
-    # What is measured on held-out samples is measured where they are.
+    # Only the clients have held-out samples to calibrate on.
     at_home = ("models/", METRIC_FILE)
     shared = {name: each for name, each in theirs.items() if not name.startswith(at_home)}
     assert ours.keys() == shared.keys()
@@ -164,18 +164,18 @@ def assert_like_simulation(found: Path, wanted: Path, experiment: Experiment) ->
 
 
 def assert_same_personal_models(federation: LoopbackFederation, wanted: Path) -> None:
-    """Hold what each client has kept of the last round to the simulation's personal models."""
+    """Compare each client's state of the last round with the simulation's personal models."""
     theirs = load_results(wanted)
     for share in range(federation.experiment.clients or 0):
         files = sorted(federation.state_folder(share).glob("*/round-*.safetensors"))
         kept = load_file(files[-1])
         model = {k.removeprefix("personal/"): v for k, v in kept.items() if k.startswith("pers")}
-        # Of one exchange some methods leave no client a model of its own.
+        # Some one-shot methods have no personal models.
         assert_close_tensors(model, theirs.get(f"models/client-{share}.safetensors", {}), DOUBLE)
 
 
 def assert_same_run(found: Path, wanted: Path) -> None:
-    """Hold two runs over a network to the same models, pool, records and summary, to the bit."""
+    """Check that two runs over a network have bit-identical models, pool, records and summary."""
     assert_same_results(found, wanted)
     assert without_timings(read_records(found)) == without_timings(read_records(wanted))
     assert without_timings([read_summary(found)]) == without_timings([read_summary(wanted)])
@@ -183,7 +183,7 @@ def assert_same_run(found: Path, wanted: Path) -> None:
         assert (found / name).read_bytes() == (wanted / name).read_bytes()
 
 
-# Meddling with answers
+# Tampering with answers
 
 
 def round_of(request: FlowerMessage) -> int:
@@ -200,14 +200,14 @@ def rewrite(
     values: Callable[[Json], Json] = lambda values: values,
     arrays: Callable[[Arrays], Mapping[str, Any] | Array] = lambda arrays: arrays,
 ) -> FlowerMessage:
-    """Return a reply with other values or arrays; one of Flower's arrays is all that is sent."""
+    """Return a reply with other values or arrays, packed into one Flower array."""
     message = from_records(reply.content)
     text = to_text(values(dict(message.values)))
     return FlowerMessage(records_of(text, arrays(dict(message.arrays))), reply_to=request)
 
 
 def records_of(text: str, arrays: Mapping[str, Any] | Array) -> RecordDict:
-    """Return what a message consists of, with any text and any arrays."""
+    """Return the records of a message with any text and any arrays."""
     if isinstance(arrays, Array):
         packed = ArrayRecord({PACKED: arrays})
     else:
@@ -217,15 +217,15 @@ def records_of(text: str, arrays: Mapping[str, Any] | Array) -> RecordDict:
 
 
 def to_text(values: Json) -> str:
-    """Return values as JSON, those included that an honest client would never send."""
+    """Return values as JSON, including values that an honest client would never send."""
     return json.dumps(values)
 
 
-# Clients with folders of their own, and what happens between rounds
+# Clients with their own folders, and actions between rounds
 
 
 def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) -> Path:
-    """Write folders of images, a bright stripe a class on noise."""
+    """Write a folder of noisy images per class, each class with a different bright stripe."""
     for place, name in enumerate(classes):
         (folder / name).mkdir(parents=True, exist_ok=True)
         random = numpy.random.default_rng(sum(name.encode()))
@@ -237,13 +237,13 @@ def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) ->
 
 
 def folder_experiment(method: str = "mp-fedcl", **changes: Any) -> Experiment:
-    """Return an experiment of two rounds for clients that have folders of their own."""
+    """Return an experiment of two rounds for clients with their own folders."""
     settings = {"dataset__root": None, "rounds": 2, "network__patience": 0.3}
     return float64_experiment(Path(), method, **settings | changes)
 
 
 def before_rounds(actions: Mapping[int, Callable[[], object]]) -> Observer:
-    """Do something before a round, by its number."""
+    """Run actions before rounds, by round number."""
     number = 0
 
     def act() -> bool:
@@ -275,7 +275,7 @@ def stage_of(request: FlowerMessage) -> str:
 
 
 def lose(stage: str, *clients: str, in_round: int = 1) -> Tamper:
-    """Let clients go silent at a stage of a round, and come back in the next one."""
+    """Let clients be silent from a stage of a round on, and return in the next round."""
 
     def tamper(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
         order = STAGES.index(stage_of(request)) if stage_of(request) in STAGES else -1

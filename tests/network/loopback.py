@@ -45,11 +45,11 @@ class LoopbackGrid(HttpGrid):
         """What is stored, by the outermost object that it belongs to."""
         self._tamper = tamper
         self._waiting: dict[str, FlowerMessage] = {}
-        # Flower's own processes are told who they are before an app runs in them.
+        # Flower identifies its own processes before an app runs in them.
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
     def join(self, node: int, registered: str = "", **config: Any) -> None:
-        """Let a client come; `registered` is the name of its key."""
+        """Connect a client; `registered` is the name of its key."""
         self.nodes[node] = (registered, config)
 
     def get_node_ids(self) -> list[int]:
@@ -72,7 +72,9 @@ class LoopbackGrid(HttpGrid):
         """The calls of Flower's client for what the server has stored."""
         return self
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802  -- Flower's name
+    def PullMessages(  # noqa: N802  -- Flower's name
+        self, request: PullAppMessagesRequest
+    ) -> PullAppMessagesResponse:
         found = PullAppMessagesResponse()
         for identity in request.message_ids:
             asked = self._waiting.pop(identity, None)
@@ -87,8 +89,8 @@ class LoopbackGrid(HttpGrid):
         name = str(config["name"])
         self.requests.append((name, request))
         context = Context(1, 0, config, RecordDict(), {}, 0)
-        said = self._tamper(name, request, client_app(request, context))
-        replies = said if isinstance(said, list) else [said] if said else []
+        result = self._tamper(name, request, client_app(request, context))
+        replies = result if isinstance(result, list) else [result] if result else []
         for reply in replies:
             root = reply.metadata.__dict__["_message_id"] = reply.object_id
             self.objects[root] = self.tamper_objects(name, reply, _deflate(reply))
@@ -130,7 +132,7 @@ def _deflate(message: FlowerMessage) -> Objects:
 
 
 def _send(message: FlowerMessage) -> FlowerMessage:
-    """Return a message as it arrives: turned into bytes, and read again from them."""
+    """Return a message as it arrives: serialized and parsed again."""
     arrived = inflate_object_from_contents(message.object_id, _deflate(message))
     assert isinstance(arrived, FlowerMessage)
     arrived.metadata.__dict__["_message_id"] = message.object_id
@@ -138,7 +140,7 @@ def _send(message: FlowerMessage) -> FlowerMessage:
 
 
 def join_all(grid: LoopbackGrid, folder: Path, count: int, **config: Any) -> None:
-    """Let clients come that hold the parts of the experiment's own partition."""
+    """Connect clients that hold the parts of the experiment's partition."""
     for share in range(count):
         name = f"client-{share}"
         node_config: Mapping[str, Any] = {"share": share, "memory": str(folder / name), **config}
@@ -146,7 +148,7 @@ def join_all(grid: LoopbackGrid, folder: Path, count: int, **config: Any) -> Non
 
 
 class PacedGrid(LoopbackGrid):
-    """Answers to trainings are there so many seconds after the message was sent, by client."""
+    """Answers to training requests arrive a number of seconds later, by client."""
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class PacedGrid(LoopbackGrid):
     ) -> None:
         super().__init__(tamper)
         self.sent: list[tuple[float, str]] = []
-        """When whom a training was sent."""
+        """The times at which clients were sent training requests."""
         self._clock, self._seconds = clock, seconds
         self._due: dict[str, float] = {}
 
@@ -170,7 +172,9 @@ class PacedGrid(LoopbackGrid):
                 self._due[identity] = self._clock.now + self._seconds.get(name, 0.0)
         return identities
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802  -- Flower's name
+    def PullMessages(  # noqa: N802  -- Flower's name
+        self, request: PullAppMessagesRequest
+    ) -> PullAppMessagesResponse:
         now = self._clock.now
         here = [each for each in request.message_ids if self._due.get(each, now) <= now]
         return super().PullMessages(PullAppMessagesRequest(message_ids=here))

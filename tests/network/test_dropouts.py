@@ -57,7 +57,9 @@ class FaultyGrid(LoopbackGrid):
                 self._due[identity] = time.monotonic() + TIMEOUT + 1
         return identities
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+    def PullMessages(  # noqa: N802  -- Flower's name
+        self, request: PullAppMessagesRequest
+    ) -> PullAppMessagesResponse:
         now = time.monotonic()
         due = [each for each in request.message_ids if self._due.get(each, 0) <= now]
         return super().PullMessages(PullAppMessagesRequest(message_ids=due))
@@ -91,7 +93,7 @@ def experiment_of(method: str, seed: int, rounds: int) -> Experiment:
 def test_accuracy_with_dropouts_and_stragglers_in_every_round(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Time stands still while clients work, so that nobody else is late on a busy machine."""
+    """Virtual time stops while clients work, so that no other client is late."""
     virtual = VirtualTime()
     monkeypatch.setattr("mpfedcl.network.server.engine.time", virtual)
     monkeypatch.setattr(f"{__name__}.time", virtual)
@@ -103,7 +105,7 @@ def test_accuracy_with_dropouts_and_stragglers_in_every_round(
             serve_faulty(experiment, folder / "whole"),
             serve_faulty(experiment, folder / "faulty", dropouts=0.3, stragglers=0.1),
         ]
-        # Who drops out of some rounds is asked in all others.
+        # Clients that drop out of some rounds are asked in all others.
         missing = [{len(each["clients"]["missing"]) for each in found} for found in records]
         assert missing == [{0}, {4}]
         whole, faulty = (

@@ -1,4 +1,4 @@
-"""`mpfedcl federation` given what it cannot use: one sentence, exit code 2, nothing made."""
+"""`mpfedcl federation` with invalid input: a one-line error, exit code 2, no files."""
 
 import socket
 import subprocess
@@ -12,10 +12,11 @@ from command_processes import environment
 from command_results import Refused
 from mpfedcl import Experiment, run
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.network.flower.programs import refuse_broken_flower
-from mpfedcl.network.processes import end_of_log
+from mpfedcl.network.flower.programs import end_of_log, refuse_broken_flower
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Say
+
+pytestmark = pytest.mark.whole
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +39,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--clients", "2", "--host", "a:1"], "host is 'a:1'; it must be a host name"),
     ],
 )
-def test_invalid_init_arguments_are_refused(
+def test_invalid_init_arguments_are_rejected(
     said: Say, tmp_path: Path, words: list[str], reason: str
 ) -> None:
     assert_sentence(said("federation", "init", tmp_path / "new", *words), reason)
     assert not (tmp_path / "new").exists()
 
 
-def assert_sentence(told: tuple[int, str, str], reason: str) -> None:
-    code, out, err = told
+def assert_sentence(output: tuple[int, str, str], reason: str) -> None:
+    code, out, err = output
     assert (code, out) == (2, "")
     assert reason in " ".join(err.split())
     assert "Traceback" not in err
 
 
-def test_init_says_what_comes_next(said: Say, tmp_path: Path) -> None:
+def test_init_prints_the_next_commands(said: Say, tmp_path: Path) -> None:
     code, out, err = said("federation", "init", tmp_path / "lab", "--clients", 11)
     assert (code, err) == (0, "")
     assert "client-00, client-01" in out
@@ -60,7 +61,7 @@ def test_init_says_what_comes_next(said: Say, tmp_path: Path) -> None:
     assert (tmp_path / "lab/clients/client-10/node.key").is_file()
 
 
-def test_malformed_update_is_refused(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
+def test_malformed_update_is_rejected(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
     words = ("federation", "update", lab)
     assert_sentence(said(*words, "--client", "d"), "run is missing; it must be given: --run")
     assert_sentence(said(*words, "--run", three), "client is missing; it must be given: --run")
@@ -68,13 +69,13 @@ def test_malformed_update_is_refused(said: Say, lab: Path, three: Path, tmp_path
     assert_sentence(said(*given, tmp_path), "it must be a folder that holds a run")
     assert_sentence(said(*given, three), "it must be a run over a network")
     trained = run(Experiment(method="fedavg", rounds=1, clients=2), tmp_path / "run").path
-    assert_sentence(said(*given, trained), "it must be of a one-shot method, such as fed")
+    assert_sentence(said(*given, trained), "it must be a run of a one-shot method")
 
 
-def test_folder_without_federation_is_refused(said: Say, tmp_path: Path) -> None:
+def test_folder_without_federation_is_rejected(said: Say, tmp_path: Path) -> None:
     for words in (["server"], ["start"]):
-        told = said("federation", *words, tmp_path)
-        assert_sentence(told, "federation.toml does not exist; the folder must be a federation")
+        output = said("federation", *words, tmp_path)
+        assert_sentence(output, "federation.toml does not exist; the folder must be a federation")
     assert_sentence(
         said("federation", "client", tmp_path, "--share", 0), "is not a client's folder; it must be"
     )
@@ -90,48 +91,48 @@ def test_folder_without_federation_is_refused(said: Say, tmp_path: Path) -> None
         (["--name", "client-0", "--share", "0", "--min-cluster-size", "0"], "it must be at least"),
     ],
 )
-def test_invalid_client_arguments_are_refused(
+def test_invalid_client_arguments_are_rejected(
     said: Say, lab: Path, words: list[str], reason: str
 ) -> None:
     assert_sentence(said("federation", "client", lab, *words), reason)
 
 
-def test_keys_that_others_can_read(said: Say, lab: Path) -> None:
+def test_client_key_readable_by_others_is_rejected(said: Say, lab: Path) -> None:
     key = lab / "clients/client-1/node.key"
     key.chmod(0o644)
-    told = said("federation", "client", lab, "--name", "client-1", "--share", 0)
-    assert_sentence(told, "can be read by others; its mode must be 0600")
+    output = said("federation", "client", lab, "--name", "client-1", "--share", 0)
+    assert_sentence(output, "can be read by others; its mode must be 0600")
     key.rename(key.with_suffix(".away"))
-    told = said("federation", "client", lab, "--name", "client-1", "--share", 0)
-    assert_sentence(told, "node.key does not exist; mpfedcl federation init makes it")
+    output = said("federation", "client", lab, "--name", "client-1", "--share", 0)
+    assert_sentence(output, "node.key does not exist; mpfedcl federation init makes it")
 
 
-def test_a_server_whose_secret_others_can_read(said: Say, tmp_path: Path) -> None:
+def test_server_secret_readable_by_others_is_rejected(said: Say, tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     secret = make_federation(lab, ["a"], None, 9).secret
     secret.chmod(0o640)
-    told = said("federation", "server", lab)
-    assert_sentence(told, "control.secret can be read by others; its mode must be 0600")
-    told = said("federation", "start", lab)
-    assert_sentence(told, "has no address of the server; the server must have been started")
+    output = said("federation", "server", lab)
+    assert_sentence(output, "control.secret can be read by others; its mode must be 0600")
+    output = said("federation", "start", lab)
+    assert_sentence(output, "has no address of the server; the server must have been started")
 
 
-def test_folders_that_others_can_change(said: Say, tmp_path: Path) -> None:
+def test_folders_writable_by_others_are_rejected(said: Say, tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     make_federation(lab, ["a"], None, 9)
     client = lab / "clients/a"
     client.chmod(0o755)
     (client / "ca.pem").chmod(0o666)
-    told = said("federation", "client", lab, "--name", "a", "--share", 0)
-    assert_sentence(told, "ca.pem can be changed by others; the mode of")
+    output = said("federation", "client", lab, "--name", "a", "--share", 0)
+    assert_sentence(output, "ca.pem can be changed by others; the mode of")
     (lab / "server").chmod(0o770)
     assert_sentence(said("federation", "server", lab), "server can be changed by others; the mode")
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "::", "10.0.0.1", "fl.example.org"])
-def test_without_tls_a_server_stays_on_its_machine(said: Say, lab: Path, bind: str) -> None:
-    told = said("federation", "server", lab, "--insecure", "--bind", bind)
-    assert_sentence(told, f"bind is '{bind}'; with --insecure it must be 127.0.0.1")
+def test_server_without_tls_binds_to_loopback_only(said: Say, lab: Path, bind: str) -> None:
+    output = said("federation", "server", lab, "--insecure", "--bind", bind)
+    assert_sentence(output, f"bind is '{bind}'; with --insecure it must be 127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -145,14 +146,14 @@ def test_without_tls_a_server_stays_on_its_machine(said: Say, lab: Path, bind: s
         (["--out", "."], "it must be a new or an empty folder"),
     ],
 )
-def test_invalid_start_arguments_are_refused(
+def test_invalid_start_arguments_are_rejected(
     said: Say, lab: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
 ) -> None:
     monkeypatch.chdir(lab)
     assert_sentence(said("federation", "start", lab, *words), reason)
 
 
-def test_without_flower_a_sentence_says_what_to_install(
+def test_missing_flower_names_the_package_to_install(
     said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = save_pictures(tmp_path / "local_test", "cat", "dog")
@@ -165,8 +166,10 @@ def test_without_flower_a_sentence_says_what_to_install(
         ["client", tmp_path / "lab", "--name", "a", "--data", data],
         ["start", tmp_path / "lab"],
     ):
-        told = said("federation", *words)
-        assert_sentence(told, "is not installed; a federation needs pip install 'mpfedcl[flower]'")
+        output = said("federation", *words)
+        assert_sentence(
+            output, "is not installed; a federation needs pip install 'mpfedcl[flower]'"
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -183,17 +186,17 @@ def test_help_loads_neither_torch_nor_flower() -> None:
     assert "--min-cluster-size" in done.stdout
 
 
-def test_a_port_in_use_names_the_flag_that_helps(said: Say, tmp_path: Path) -> None:
+def test_port_in_use_names_the_flag_to_change_it(said: Say, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         make_federation(tmp_path / "lab", ["a"], None, port)
         code, out, err = said("federation", "server", tmp_path / "lab")
     assert (code, out) == (2, "")
-    assert f"port is {port}, which is already in use" in err
+    assert f"port is {port}, which is in use" in err
     assert "mpfedcl federation init NEW_FOLDER --port N" in err
 
 
-def test_flower_that_cannot_be_loaded(
+def test_broken_flower_installation_is_reported(
     refused: Refused, lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "flwr").mkdir()

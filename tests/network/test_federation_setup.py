@@ -49,7 +49,7 @@ def test_content_of_the_federation_folder(lab: Path) -> None:
     assert (client.name, client.server) == ("a", "fl.example.org:9911")
     assert ClientFolder.open(lab / "clients/a", None) == client
     assert client.authority.read_bytes() == folder.authority.read_bytes()
-    # A client gets its own key and no other's, and none of the server's.
+    # A client folder contains only its own key: no other client's, and not the server's.
     handed_out = [name for name in contents(lab) if name.startswith("clients/a/")]
     assert [name for name in handed_out if name.endswith((".key", ".secret"))] == [
         "clients/a/node.key"
@@ -78,7 +78,7 @@ def test_second_init_adds_clients_and_keeps_keys(lab: Path) -> None:
 
 
 def test_moved_client_folder_gets_no_new_key(lab: Path) -> None:
-    """Its folder has been moved to its machine: nobody makes another key under its name."""
+    """A client folder that was moved to its machine is not created again."""
     public = (lab / "server/clients/a.pub").read_bytes()
     shutil.rmtree(lab / "clients/a")
     make_federation(lab, ["c"], None, 9800)
@@ -101,7 +101,7 @@ def test_moved_client_folder_gets_no_new_key(lab: Path) -> None:
     ],
 )
 def test_interrupted_init_is_completed(lab: Path, lost: list[str]) -> None:
-    """As if the program had been killed before it wrote these."""
+    """As if the program had been killed before it wrote these files."""
     complete, before = set(contents(lab)), keys(lab)
     for name in lost:
         (lab / name).unlink()
@@ -113,7 +113,7 @@ def test_interrupted_init_is_completed(lab: Path, lost: list[str]) -> None:
     assert after["clients/b/ca.pem"] == after["server/ca.pem"]
 
 
-def test_nonempty_folders_are_refused(tmp_path: Path) -> None:
+def test_nonempty_folders_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(InvalidInput, match="is not empty; it must be a new folder"):
         make_federation(tmp_path, ["a"], None, 9800)
@@ -125,14 +125,14 @@ def test_nonempty_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "a b", "a/b", "../a", ".a", "-a", "ä", "a" * 65, "a\n", "a;b", "$(x)"]
 )
-def test_bad_names(tmp_path: Path, name: str) -> None:
+def test_invalid_client_names_are_rejected_on_init(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match="a client's name must be of letters, digits"):
         make_federation(tmp_path / "lab", ["good", name], None, 9800)
     assert not (tmp_path / "lab").exists()
 
 
 @pytest.mark.parametrize("host", ["", "a b", "ä.org", "a:9800", "::1", "http://a", "a/b"])
-def test_bad_hosts(tmp_path: Path, host: str) -> None:
+def test_invalid_hosts_are_rejected_on_init(tmp_path: Path, host: str) -> None:
     with pytest.raises(InvalidInput, match="it must be a host name or an IPv4 address"):
         make_federation(tmp_path / "lab", ["a"], host, 9800)
     assert not (tmp_path / "lab").exists()
@@ -153,13 +153,13 @@ def test_another_host_needs_another_certificate(lab: Path) -> None:
         ("format = ", "cannot be read"),
     ],
 )
-def test_a_damaged_folder(lab: Path, content: str, reason: str) -> None:
+def test_damaged_federation_file_is_rejected(lab: Path, content: str, reason: str) -> None:
     (lab / "federation.toml").write_text(content)
     with pytest.raises(InvalidInput, match=reason):
         ServerFolder.open(lab)
 
 
-def test_non_federation_folders_are_refused(lab: Path, tmp_path: Path) -> None:
+def test_non_federation_folders_are_rejected(lab: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"federation\.toml does not exist"):
         ServerFolder.open(tmp_path / "missing")
     with pytest.raises(InvalidInput, match="name is 'c'; it must be one of a, b"):
@@ -177,7 +177,7 @@ HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "127.0.0.1"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, a server's certificate, and an authority that is another."""
+    """A folder with an authority, a server's certificate, and another authority."""
     folder = tmp_path_factory.mktemp("keys")
     make_authority(folder / "ca.pem", folder / "ca.key")
     make_authority(folder / "other.pem", folder / "other.key")
@@ -188,7 +188,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shake_hands(place: Path, authority: str, host: str) -> None:
-    """Let a client connect over TLS to a server, both of them real, over a pair of sockets."""
+    """Connect a real client to a real server with TLS over a pair of sockets."""
     ours, theirs = socket.socketpair()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(place / "server.pem", place / "server.key")
@@ -226,7 +226,7 @@ def test_certificate_of_another_authority_is_refused(place: Path) -> None:
 
 
 def test_server_certificate_cannot_sign_others(place: Path, tmp_path: Path) -> None:
-    """What is signed by the server's own key is no server of this federation."""
+    """A certificate signed by the server's key is not trusted as a server."""
     make_server_certificate(
         tmp_path / "server.pem",
         tmp_path / "server.key",

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 def call(federation: LoopbackFederation, **config: Any) -> None:
-    """Let Flower's app run; its configuration has texts, numbers and truths alone."""
+    """Run Flower's app; its configuration has only strings, numbers and booleans."""
     values: dict[str, bool | float | int | str] = {n: str(value) for n, value in config.items()}
     server_app(federation.grid, Context(1, 0, {}, RecordDict(), values, 0))
 
@@ -30,8 +30,8 @@ def test_finished_run_continues_with_more_rounds(
     call(federation, experiment=federation.experiment.to_toml(), out=out, status=status)
     assert read_status(status)["what"] == "done"
     assert read_status(status)["path"] == str(out)
-    said = capsys.readouterr().out
-    assert said.startswith("round 1: 3 answered, accuracy ")
+    output = capsys.readouterr().out
+    assert output.startswith("round 1: 3 answered, accuracy ")
     call(federation, resume=out, settings="rounds=2", status=status)
     assert read_status(status)["what"] == "done"
     whole = LoopbackFederation(float64_experiment(images, "fedproto", rounds=2), tmp_path / "whole")
@@ -39,7 +39,7 @@ def test_finished_run_continues_with_more_rounds(
     assert_same_results(out, whole.path)
 
 
-def test_a_run_that_is_stopped(images: Path, tmp_path: Path) -> None:
+def test_stop_file_stops_a_resumed_run(images: Path, tmp_path: Path) -> None:
     status = tmp_path / "status.json"
     federation = LoopbackFederation(float64_experiment(images, "fedavg"), tmp_path)
     federation.serve(stop_after(1))
@@ -80,7 +80,7 @@ def test_status_contains_the_reason_of_a_cut_short_run(images: Path, tmp_path: P
     assert "node 1: it has no images." in read_status(status)["error"]
 
 
-def test_a_client_joins_a_finished_run_and_leaves_it(tmp_path: Path, clients: Path) -> None:
+def test_client_joins_and_leaves_a_finished_run(tmp_path: Path, clients: Path) -> None:
     experiment = folder_experiment("fedgauss", clients=2)
     federation = LoopbackFederation(experiment, tmp_path, count=0)
     status = tmp_path / "status.json"

@@ -1,4 +1,4 @@
-"""Bombs and half answers through Flower's own server, sent with real keys."""
+"""Memory bombs and partial answers over Flower's own server, sent with real keys."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
@@ -22,13 +21,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 from loopback import Objects
-from superlinks import running_server, wait_for_calls
+from superlinks import SUPERLINK_NODE, run_of, running_server, wait_for_calls
 from test_flower_transport import PIECES, TABLE, with_array
 
-from mpfedcl.network.flower.control import register_clients, stop_run, submit
-from mpfedcl.network.flower.fleet import FleetNode
+from mpfedcl.network.flower.client import SuperNode
+from mpfedcl.network.flower.control import register_clients
 from mpfedcl.network.flower.records import to_records
-from mpfedcl.network.flower.server import _Grid, _open, _wait_for_task
+from mpfedcl.network.flower.server import _Grid
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.transport import Message, Reply
@@ -36,38 +35,33 @@ from mpfedcl.network.transport import Message, Reply
 pytestmark = pytest.mark.whole
 
 NAMES = ("honest", "bomber", "killed")
-SUPERLINK_NODE = 1
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Iterator[tuple[_Grid, dict[str, FleetNode]]]:
+def grid(tmp_path: Path) -> Iterator[tuple[_Grid, dict[str, SuperNode]]]:
     """A run on a real server, and three clients that are connected to it."""
     with running_server(tmp_path / "lab", *NAMES) as server, ExitStack() as stack:
         register_clients(server.folder)
         nodes = {}
         for name in NAMES:
             key = ClientFolder.open(server.folder.root, name).key
-            nodes[name] = FleetNode(server.address, key, None)
+            nodes[name] = SuperNode(server.address, key, None)
             stack.callback(nodes[name].close)
             nodes[name].enter(None)
-        number = submit(server.folder, {"settings": "rounds=1"})
-        grid = _Grid(server.folder, _wait_for_task(server.folder))
-        grid.set_run(_open(grid._runtime_client.PullTaskInput(PullTaskInputRequest())))
-        # The clients of this test are in the same process, and have said who they are.
+        grid = stack.enter_context(run_of(server))
+        # The clients of this test are in the same process and have already identified it.
         TaskIdentity.node_id, TaskIdentity.run_id = SUPERLINK_NODE, grid.run.run_id
-        stack.callback(grid.close)
-        stack.callback(stop_run, server.folder, number)
         stack.callback(wait_for_calls)
         yield grid, nodes
 
 
-def receive(node: FleetNode) -> FlowerMessage:
+def receive(node: SuperNode) -> FlowerMessage:
     end = time.monotonic() + 120
     while (request := node.receive()) is None:
         assert time.monotonic() < end
         time.sleep(0.05)
     node.open(request)
-    return request.header
+    return request
 
 
 def answer(request: FlowerMessage, who: str) -> FlowerMessage:
@@ -77,8 +71,8 @@ def answer(request: FlowerMessage, who: str) -> FlowerMessage:
     return reply
 
 
-def announce(node: FleetNode, reply: FlowerMessage, tree: ObjectTree) -> str:
-    """Tell the server of an answer; return by what its objects are then sent."""
+def announce(node: SuperNode, reply: FlowerMessage, tree: ObjectTree) -> str:
+    """Announce an answer to the server; return the function that sends its objects."""
     reply.metadata.__dict__["_message_id"] = tree.object_id
     taken = node._client.PushMessages(
         PushMessagesRequest(
@@ -90,7 +84,7 @@ def announce(node: FleetNode, reply: FlowerMessage, tree: ObjectTree) -> str:
     return str(taken.session_id)
 
 
-def push(node: FleetNode, reply: FlowerMessage, session: str, objects: Objects) -> None:
+def push(node: SuperNode, reply: FlowerMessage, session: str, objects: Objects) -> None:
     for name, content in objects.items():
         request = PushObjectRequest(
             node=Node(node_id=node.number),
@@ -103,13 +97,13 @@ def push(node: FleetNode, reply: FlowerMessage, session: str, objects: Objects) 
 
 
 def plant(root: str, objects: Objects) -> ObjectTree:
-    """Return a tree of all objects, as a client may claim it."""
+    """Return the tree of all objects that a client announces."""
     children = [ObjectTree(object_id=name) for name in objects if name != root]
     return ObjectTree(object_id=root, children=children)
 
 
 def test_memory_bomb_and_partial_answer_affect_only_their_clients(
-    grid: tuple[_Grid, dict[str, FleetNode]],
+    grid: tuple[_Grid, dict[str, SuperNode]],
 ) -> None:
     running, nodes = grid
     transport = FlowerTransport(running)
@@ -122,7 +116,7 @@ def test_memory_bomb_and_partial_answer_affect_only_their_clients(
     nodes["honest"].reply(answer(requests["honest"], "honest"))
     bomb = answer(requests["bomber"], "bomber")
     objects = with_array(**TABLE, pieces=PIECES)(bomb)
-    # The server holds each object to its name.
+    # The server checks that each object matches its name.
     forged = objects.pop(bomb.metadata.message_id)
     root = get_object_id(forged)
     objects[root] = forged
@@ -145,7 +139,7 @@ def test_memory_bomb_and_partial_answer_affect_only_their_clients(
     assert heard["honest"].message is not None
     assert numpy.array_equal(heard["honest"].message.arrays["w"], numpy.arange(3) + sum(b"honest"))
     assert "it is too large: its arrays have more than" in heard["bomber"].reason
-    # It was not killed after all.
+    # The client was not killed after all.
     push(nodes["killed"], half, session, held)
     last = next(identity for identity, name in waiting.items() if name == "killed")
     (reply,) = transport.receive({last: LIMIT}, 60.0)

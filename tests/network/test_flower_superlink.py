@@ -1,4 +1,4 @@
-"""The secret of the server: without it nobody comes further than the clients' part."""
+"""The secret of the server: requests without it reach only the clients' API."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -24,7 +24,7 @@ def ask(path: str, *headers: tuple[bytes, bytes], kind: str = "http") -> int:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def receive() -> MutableMapping[str, Any]:
-        raise AssertionError("nobody reads the body of a request that is refused")
+        raise AssertionError("the body of a refused request must not be read")
 
     async def send(message: MutableMapping[str, Any]) -> None:
         codes.append(message.get("status") or message.get("code") or 0)
@@ -79,12 +79,12 @@ def test_everything_outside_the_fleet_api_requires_the_secret(path: str) -> None
         ((b"cookie", GOOD[1]),),
     ],
 )
-def test_almost_correct_secrets_are_refused(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+def test_almost_correct_secrets_are_rejected(headers: tuple[tuple[bytes, bytes], ...]) -> None:
     assert ask("/v1/control/start-run", *headers) == 401
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=255)))
-def test_other_authorization_headers_are_refused(words: str) -> None:
+def test_other_authorization_headers_are_rejected(words: str) -> None:
     header = (b"authorization", words.encode("latin-1"))
     assert ask("/v1/control/stop-run", header) == (200 if words == f"Bearer {SECRET}" else 401)
 

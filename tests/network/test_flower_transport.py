@@ -30,6 +30,7 @@ from safetensors.numpy import save
 from mpfedcl.network.flower.records import PACKED, from_records, open_answer, to_records
 from mpfedcl.network.flower.transport import FlowerTransport, ObjectStore
 from mpfedcl.network.transport import Arrays, Message, MessageError, Reply
+from small_experiments import VirtualTime
 
 
 def test_answers_round_trip() -> None:
@@ -81,14 +82,38 @@ def test_partial_answer_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -
     assert found.message.values == {"node": 2}
 
 
-def test_late_answer_is_discarded() -> None:
+def test_answers_are_kept_for_other_callers() -> None:
+    grid = LoopbackGrid(answer)
+    talk = Conversation(grid)
+    # All are announced, and one is fetched.
+    (first,) = talk.transport.receive(dict.fromkeys(talk.ids.values(), LIMIT), 10)
+    others = {node for node, each in talk.ids.items() if each != first.request_id}
+    assert [talk.hear(node).keys() for node in others] == [{node} for node in others]
+    assert talk.hear() == {}
+
+
+def test_errors_are_kept_for_other_callers() -> None:
+    def fail(_: str, request: FlowerMessage, __: FlowerMessage) -> FlowerMessage:
+        return FlowerMessage(Error(400, "no data"), reply_to=request)
+
+    talk = Conversation(LoopbackGrid(fail))
+    talk.transport._look(dict.fromkeys(talk.ids.values(), LIMIT), time.monotonic() + 60)
+    assert [talk.hear(node)[node].reason for node in (1, 2, 3)] == ["no data"] * 3
+    assert talk.hear() == {}
+
+
+def test_expired_answers_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualTime()
+    monkeypatch.setattr("mpfedcl.network.flower.transport.time", clock)
     grid = LoopbackGrid(answer)
     grid.tamper_objects = lambda _client, _reply, objects: dict.fromkeys(objects, b"")
     talk = Conversation(grid)
     assert talk.hear() == {}
     assert len(grid.objects) == 3
+    clock.sleep(11)
     assert talk.hear(1) == {}
     wait_until(lambda: len(grid.objects) == 1)
+    assert talk.transport._arrivals.keys() == talk.transport._ends.keys() == {talk.ids[1]}
 
 
 class HangingGrid(LoopbackGrid):
@@ -107,7 +132,9 @@ class HangingGrid(LoopbackGrid):
             self.go_on.wait(30)
         return super().PullObject(request)
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+    def PullMessages(  # noqa: N802  -- Flower's name
+        self, request: PullAppMessagesRequest
+    ) -> PullAppMessagesResponse:
         if self.looks_hang:
             self.go_on.wait(30)
         return super().PullMessages(request)
@@ -152,7 +179,7 @@ def test_no_transport_call_exceeds_its_time_limit(hanging: HangingGrid) -> None:
     assert talk.transport.send("round", {1: Message({})}, 10, seconds=0.2) == {}
     assert talk.transport.connected_nodes() == {}
     assert time.monotonic() - began < 60
-    # Answers that were announced to a call which nobody waited for any more are not lost.
+    # Answers announced to an abandoned call are not lost.
     hanging.go_on.set()
     heard: dict[int, Reply] = {}
     wait_until(lambda: heard.update(talk.hear()) or heard.keys() == {1, 2, 3})
@@ -235,7 +262,7 @@ class LocalGrid(HttpGrid):
         return LoopbackGrid().run
 
 
-def test_too_large_an_object_is_not_even_fetched(web_server: tuple[str, list[bytes]]) -> None:
+def test_too_large_object_is_not_fetched(web_server: tuple[str, list[bytes]]) -> None:
     """Its size is known from the head of the response, before 64 MB have come."""
     address, sent = web_server
     grid = LocalGrid(address, insecure=True, token="x")
@@ -261,7 +288,7 @@ def store(*contents: bytes) -> Objects:
 
 
 def file_pieces(size: int) -> tuple[bytes, bytes]:
-    """Return the list of a safetensors file of so many floats, and nothing but zeros."""
+    """Return the header of a safetensors file of floats, followed by zeros."""
     data = save({"x": numpy.zeros(size)})
     return data[: len(data) - 8 * size], data[len(data) - 8 * size :]
 
@@ -438,8 +465,8 @@ def damaged(draw: st.DrawFn) -> Objects:
 
 
 @given(damaged())
-def test_damaged_objects_give_a_message_or_an_exception(objects: Objects) -> None:
-    """What is not an answer is told by an exception, in no time and without much memory."""
+def test_damaged_objects_are_parsed_or_raise_an_exception(objects: Objects) -> None:
+    """A malformed answer raises an exception quickly and without much memory."""
 
     def fetch(object_id: str, most: int) -> bytes:
         if object_id not in objects:
@@ -456,7 +483,7 @@ def test_damaged_objects_give_a_message_or_an_exception(objects: Objects) -> Non
 
 
 def test_client_cannot_answer_for_another() -> None:
-    """What an answer says of itself does not count: the server knows to whom it was asked."""
+    """The server identifies the sender of an answer by the request, not by its content."""
     grid = LoopbackGrid(answer)
     talk = Conversation(grid)
 
@@ -481,7 +508,7 @@ def test_error_reply_needs_no_objects() -> None:
         assert (reply.failure, reply.reason) == ("failed", "a b")
 
 
-def test_records_are_read_the_same_way() -> None:
+def test_records_are_validated_like_objects() -> None:
     archive = Array("float64", (1,), "safetensors", b"PK\x03\x04" + bytes(100))
     with pytest.raises(MessageError, match="its arrays cannot be read"):
         from_records(records_of("{}", archive))

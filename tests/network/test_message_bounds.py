@@ -1,4 +1,4 @@
-"""Messages to the last allowed value: what is refused, and in which words."""
+"""Limits of message values, and the error messages beyond them."""
 
 import json
 from dataclasses import replace
@@ -56,12 +56,12 @@ def test_introduction_contains_all_fields() -> None:
         "own_data": True,
     }
     assert HONEST.num_samples == 3
-    # Under a budget nobody says how many, and all weigh alike.
+    # Under a privacy budget counts are not sent, and all clients have equal weight.
     assert introduce(train=[]).num_samples == 1
     assert HONEST.data_format == DataFormat(9, "e", "vectors", (4, 5, 3))
 
 
-def test_the_data_format_is_read_from_federation_json() -> None:
+def test_data_format_is_read_from_federation_json() -> None:
     least = DataFormat.from_json({"input_size": 9, "encoder": "e", "run": "r"})
     assert least == (9, "e", "images", ())
     whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
@@ -151,7 +151,7 @@ SHAPE = (
         ({"own_data": 1}, "^own_data is 1; it must be of type bool$"),
     ],
 )
-def test_values_just_outside_the_limits_are_refused(changes: dict[str, Any], reason: str) -> None:
+def test_values_just_outside_the_limits_are_rejected(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         introduce(**changes)
 
@@ -159,7 +159,7 @@ def test_values_just_outside_the_limits_are_refused(changes: dict[str, Any], rea
 @pytest.mark.parametrize(
     "name", ["", ".hidden", "a/b", "a\\b", ".", "..", "a\nb", "a\x00", "\u202e", "é" * 101]
 )
-def test_invalid_client_names_are_refused(name: str) -> None:
+def test_invalid_client_names_are_rejected(name: str) -> None:
     with pytest.raises(MessageError, match=r"without slashes that does not begin with a dot$"):
         check_name(name)
 
@@ -169,7 +169,7 @@ def test_valid_client_names(name: str) -> None:
     check_name(name)
 
 
-def test_values_are_of_their_type() -> None:
+def test_values_are_checked_for_their_type() -> None:
     message = Message({"a": True, "n": 5, "long": "x" * 100})
     assert message.value("n", int) == 5
     assert message.value("a", bool) is True
@@ -184,7 +184,7 @@ def test_long_values_are_shortened() -> None:
     assert shorten("x" * 79) == "'" + "x" * 76 + "..."
 
 
-def test_values_as_text() -> None:
+def test_values_round_trip_as_json() -> None:
     assert from_json(to_json({"a": [1, 2.5, None]})) == {"a": [1, 2.5, None]}
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json({"a": float("nan")})
@@ -199,8 +199,8 @@ def test_values_as_text() -> None:
     assert MOST_BYTES == 2 * 1024**3
 
 
-def test_message_format_version() -> None:
-    """Whoever changes the words changes the format too: another one is refused by its number."""
+def test_message_kinds_change_only_with_the_format_version() -> None:
+    """A change of the message kinds needs a new format version, which is checked first."""
     assert (FORMAT, get_args(Kind)) == (4, ("hello", "secure", "round", "close"))
 
 
@@ -224,7 +224,7 @@ def test_arrays_become_independent_tensors() -> None:
         ({"not": "an array"}, "^'x' is not an array$"),
     ],
 )
-def test_arrays_of_unsupported_types_are_refused(array: Any, reason: str) -> None:
+def test_arrays_of_unsupported_types_are_rejected(array: Any, reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         Message({}, {"a/x": array}).tensors("a")
     with pytest.raises(MessageError, match="^'" + "x" * 80 + "' is "):
@@ -242,7 +242,7 @@ def reread(**changes: Any) -> Update:
     return unpack_update("a", Message({**sent.values, **changes}, sent.arrays))
 
 
-def test_an_update_is_named_values_and_arrays() -> None:
+def test_update_is_packed_as_named_values_and_arrays() -> None:
     sent = pack_update(UPDATE)
     assert sent.values == {
         "num_samples": 9,
@@ -284,13 +284,13 @@ def test_stack_member_is_written_out_before_sending() -> None:
         ({"processed": ["clip", 5]}, "^processed must be a list of names$"),
     ],
 )
-def test_malformed_update_values_are_refused(changes: dict[str, Any], reason: str) -> None:
+def test_malformed_update_values_are_rejected(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
         reread(**changes)
 
 
 @pytest.mark.parametrize("part", ["vectors", "labels", "counts"])
-def test_malformed_prototypes_are_refused(part: str) -> None:
+def test_malformed_prototypes_are_rejected(part: str) -> None:
     sent = pack_update(UPDATE)
     key = f"prototypes/{part}"
     without = {name: array for name, array in sent.arrays.items() if name != key}
@@ -299,7 +299,7 @@ def test_malformed_prototypes_are_refused(part: str) -> None:
             unpack_update("a", Message(sent.values, arrays))
 
 
-def test_a_broadcast_is_named_values_and_arrays() -> None:
+def test_broadcast_is_packed_as_named_values_and_arrays() -> None:
     pool = PrototypePool.gather({"b": ROWS}, num_classes=2)
     sent = pack_broadcast(Broadcast(3, {"w": torch.ones(1)}, {"c": torch.zeros(2)}, pool))
     assert sent.values == {"round": 3, "names": ["b"]}

@@ -1,4 +1,4 @@
-"""Asynchronous methods over a network: clients come when they come, go away, and may lie."""
+"""Asynchronous methods over a network: late, lost and malicious clients."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -53,13 +53,11 @@ def count_arrivals(records: list[Json]) -> dict[str, int]:
     return counts
 
 
-# What it has in common with a simulation
+# Equivalence with a simulation
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_client_at_a_time_gives_the_simulations_result(
-    images: Path, tmp_path: Path, method: str
-) -> None:
+def test_one_client_at_a_time_equals_simulation(images: Path, tmp_path: Path, method: str) -> None:
     experiment = arriving(images, method, systems__concurrency=1)
     found = LoopbackFederation(experiment, tmp_path).serve()
     wanted = run(experiment.replace(**EQUAL), tmp_path / "simulation")
@@ -70,7 +68,7 @@ def test_one_client_at_a_time_gives_the_simulations_result(
 
 
 @pytest.mark.parametrize("method", ["aso-fed", "async-share"])
-def test_stopped_and_resumed_one_client_at_a_time_it_is_the_same_run(
+def test_resumed_run_with_one_client_at_a_time_is_identical(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     experiment = arriving(images, method, systems__concurrency=1)
@@ -90,17 +88,17 @@ def test_versions_and_arrivals_add_up(
     grid = PacedGrid(quick_network, SLOW)
     found = LoopbackFederation(arriving(images, rounds=4), tmp_path, grid=grid).serve()
     records = read_records(found.path)
-    told = [each["arrivals"] for each in records]
-    assert [each["version"] for each in told] == [3, 6, 9, 12]
-    assert [each["under_way"] for each in told] == [2, 2, 2, 2]
+    reported = [each["arrivals"] for each in records]
+    assert [each["version"] for each in reported] == [3, 6, 9, 12]
+    assert [each["under_way"] for each in reported] == [2, 2, 2, 2]
     counts = count_arrivals(records)
     assert sum(counts.values()) == 12
     assert counts["client-0"] > counts["client-1"] > counts["client-2"] >= 1
-    assert max(each["staleness"]["largest"] for each in told) >= 4
+    assert max(each["staleness"]["largest"] for each in reported) >= 4
     elapsed = [each["elapsed_seconds"] for each in records]
     assert elapsed == sorted(elapsed)
     assert elapsed[-1] >= 9
-    # What clients have read with their answers is of the versions that they were sent.
+    # Clients evaluate the versions that they were sent.
     first, last = records[1]["remarks"]["read_versions"]
     assert 1 <= first <= last < 9
     assert "read_versions" not in records[-1]["remarks"]
@@ -172,7 +170,7 @@ def test_resume_loses_at_most_answers_in_flight(
     assert sum(count_arrivals(records).values()) == 9
 
 
-# Clients that go, come, lie
+# Clients that disconnect, reconnect or send bad answers
 
 
 def test_vanished_client_costs_only_its_own_answers(
@@ -204,13 +202,13 @@ def test_disconnected_client_frees_its_slot(images: Path, tmp_path: Path) -> Non
     assert any("client-1" in each["clients"]["missing"] for each in records)
 
 
-def test_a_client_joins_and_one_comes_back_elsewhere(
+def test_clients_join_and_reconnect_during_an_asynchronous_run(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     def move(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if is_training(request) and len(grid.sent) == 4:
             federation.join(2)
-            # It was under way, and is somewhere else now.
+            # Its message was in flight, and it reconnects at another node.
             seconds["client-1"] = 2.0
             del grid.nodes[2]
             federation.join(1, node=9)
@@ -218,15 +216,15 @@ def test_a_client_joins_and_one_comes_back_elsewhere(
 
     seconds = {"client-0": 2.0, "client-1": 20.0, "client-2": 2.0}
     grid = PacedGrid(quick_network, seconds, move)
-    # The partition has three parts, of which two are there at first.
+    # Two of the three clients are connected at first.
     experiment = arriving(images, rounds=5, network__patience=0.1)
     federation = LoopbackFederation(experiment, tmp_path, grid=grid, count=2)
     records = read_records(federation.serve().path)
     counts = count_arrivals(records)
     assert counts["client-2"] >= 3
     assert counts["client-1"] >= 1
-    told = [each["remarks"].get("missing", {}).get("client-1") for each in records]
-    assert "it reconnected, and is sent the newest model" in told
+    reported = [each["remarks"].get("missing", {}).get("client-1") for each in records]
+    assert "it reconnected, and is sent the newest model" in reported
 
 
 def old(values: Json) -> Json:
@@ -254,7 +252,7 @@ def forgetful(values: Json) -> Json:
         (None, "a tensor holds values that are not finite"),
     ],
 )
-def test_bad_asynchronous_answer_is_rejected_alone(
+def test_bad_asynchronous_answer_affects_only_its_client(
     images: Path, tmp_path: Path, lie: Any, reason: str
 ) -> None:
     def meddle(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
@@ -304,7 +302,7 @@ def test_asynchronous_messages_carry_dispatch_version_and_delay(
         assert f"round-{numbers[-1]:06d}-after-{numbers[-2]:06d}.safetensors" in names
 
 
-def test_public_images_must_be_like_the_clients(images: Path, tmp_path: Path) -> None:
+def test_public_images_must_have_the_format_of_the_clients(images: Path, tmp_path: Path) -> None:
     """The server's are digits of 28 x 28, the clients have stripes of their own."""
     named = {"dataset__name": "mnist-sample", "dataset__classes": tuple("0123456789")}
     experiment = folder_experiment("sageflow", clients=1, **named)

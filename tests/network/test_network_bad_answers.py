@@ -1,4 +1,4 @@
-"""One client's bad answer costs that client its round: never the run, never the others a bit."""
+"""A bad answer costs only its client the round, and changes nothing for the others."""
 
 import re
 from itertools import count
@@ -24,7 +24,7 @@ FIRST = list(BAD_UPDATES)
 BAD_CLIENTS = {
     name: f"client-{number}" for name, number in zip(FIRST, count(len(HONEST)), strict=False)
 }
-"""Who does what in the first round; some of them do something else later."""
+"""The bad answer of each client in the first round; some send another one later."""
 
 
 def client_of(number: int) -> str:
@@ -32,7 +32,7 @@ def client_of(number: int) -> str:
 
 
 def be_bad() -> Tamper:
-    """Each client misbehaves in its own way: in round 1, in round 2 and at the end."""
+    """Each client misbehaves in a different way: in round 1, in round 2 and at the end."""
     in_first = {client: BAD_UPDATES[name][0] for name, client in BAD_CLIENTS.items()}
     in_second = {client_of(n): each[0] for n, each in enumerate(SECOND.values())}
     at_end = {client_of(n): each[0] for n, each in enumerate(CLOSING.values())}
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bad_run(quick_network: None, many_images: Path, folder: Path) -> Path:
-    """A run of two rounds with two honest clients among many others, made once."""
+    """A run of two rounds with two honest clients among many others, computed once."""
     if not (folder / "run").exists():
         experiment = float64_experiment(
             many_images,
@@ -79,8 +79,8 @@ def bad_run(quick_network: None, many_images: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("name", BAD_UPDATES)
 def test_bad_update_is_rejected_with_reason(bad_run: Path, name: str) -> None:
     _, reason = BAD_UPDATES[name]
-    said = read_records(bad_run)[0]["clients"]["rejected"][BAD_CLIENTS[name]]
-    assert_reads(said, reason)
+    reported = read_records(bad_run)[0]["clients"]["rejected"][BAD_CLIENTS[name]]
+    assert_reads(reported, reason)
 
 
 @pytest.mark.parametrize("name", BAD_READINGS)
@@ -99,10 +99,10 @@ def test_bad_closing_evaluation_is_ignored(bad_run: Path, name: str) -> None:
     assert client not in read_summary(bad_run)["accuracy_per_client"]
 
 
-def assert_reads(said: str, pattern: str) -> None:
-    assert re.search(pattern, said), said
-    assert said.isprintable()
-    assert len(said) <= 300
+def assert_reads(reported: str, pattern: str) -> None:
+    assert re.search(pattern, reported), reported
+    assert reported.isprintable()
+    assert len(reported) <= 300
 
 
 @pytest.mark.parametrize("name", ["nothing, ever", "an old answer"])
@@ -116,7 +116,7 @@ def test_silent_client_is_missing(bad_run: Path, name: str) -> None:
 def test_others_are_unaffected_by_a_bad_client(
     many_images: Path, tmp_path: Path, bad_run: Path
 ) -> None:
-    """In the first round only the honest ones count, and one of them answers twice."""
+    """In the first round only honest clients count, and one of them answers twice."""
     number = len(HONEST) + len(BAD_CLIENTS)
     changes: Json = {"rounds": 1, "clients": number, "partition__kind": "iid"}
     experiment = float64_experiment(many_images, **changes, network__patience=0.1)
@@ -161,7 +161,9 @@ def be_gone(client: str, request: FlowerMessage, reply: FlowerMessage) -> Flower
 
 
 @pytest.mark.parametrize("code", ERRORS)
-def test_flower_errors_of_lost_messages(images: Path, tmp_path: Path, code: int) -> None:
+def test_flower_errors_of_lost_messages_count_as_missing(
+    images: Path, tmp_path: Path, code: int
+) -> None:
     def lose(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client == "client-0" and is_training(request):
             return FlowerMessage(Error(code, "whatever"), reply_to=request)
@@ -186,7 +188,7 @@ def test_run_without_accepted_updates_is_cut_short(images: Path, tmp_path: Path)
     ):
         federation.serve()
     assert all(record["unchanged"] for record in read_records(federation.path))
-    # So it would end each time; when clients mend their ways, nothing has been lost.
+    # Resuming ends the same way; once clients are repaired, nothing has been lost.
     federation.grid._tamper = lambda _client, _request, reply: reply
     assert federation.resume().summary is not None
 
@@ -204,7 +206,7 @@ def test_diverged_training_is_reported(images: Path, tmp_path: Path) -> None:
 
 
 def test_bad_answers_do_not_count_as_enough(images: Path, tmp_path: Path) -> None:
-    """Two of four answer with garbage at once; the round waits for one that can be read."""
+    """Two of four clients send garbage at once; the round waits for a valid answer."""
 
     def spoil(
         client: str, request: FlowerMessage, reply: FlowerMessage

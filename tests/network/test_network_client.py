@@ -52,12 +52,12 @@ def test_custom_method_is_imported_only_if_allowed(
 
 
 @pytest.mark.parametrize("name", ["os:system", "mpfedcl.methods.fedavg:FedAvg", ":", "a.b:c"])
-def test_other_code_names_are_refused(client: NetworkClient, name: str) -> None:
+def test_other_code_names_are_rejected(client: NetworkClient, name: str) -> None:
     with pytest.raises(ClientRefusal, match="it must be built in or among this client's"):
         client.answer("hello", hello(folder_experiment().replace(method=name)))
 
 
-def test_the_settings_of_a_class_are_checked_where_it_is_allowed(
+def test_settings_of_an_allowed_custom_method_are_checked(
     tmp_path: Path, client: NetworkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = "pull_method:Pull"
@@ -76,9 +76,7 @@ def test_the_settings_of_a_class_are_checked_where_it_is_allowed(
     assert Introduction.from_message(allowing.answer("hello", hello(sound))).name == "north"
 
 
-def test_folders_and_files_that_a_server_names_are_never_used(
-    tmp_path: Path, client: NetworkClient
-) -> None:
+def test_paths_from_the_server_are_ignored(tmp_path: Path, client: NetworkClient) -> None:
     theirs = save_pictures(tmp_path / "theirs", "secret", "other")
     asked = folder_experiment().replace(
         dataset__root=theirs, encoder__weights=tmp_path / "theirs.safetensors", device="cuda"
@@ -99,7 +97,7 @@ def test_domain_names_from_server_are_not_paths(tmp_path: Path) -> None:
     save_pictures(tmp_path / "outside", "cat", "dog")
     client = NetworkClient(ClientSettings("north", tmp_path / "memory", root, share=0))
     asked = folder_experiment(clients=1).replace(dataset__domains=("../outside",))
-    with pytest.raises(ClientRefusal, match="its own log says why"):
+    with pytest.raises(ClientRefusal, match="its own log contains the reason"):
         client.answer("hello", hello(asked))
 
 
@@ -108,7 +106,7 @@ def test_newer_server_is_refused(client: NetworkClient) -> None:
         client.answer("hello", hello(folder_experiment(), format=FORMAT + 1))
 
 
-def test_an_older_server_is_understood_well_enough_to_say_so(client: NetworkClient) -> None:
+def test_older_server_gets_a_message_about_its_version(client: NetworkClient) -> None:
     """Introductions have no arrays, so that they are read whatever arrays are sent as."""
     asked = hello(folder_experiment(), format=3)
     records = RecordDict({"values": ConfigRecord({"json": json.dumps(asked.values)})})
@@ -126,12 +124,12 @@ def test_an_older_server_is_understood_well_enough_to_say_so(client: NetworkClie
         ("unknown = 1", "unknown is not a setting"),
     ],
 )
-def test_invalid_experiment_is_refused(client: NetworkClient, document: str, reason: str) -> None:
+def test_invalid_experiment_is_rejected(client: NetworkClient, document: str, reason: str) -> None:
     with pytest.raises(ClientRefusal, match=reason):
         client.answer("hello", Message({"format": FORMAT, "experiment": document}))
 
 
-def test_malformed_requests_are_refused(client: NetworkClient) -> None:
+def test_malformed_requests_are_rejected(client: NetworkClient) -> None:
     with pytest.raises(MessageError, match="format is None; it must be of type int"):
         client.answer("hello", Message({}))
     with pytest.raises(MessageError, match="experiment is 5; it must be of type str"):
@@ -176,7 +174,7 @@ def test_data_is_loaded_once_per_run(client: NetworkClient, tmp_path: Path) -> N
         ({"name": "a", "share": 0, "min-cluster-size": "x"}, "min-cluster-size is 'x'; it must"),
     ],
 )
-def test_invalid_client_settings_are_refused(values: dict[str, Any], reason: str) -> None:
+def test_invalid_client_settings_are_rejected(values: dict[str, Any], reason: str) -> None:
     with pytest.raises((InvalidInput, MessageError), match=reason):
         ClientSettings.parse(values)
 
@@ -187,7 +185,7 @@ def test_partition_id_sets_share_and_name() -> None:
     assert settings.state.name == "client-3"
 
 
-def test_share_out_of_range_is_refused(images: Path, tmp_path: Path) -> None:
+def test_share_out_of_range_is_rejected(images: Path, tmp_path: Path) -> None:
     client = NetworkClient(ClientSettings("a", tmp_path, images, share=3))
     with pytest.raises(ClientRefusal, match=r"share is 3; it must be from 0 to 2"):
         client.answer("hello", hello(float64_experiment(images)))
@@ -199,18 +197,18 @@ def test_share_out_of_range_is_refused(images: Path, tmp_path: Path) -> None:
         ({"workers": 2}, "workers is 2; over a network it must be 1"),
     ],
 )
-def test_experiments_that_cannot_run_over_a_network(
+def test_experiments_that_cannot_run_over_a_network_are_rejected(
     images: Path, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     federation = LoopbackFederation(float64_experiment(images).replace(**changes), tmp_path)
     with pytest.raises(InvalidInput, match=reason):
         federation.serve()
-    # Before anybody is asked, and before there is a folder.
+    # Before any client is asked, and before a folder is created.
     assert federation.grid.requests == []
     assert not federation.path.exists()
 
 
-def test_single_precision_equals_the_simulation_too(images: Path, tmp_path: Path) -> None:
+def test_single_precision_equals_simulation(images: Path, tmp_path: Path) -> None:
     experiment = float64_experiment(images, "fedavg", rounds=1, dtype="float32")
     found = LoopbackFederation(experiment, tmp_path).serve().path
     wanted = run(experiment, tmp_path / "simulation").path
@@ -238,7 +236,7 @@ def kept(folder: Path) -> list[str]:
 def test_accepted_round_survives_any_sequence(
     history: list[tuple[bool, bool, int]],
 ) -> None:
-    """A round is asked for or not, counts or not, and the server may lose its newest checkpoint."""
+    """Rounds may be skipped or rejected, and the server may lose its newest checkpoint."""
     with TemporaryDirectory() as place:
         store = ClientStateStore(Path(place), RUN)
         # What the server has written down after each round: the client's last one that counted.

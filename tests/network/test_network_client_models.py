@@ -1,4 +1,4 @@
-"""A client uses the model that it has trained: from its own folder, without server or data."""
+"""A client uses its trained model from its own folder, without server or data."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from PIL import Image
 from command_results import Refused
 from mpfedcl import Predictor
 from mpfedcl.data.client_split import split_own_samples
-from mpfedcl.data.reader import open_own_samples
+from mpfedcl.data.sources import open_own_samples
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Json, Say, read_summary
 
@@ -28,7 +28,7 @@ def lab(tmp_path: Path) -> Path:
 
 
 def save_faint_pictures(folder: Path, seed: int) -> Path:
-    """Write pictures that are hard to tell apart, so that models differ in what they say."""
+    """Write images that are hard to distinguish, so that models differ in their predictions."""
     random = numpy.random.default_rng(seed)
     for place, name in enumerate(("cat", "dog", "eel")):
         (folder / name).mkdir(parents=True)
@@ -40,7 +40,7 @@ def save_faint_pictures(folder: Path, seed: int) -> Path:
 
 
 def serve(lab: Path, method: str, **changes: object) -> Json:
-    """Run a federation whose clients have pictures and folders of their own; return its summary."""
+    """Run a federation whose clients have their own images and folders; return its summary."""
     experiment = folder_experiment(method, train__lr=0.5, **changes)
     federation = LoopbackFederation(experiment, Path(mkdtemp(dir=lab)), count=0)
     for number, name in enumerate(CLIENTS):
@@ -53,14 +53,14 @@ def serve(lab: Path, method: str, **changes: object) -> Json:
 
 
 def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
-    """Return how many of the client's held-out pictures are right, in percent."""
+    """Return the accuracy on the client's held-out images in percent."""
     trained = predictor.trained
     index = open_own_samples(lab / "pictures" / name, trained.class_names)
     _, test = split_own_samples(index, name, trained.experiment)
     images = index.store.load(test.rows, trained.input_format)
     truth = [trained.class_names[label] for label in test.labels]
-    said = [each.label for each in predictor.predict(images)]
-    right: int = sum(map(str.__eq__, said, truth))
+    predicted = [each.label for each in predictor.predict(images)]
+    right: int = sum(map(str.__eq__, predicted, truth))
     return 100 * right / len(truth)
 
 
@@ -87,9 +87,9 @@ def test_saved_models_are_a_run_directory(lab: Path) -> None:
     ]  # fmt: skip
     assert final.stat().st_mode & 0o777 == 0o700
     assert [each.name for each in (final / "models").iterdir()] == ["client-0.safetensors"]
-    # The other's images are none of its business.
+    # The folder contains no information about the other client's images.
     assert list(json.loads((final / "partition.json").read_text())["clients"]) == ["client-0"]
-    # By its own path it has the server's model too.
+    # Opened by its path, the run has the global model too.
     assert Predictor.load(final).client is None
 
 
@@ -125,7 +125,7 @@ def test_ood_and_int8_need_a_data_folder(lab: Path, said: Say) -> None:
     assert code == 0
     assert "mp-fedcl on its clients' own data, client-0's own model" in out
     assert "of 72 held-out images" in out
-    # It is kept, and its share of the folder itself is what was promised.
+    # The threshold is stored, and the share of flagged held-out images is as specified.
     code, out, _ = said("predict", client, held_out, "--json")
     flagged = [json.loads(line)["unknown"] for line in out.splitlines()]
     assert (code, sum(flagged), len(flagged)) == (0, 2, 72)
@@ -140,12 +140,12 @@ def test_ood_and_int8_need_a_data_folder(lab: Path, said: Say) -> None:
     assert Path(note["path"]) == client / "exported" / "client-0-prototype-int8.onnx"
 
 
-def test_predict_without_saved_models_is_refused(lab: Path, refused: Refused) -> None:
+def test_predict_without_saved_models_is_rejected(lab: Path, refused: Refused) -> None:
     sentence = refused("predict", lab / "clients" / "client-0", "x.png")
     assert "which has kept no run; one must have ended while this client took part" in sentence
 
 
-def test_a_folder_that_holds_no_images_is_refused(lab: Path, refused: Refused) -> None:
+def test_held_out_folder_without_images_is_rejected(lab: Path, refused: Refused) -> None:
     serve(lab, "fedavg", rounds=1)
     (lab / "empty").mkdir()
     words = ("predict", lab / "clients" / "client-0", lab, "--held-out", lab / "empty")

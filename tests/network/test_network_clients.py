@@ -1,4 +1,4 @@
-"""Clients with folders of their own: who may take part, and who comes and goes."""
+"""Clients with their own folders: admission, joining and leaving."""
 
 import json
 import shutil
@@ -64,7 +64,7 @@ def test_classes_are_those_of_all_clients(
     assert "fox" in page
 
 
-def test_a_class_that_is_not_among_those_named_is_refused(
+def test_client_with_a_class_outside_dataset_classes_is_refused(
     tmp_path: Path, places: dict[str, Path]
 ) -> None:
     places["odd"] = save_pictures(tmp_path / "images-odd", "cat", "owl")
@@ -128,7 +128,9 @@ def test_client_name_must_match_its_key(tmp_path: Path, places: dict[str, Path])
     assert refused(record) == {"west": reason}
 
 
-def test_two_nodes_of_one_name(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_second_node_of_the_same_name_waits_until_the_first_leaves(
+    tmp_path: Path, places: dict[str, Path]
+) -> None:
     """The first stays; when it has gone, the other may take its place."""
     federation = gathered(tmp_path, places, rounds=3)
     federation.bring(9, "north", places["north"])
@@ -141,7 +143,7 @@ def test_two_nodes_of_one_name(tmp_path: Path, places: dict[str, Path]) -> None:
     assert refused(read_records(run.path)[2]) == {}
 
 
-def test_a_client_comes_back_under_a_new_node(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_client_reconnects_under_a_new_node(tmp_path: Path, places: dict[str, Path]) -> None:
     federation = gathered(tmp_path, places, method="fedproto", rounds=4)
 
     def move() -> None:
@@ -154,7 +156,7 @@ def test_a_client_comes_back_under_a_new_node(tmp_path: Path, places: dict[str, 
     assert answered(moved.path) == answered(stayed.path)
 
 
-def test_one_joins_and_one_leaves(tmp_path: Path, places: dict[str, Path]) -> None:
+def test_clients_join_and_leave_between_rounds(tmp_path: Path, places: dict[str, Path]) -> None:
     federation = gathered(tmp_path, places, rounds=4, dataset__classes=("cat", "dog", "fox"))
     late = federation.grid.nodes.pop(3)
     actions = {
@@ -172,7 +174,7 @@ def test_one_joins_and_one_leaves(tmp_path: Path, places: dict[str, Path]) -> No
     assert [r["clients"]["missing"] for r in records] == [[], ["north"], ["north"], ["north"]]
     assert records[1]["remarks"]["missing"] == {"north": "not connected"}
     assert records[3]["remarks"]["closing"]["missing"] == {"north": "not connected"}
-    # What a client held that has left stays on record.
+    # The label counts of a client that has left are kept.
     partition = json.loads((run.path / "partition.json").read_text())
     assert list(partition["clients"]) == ["north", "south", "west"]
 
@@ -227,12 +229,12 @@ def test_round_closes_by_enough_answers_or_deadline(
         "rejected": {},
     }
     assert record["remarks"]["missing"] == {"north": why}
-    # At the end everybody is heard, whatever is enough for a round.
+    # The closing evaluation waits for all clients, whatever is enough for a round.
     assert list(record["accuracy_per_client"]) == ["north", "south", "west"]
 
 
 def test_changed_data_during_a_run_costs_one_round(tmp_path: Path, places: dict[str, Path]) -> None:
-    """What a client said of itself is not true any more: it costs a round, and not all of them."""
+    """An outdated introduction costs the client one round, not all of them."""
     federation = gathered(tmp_path, places, rounds=4)
     more = before_rounds({2: lambda: save_pictures(places["north"], "cat", count=12)})
     run = federation.serve(more)
@@ -287,8 +289,8 @@ def test_malformed_introduction_is_refused(
     federation.grid._tamper = boast
     (record,) = federation.serve().history
     assert record["clients"]["answered"] == ["north", "south"]
-    (said,) = refused(record).values()
-    assert reason in said
+    (reported,) = refused(record).values()
+    assert reason in reported
 
 
 def test_federation_with_one_class_is_refused(tmp_path: Path) -> None:
@@ -296,3 +298,17 @@ def test_federation_with_one_class_is_refused(tmp_path: Path) -> None:
     federation.bring(1, "north", save_pictures(tmp_path / "images", "cat"))
     with pytest.raises(InvalidInput, match="the clients have only the class cat"):
         federation.serve()
+
+
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedavg", "fedgauss"])
+def test_client_without_test_samples_takes_part(
+    tmp_path: Path, places: dict[str, Path], method: str
+) -> None:
+    places["tiny"] = save_pictures(tmp_path / "images-tiny", "cat", "dog", count=1)
+    run = gathered(tmp_path, places, method=method).serve()
+    assert {tuple(each) for each in answered(run.path)} == {("north", "south", "tiny", "west")}
+    record = read_records(run.path)[-1]
+    assert not record["clients"]["rejected"]
+    assert record["accuracy_per_client"]["tiny"] is None
+    assert run.summary is not None
+    assert run.summary["accuracy"] is not None

@@ -1,4 +1,4 @@
-"""No client keeps the others waiting: not within a round, and not in every round anew."""
+"""No client delays the others: not within a round, and not in every round again."""
 
 import time
 from collections.abc import Callable
@@ -59,8 +59,8 @@ def serve_and_measure(federation: LoopbackFederation) -> tuple[Json, float]:
     return record, time.monotonic() - began[0]
 
 
-def test_ten_half_answers_end_with_the_round(crowd: LoopbackFederation) -> None:
-    """Each was killed in the midst of its upload: the server knows of an answer that never ends."""
+def test_incomplete_answers_end_with_the_round(crowd: LoopbackFederation) -> None:
+    """Ten clients were killed during their upload: their announced answers never complete."""
 
     def withhold(client: str, _: FlowerMessage, objects: Objects) -> Objects:
         large = b"ArrayRecord"
@@ -74,7 +74,7 @@ def test_ten_half_answers_end_with_the_round(crowd: LoopbackFederation) -> None:
     assert seconds < TIMEOUT + BUSY
 
 
-def test_ten_calls_that_hang_end_with_the_round(
+def test_hanging_calls_end_with_the_round(
     crowd: LoopbackFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls for ten clients' answers do not return at all."""
@@ -99,7 +99,7 @@ def test_ten_calls_that_hang_end_with_the_round(
     assert seconds < TIMEOUT + BUSY
 
 
-def test_a_message_that_cannot_be_sent_ends_with_the_round(
+def test_unsendable_message_ends_with_the_round(
     crowd: LoopbackFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push = crowd.grid.push_messages
@@ -130,7 +130,7 @@ def test_a_message_that_cannot_be_sent_ends_with_the_round(
     assert missing["client-6"] == "the message could not be sent"
 
 
-# In every round anew
+# Over several rounds
 
 
 def say_nothing(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage | None:
@@ -176,7 +176,7 @@ def test_silent_client_is_skipped_and_asked_again(
     assert 80 <= waited < 100
     closing = read_records(run.path)[-1]["remarks"]["closing"]["missing"]
     assert closing == {"client-2": left_out(4, 19)}
-    # A run that was stopped meanwhile goes on as if it had not been.
+    # A run that was stopped in between continues identically.
     parts = federation("parts")
     parts.serve(stop_after(3))
     assert_same_run(parts.resume().path, run.path)
@@ -206,8 +206,8 @@ def test_no_client_is_skipped_below_min_clients(
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=80))
-def test_rests_double_and_end_with_an_answer(answers: list[bool]) -> None:
-    """Held to a slow count: a client is asked when its rest is over, and then says what it says."""
+def test_skipped_rounds_double_until_an_answer(answers: list[bool]) -> None:
+    """Compare with a plain count of the rounds that a client is skipped."""
     silent, in_a_row, rests = SilentClients(), 0, 0
     for number, is_answered in enumerate(answers, start=1):
         is_left_out = "x" in silent.resting(number)
@@ -229,11 +229,11 @@ def test_rests_double_and_end_with_an_answer(answers: list[bool]) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_no_client_is_skipped_if_that_saves_no_time(answers: list[tuple[bool, bool]]) -> None:
-    """After a round whose time was up because of somebody else than before, all are asked."""
+    """After a round that timed out because of another client than before, all are asked."""
     silent, in_a_row = SilentClients(), {"x": 0, "y": 0}
-    for number, said in enumerate(answers, start=1):
+    for number, answered in enumerate(answers, start=1):
         asked = in_a_row.keys() - silent.resting(number).keys()
-        mute = [name for name, is_said in zip("xy", said, strict=True) if not is_said]
+        mute = [name for name, has_answered in zip("xy", answered, strict=True) if not has_answered]
         waited_for = [name for name in mute if name in asked]
         silent.note_answers(asked - set(mute))
         in_a_row |= dict.fromkeys(asked - set(mute), 0)

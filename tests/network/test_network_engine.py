@@ -24,7 +24,7 @@ def update_of(averaged: dict[str, torch.Tensor] | None) -> Update:
 
 
 def mapped(folder: Path) -> int:
-    """Return how many files of a folder are mapped that have no name any more."""
+    """Return the number of memory-mapped files of a folder that have been unlinked."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return len({line.split()[-2] for line in lines if str(folder) in line and "deleted" in line})
 
@@ -50,7 +50,7 @@ def test_large_update_is_spilled_to_an_unnamed_file(tmp_path: Path) -> None:
         assert torch.equal(kept.averaged[name], value)
     assert list(tmp_path.iterdir()) == []
     assert mapped(tmp_path) == 1
-    # They may be written to, as others may.
+    # The tensors are writable, like others.
     kept.averaged["whole"].add_(1)
     assert kept.averaged["whole"][0, 0] == 1
     del kept
@@ -72,7 +72,7 @@ def test_small_updates_stay_in_memory(tmp_path: Path) -> None:
         (update_of(None), tmp_path),
         (update_of(small), tmp_path),
         (update_of(large), None),
-        # As on a full disk: no file can be made.
+        # As on a full disk: no file can be created.
         (update_of(large), tmp_path / "not there"),
     ):
         assert spill_to_disk(update, folder) is update
@@ -101,7 +101,7 @@ def assembled(name: str) -> Assembly:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mp-fedcl", "dp-fedcl", "fedproto", "fedgauss"])
-def test_the_largest_honest_answer_fits_and_little_more(method: str) -> None:
+def test_answer_limit_is_close_to_the_largest_honest_answer(method: str) -> None:
     assembly = assembled(method)
     rows = 50 if isinstance(assembly.method, SharesPrototypes) else 0
     size = assembly.model.embedding_size
@@ -127,7 +127,7 @@ def test_the_largest_honest_answer_fits_and_little_more(method: str) -> None:
 
 
 def test_prototype_limit_grows_with_reported_samples() -> None:
-    """Only where a method sets no number; two gigabytes are the most in any case."""
+    """Only if a method sets no number of prototypes; the limit is two gigabytes in any case."""
     few, many = (limit_answer(assembled("dp-fedcl"), n).array_bytes for n in (50, 50_000))
     assert many > few + 50_000 * 300 * 4
     assert limit_answer(assembled("dp-fedcl"), 10**9).array_bytes == 2**31

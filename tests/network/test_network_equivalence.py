@@ -54,7 +54,7 @@ RAGGED = {"partition__kind": "quantity", "partition__alpha": 1.0, "clients": 6}
 ONES = {"partition__kind": "quantity", "partition__alpha": 0.8, "clients": 6}
 
 
-def test_settings_of_ones_own_class_reach_the_clients(images: Path, tmp_path: Path) -> None:
+def test_settings_of_a_custom_method_reach_the_clients(images: Path, tmp_path: Path) -> None:
     changes = {"pull__beta": 0.3, "pull__norm": "absolute", "pull__layers": ("hidden",)}
     experiment = float64_experiment(images, PULL, **changes)
     federation = LoopbackFederation(experiment, tmp_path, methods=PULL)
@@ -124,9 +124,9 @@ def test_network_runs_bound_updates_by_default(images: Path, tmp_path: Path, met
     found = LoopbackFederation(experiment, tmp_path).serve()
     wanted = run(experiment.replace(validation__bounds="on"), tmp_path / "simulation")
     assert_like_simulation(found.path, wanted.path, experiment)
-    told = [[each["processed"] for each in read_records(r.path)] for r in (found, wanted)]
-    assert told[0] == told[1]
-    assert any("bound on norm" in each for each in told[0]) == (method == "mp-fedcl")
+    processed = [[each["processed"] for each in read_records(r.path)] for r in (found, wanted)]
+    assert processed[0] == processed[1]
+    assert any("bound on norm" in each for each in processed[0]) == (method == "mp-fedcl")
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
@@ -138,12 +138,12 @@ def test_sampled_clients_equal_simulation(images: Path, tmp_path: Path, method: 
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         assert ours["clients"] == theirs["clients"]
         assert len(ours["clients"]["answered"]) == 2
-    # Everyone reads the global model at the end; personal models those that trained then.
+    # All clients evaluate the global model at the end; those that trained, personal models too.
     if method != "fedproto":
         assert_like_simulation(found.path, wanted.path, experiment)
     last, theirs = read_records(found.path)[-1], read_records(wanted.path)[-1]
     assert_same_predictors(last, theirs, method)
-    # Before that only whoever is asked to train next reads a round.
+    # Before that only clients that train next evaluate a round.
     for before, after in zip(read_records(found.path), read_records(found.path)[1:], strict=False):
         assert list(before["accuracy_per_client"]) == after["clients"]["answered"]
         for name, value in before["accuracy_per_client"].items():
@@ -171,12 +171,12 @@ EXACT = 1e-10
 
 
 def without_absent(params: Tensors) -> Tensors:
-    """Return a classifier without the scores of absent parts, beside which all others are 0."""
+    """Return a classifier without the scores of absent parts."""
     return params | {"bias": params["bias"].masked_fill(params["bias"] == ABSENT, 0)}
 
 
 def kept_model(folder: Path) -> Tensors:
-    """Return the own model that a client has kept of its only run."""
+    """Return the personal model that a client has stored of its only run."""
     (file,) = folder.glob("*/round-*.safetensors")
     own = load_file(file).items()
     return {n.removeprefix("personal/"): v for n, v in own if n.startswith("personal/")}
@@ -198,7 +198,7 @@ def test_mixture_over_clients_equals_simulation(tmp_path: Path, dtype: str) -> N
     assert_close_tensors(without_absent(found), without_absent(wanted), tolerance)
     pool, wanted_pool = (load_file(path / "pool.safetensors") for path in (ours, theirs))
     assert_close_tensors(pool, wanted_pool, tolerance)
-    # Each client has its own classifier at home once the run is over.
+    # Each client has stored its personal classifier when the run has ended.
     for share in range(3):
         own = load_file(theirs / "models" / f"site-{share}.safetensors")
         kept = kept_model(federation.state_folder(share))
@@ -210,8 +210,8 @@ def test_mixture_over_clients_equals_simulation(tmp_path: Path, dtype: str) -> N
     assert read_summary(ours)["predictor"] == "personal_classifier_prior"
 
 
-def test_clients_with_own_images(tmp_path: Path) -> None:
-    """Their classes differ, one keeps a rare class at home, and each has a test of its own."""
+def test_clients_with_own_images_and_different_classes_take_part(tmp_path: Path) -> None:
+    """Classes differ, one client withholds a rare class, and each has a local test set."""
     experiment = folder_experiment("fedgauss", clients=2, partition__test="shared")
     federation = LoopbackFederation(experiment, tmp_path, count=0)
     federation.bring(1, "north", save_pictures(tmp_path / "n", "cat", "dog", count=8))
@@ -228,7 +228,7 @@ def test_clients_with_own_images(tmp_path: Path) -> None:
         if is_training(reply)
     }
     assert sent == {"north": [0, 4, 4], "south": [4, 4, 0]}
-    # Known to the others, and to its owner alone.
+    # Its owner knows all classes, including the withheld one.
     assert (kept_model(tmp_path / "memory-south")["bias"] > ABSENT).all()
 
 
@@ -252,7 +252,7 @@ def test_last_round_is_evaluated_after_resume(images: Path, tmp_path: Path) -> N
         assert kept_model(federation.state_folder(share)).keys() == {"weight", "bias"}
 
 
-# Sums that no samples have
+# Impossible statistics
 
 
 def summed(name: str, change: Any) -> BadReply:
@@ -280,7 +280,7 @@ def drop_scatter(found: Arrays) -> Arrays:
 BAD_SUMS: dict[str, tuple[BadReply, str]] = {
     "longer than their count": (
         summed("sums", lambda x: 3 * x),
-        r"the sum of class \d has length .*; at most its count, \d",
+        r"the sum of class \d has the norm .*; at most its count, \d",
     ),
     "a trace too large": (summed("within", lambda x: 2 * x), "the second moment has the trace"),
     "not positive semidefinite": (
@@ -299,7 +299,7 @@ BAD_SUMS: dict[str, tuple[BadReply, str]] = {
     "a matrix cut off": (summed("within", lambda x: x[:5]), r"tensor within has shape \[5\]"),
     "single precision": (summed("sums", lambda x: x.astype("f4")), "sums has type torch.float32"),
     "no scatter": (arrays(drop_scatter), r"tensors \['scatter'\] are missing or unknown"),
-    "weights beside": (
+    "additional weights": (
         arrays(lambda found: {**found, "averaged/weight": numpy.zeros(3)}),
         r"tensors \['weight'\] are missing or unknown",
     ),
@@ -316,7 +316,7 @@ def spoil(client: str, request: FlowerMessage, reply: FlowerMessage) -> Any:
     return BAD_SUMS[BAD_CLIENTS[client]][0](request, reply)
 
 
-def test_impossible_sums_affect_only_their_client(many_images: Path, tmp_path: Path) -> None:
+def test_impossible_statistics_affect_only_their_client(many_images: Path, tmp_path: Path) -> None:
     changes = {"clients": len(HONEST) + len(BAD_SUMS), "partition__kind": "iid"}
     experiment = float64_experiment(many_images, "fedgauss", **changes)
     found = LoopbackFederation(experiment, tmp_path / "spoilt", spoil).serve().path
@@ -326,14 +326,14 @@ def test_impossible_sums_affect_only_their_client(many_images: Path, tmp_path: P
     assert rejected.keys() == BAD_CLIENTS.keys()
     for client, name in BAD_CLIENTS.items():
         assert re.search(BAD_SUMS[name][1], rejected[client]), (name, rejected[client])
-    # The others get what they would have got alone.
+    # The results equal those of a run with only the honest clients.
     alone = LoopbackFederation(
         experiment.replace(network__patience=0.1), tmp_path / "alone", count=len(HONEST)
     )
     assert_same_results(found, alone.serve().path)
 
 
-def test_a_moment_that_is_not_positive_semidefinite(images: Path, tmp_path: Path) -> None:
+def test_indefinite_second_moment_is_rejected(images: Path, tmp_path: Path) -> None:
     def twist_first(client: str, request: FlowerMessage, reply: FlowerMessage) -> Any:
         is_bad = client == "client-0" and is_training(request)
         return summed("moment", twist)(request, reply) if is_bad else reply
@@ -377,8 +377,8 @@ def test_clients_with_vectors_need_no_encoder(tmp_path: Path) -> None:
     assert len(resumed.history) == 3
 
 
-def test_the_servers_own_data_set_does_not_matter(tmp_path: Path) -> None:
-    """What the experiment says of digits is not for clients with data of their own."""
+def test_dataset_of_the_server_is_ignored_for_clients_with_own_data(tmp_path: Path) -> None:
+    """The experiment's dataset settings do not apply to clients with their own data."""
     changes = {
         "dataset__name": "mnist-sample",
         "partition__min_size": None,
@@ -389,7 +389,7 @@ def test_the_servers_own_data_set_does_not_matter(tmp_path: Path) -> None:
     assert load_file(model)["hidden.0.weight"].shape == (256, 5)
 
 
-def test_the_run_is_used_as_any_other(tmp_path: Path) -> None:
+def test_run_on_vectors_predicts_and_accepts_new_clients(tmp_path: Path) -> None:
     federation = federate(tmp_path, 5, 5)
     federation.serve()
     predictor = Predictor.load(federation.path)
@@ -399,7 +399,7 @@ def test_the_run_is_used_as_any_other(tmp_path: Path) -> None:
     assert "own vectors" in (federation.path / "CARD.md").read_text(encoding="utf-8")
 
 
-def test_one_of_another_width_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_client_with_another_vector_width_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, 5, 4, 5, min_clients=2)
     result = federation.serve()
     assert result.history[0]["clients"]["answered"] == ["client-0", "client-2"]
@@ -411,7 +411,7 @@ def test_one_of_another_width_is_refused_with_the_reason(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("own_places")
 @pytest.mark.parametrize("encoder", ["none", "random-resnet18"])
-def test_images_and_vectors_do_not_go_together(tmp_path: Path, encoder: str) -> None:
+def test_clients_with_images_and_vectors_cannot_mix(tmp_path: Path, encoder: str) -> None:
     federation = federate(tmp_path, 36, 36, clients=3, min_clients=3, encoder__name="none")
     federation.bring(3, "pictures", save_pictures(tmp_path / "pictures", "0", "1", "2", count=4))
     if encoder != "none":
@@ -425,7 +425,7 @@ def test_images_and_vectors_do_not_go_together(tmp_path: Path, encoder: str) -> 
     assert refused[encoder] in str(caught.value)
 
 
-def test_an_encoder_of_its_own_is_refused_by_the_client(
+def test_client_rejects_an_encoder_for_vectors(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
@@ -437,7 +437,7 @@ def test_an_encoder_of_its_own_is_refused_by_the_client(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_shares_of_a_set_of_vectors_give_what_a_simulation_gives(
+def test_shares_of_a_vector_dataset_equal_simulation(
     vectors: Path, tmp_path: Path, method: str
 ) -> None:
     experiment = float64_experiment(vectors, method, rounds=2, clients=3, encoder__name=None)

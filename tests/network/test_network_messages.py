@@ -42,7 +42,7 @@ SENT_ONCE = {
     "fedridge": {"counts", "sums", "moment"},
     "local-gauss": set[str](),
 }
-"""What one-shot methods send."""
+"""The arrays that one-shot methods send."""
 UP: dict[str, dict[str, type]] = {
     "query": {
         "name": str,
@@ -132,14 +132,14 @@ def check(
     values: dict[str, dict[str, type]],
     arrays: dict[str, dict[str, tuple[str, int]]],
 ) -> None:
-    """Hold a message to the lists: every record, every value, every array and every byte of it."""
+    """Compare a message with the lists: every record, value, array and byte."""
     kind, content = kind_of(sent), sent.content
     assert set(content) == {"values", "arrays"}
     assert set(content.config_records["values"]) == {"json"}
     message = from_records(content)
     assert message.values.keys() <= values[kind].keys()
     for name, value in message.values.items():
-        # Who trains nothing has no loss.
+        # Methods without training have no loss.
         assert type(value) is values[kind][name] or (name == "loss" and value is None), name
     for name, opened in message.arrays.items():
         (form,) = [each for pattern, each in arrays[kind].items() if re.fullmatch(pattern, name)]
@@ -151,7 +151,7 @@ def check(
 
 
 def check_file(data: bytes, arrays: Arrays) -> None:
-    """Hold a file of arrays to its list: nothing else is said there, and no byte is left over."""
+    """Check that a file of arrays contains exactly the arrays in its header."""
     size = int.from_bytes(data[:8], "little")
     listed = {name: set(entry) for name, entry in json.loads(data[8 : 8 + size]).items()}
     assert listed == {name: {"dtype", "shape", "data_offsets"} for name in arrays}
@@ -179,7 +179,7 @@ def test_messages_contain_only_listed_fields(images: Path, tmp_path: Path, metho
     federation = LoopbackFederation(experiment, tmp_path, methods=SCAFFOLD)
     federation.serve()
     grid = federation.grid
-    # Everyone says who it is, answers each round and reads the last one: one message each.
+    # Each client introduces itself, answers each round and evaluates the last: one message each.
     wanted = ["query", *["train"] * (1 if method in SENT_ONCE else 2), "evaluate"]
     for name in ("client-0", "client-1", "client-2"):
         assert [kind_of(m) for n, m in grid.requests if n == name] == wanted
@@ -198,7 +198,7 @@ def test_messages_contain_only_listed_fields(images: Path, tmp_path: Path, metho
             assert sums == {f"summed/{name}" for name in SENT_ONCE.get(method, ())}
             sends_prototypes = len(message.arrays["prototypes/vectors"]) > 0
             assert sends_prototypes == (method == "fedproto" or method.endswith("fedcl"))
-    # Round 1 has nothing before it to read.
+    # There is no round before round 1 to evaluate.
     first = [from_records(m.content) for _, m in grid.replies if kind_of(m) == "train"][:3]
     assert all("late" not in message.values for message in first)
 
@@ -231,7 +231,7 @@ def test_messages_of_secure_aggregation(images: Path, tmp_path: Path, method: st
     for _, reply in federation.grid.replies:
         check(reply, UP, UP_ARRAYS)
         message = from_records(reply.content)
-        # Of an update nothing is there but what is masked.
+        # Only masked values of an update are sent.
         if kind_of(reply) == "train":
             assert set(message.arrays) == {"masked"}
             assert message.values.keys() <= {"late"}
@@ -239,19 +239,19 @@ def test_messages_of_secure_aggregation(images: Path, tmp_path: Path, method: st
 
 def test_sent_fields_match_the_documentation() -> None:
     rows = re.findall(r"^\| (`[^|]*) \|", DOCUMENT, re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    told = {name for name in told if not name.startswith("--")}
+    fields = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    fields = {name for name in fields if not name.startswith("--")}
     listed = {name for kinds in (UP, DOWN) for names in kinds.values() for name in names}
     patterns = [*UP_ARRAYS["train"], *POOL]
     plain = {name for name in patterns if re.fullmatch("[a-z/]+", name)}
     families = {"averaged/<parameter>", "summed/<name>", "params/<parameter>", "extra/<name>"}
-    # Of clients that compress what they send.
+    # Sent by clients with compression.
     families |= {"coding/<group>/<name>", "coding/prototypes"}
-    assert told == listed | plain | families | {"units/<layer>"}
+    assert fields == listed | plain | families | {"units/<layer>"}
 
 
 def test_messages_contain_no_paths(tmp_path: Path) -> None:
-    """Neither the server's folders nor the clients' own, nor the names of files."""
+    """Neither the paths of the server and the clients nor file names are sent."""
     federation = LoopbackFederation(
         folder_experiment(clients=3, dataset__root=tmp_path / "secret-root").replace(
             encoder__weights=tmp_path / "secret-weights"
@@ -263,12 +263,12 @@ def test_messages_contain_no_paths(tmp_path: Path) -> None:
         place = save_pictures(tmp_path / f"secret-{name}", "cat", "dog")
         (place / "cat/0.png").rename(place / "cat/secret-patient.png")
         federation.bring(node, name, place)
-    # One has a picture that is none, another a folder that is empty.
+    # One client has an invalid image file, another an empty folder.
     (tmp_path / "secret-south/dog/1.png").write_bytes(b"no picture")
     (tmp_path / "secret-west/owl").mkdir()
     record = federation.serve().history[0]
     assert record["clients"]["answered"] == ["north"]
-    reason = "it cannot use its data or its encoder; its own log says why."
+    reason = "it cannot use its data or its encoder; its own log contains the reason."
     assert record["remarks"]["refused"] == {"node 2": reason, "node 3": reason}
     for _, message in [*federation.grid.requests, *federation.grid.replies]:
         is_error = message.has_error()
@@ -277,7 +277,7 @@ def test_messages_contain_no_paths(tmp_path: Path) -> None:
         assert str(tmp_path) not in text
 
 
-def test_an_operator_may_forbid_small_prototypes(images: Path, tmp_path: Path) -> None:
+def test_client_min_cluster_size_limits_its_prototypes(images: Path, tmp_path: Path) -> None:
     experiment = float64_experiment(
         images, rounds=1, prototypes__per_class=5, prototypes__min_cluster_size=2
     )
@@ -316,7 +316,7 @@ def test_message_sizes_match_the_documentation(tmp_path: Path, method: str, most
     )
 
 
-TOLD = {"global_classifier", "global_classifier_estimated", "global_prototype"}
+RELEASED = {"global_classifier", "global_classifier_estimated", "global_prototype"}
 
 
 def federation(root: Path, folder: Path, method: str, **changes: Any) -> LoopbackFederation:
@@ -355,10 +355,10 @@ def test_budget_hides_counts_losses_and_evaluations(
     ]
     assert late
     for predictor in late:
-        told = {
+        fields = {
             name for name, value in predictor["table"]["local_test"].items() if value is not None
         }
-        assert told <= TOLD
+        assert fields <= RELEASED
         assert predictor["is_personal"] is False
     assert "sums" not in json.loads((found.path / "federation.json").read_text())
     assert {tuple(each["train"]) for each in partition_of(found)} == {(0, 0, 0)}
@@ -390,13 +390,13 @@ def test_local_model_adds_noise_to_every_value(images: Path, tmp_path: Path, met
         for field, value in exact.items():
             sent = message.arrays[f"summed/{field}"]
             assert sent.dtype == numpy.float32
-            # Not one number is as it was.
+            # No value is unchanged.
             assert not (sent == value.numpy()).any(), field
         assert message.values["processed"] == ["noise"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedncm"])
-def test_a_resumed_federation_sends_and_uses_the_same_noise(
+def test_resumed_federation_sends_and_uses_the_same_noise(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     noise_model = "local" if method == "fedncm" else "central"

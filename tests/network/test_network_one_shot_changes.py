@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from equivalent_runs import assert_close_tensors
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.inference.join_log import read_events
-from mpfedcl.inference.one_shot_network import NetworkChange, update_over_network
+from mpfedcl.inference.one_shot import NetworkChange, update_over_network
+from mpfedcl.inference.trained_run import read_events
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.runs.directory import RunDirectory
 from one_shot_runs import assert_same_federation, contents, save_client, story_of
@@ -25,7 +25,7 @@ NODES = {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
 class Sites:
-    """Clients with vectors of their own, of which some come for a run and one at a time later."""
+    """Clients with their own vectors: some take part in a run, others join later one by one."""
 
     def __init__(
         self, folder: Path, clients: Path, method: str, names: str, **changes: Any
@@ -37,7 +37,7 @@ class Sites:
         self.path = self.federation.serve().path
 
     def come(self, *names: str, **data: Path) -> None:
-        """Let these clients be connected, and nobody else."""
+        """Connect these clients and no others."""
         self.federation.grid.nodes.clear()
         for name in names:
             place = data.get(name, self.clients / f"{name}.npz")
@@ -48,7 +48,7 @@ class Sites:
         return update_over_network(transport, self.path, name, leave=leave)
 
     def own_classifier(self, name: str) -> Tensors:
-        """Return the newest classifier that a client has at home."""
+        """Return the newest classifier that a client has stored."""
         files = sorted((self.federation.folder / f"memory-{name}").glob("*/round-*.safetensors"))
         kept = load_file(files[-1]).items()
         return {n.removeprefix("personal/"): v for n, v in kept if n.startswith("personal/")}
@@ -134,7 +134,7 @@ def test_client_resends_its_statistics_to_leave_a_pooled_run(start: Start, metho
     sites.come("c")
     assert sites.update("c", leave=True).clients == ("a", "b", "d")
     assert_same_federation(sites.path, without.path)
-    # Joined later, it can leave in the same way; a third time nobody knows it.
+    # A client that joined later can leave in the same way, but only once.
     assert sites.update("c").event == "joined"
     assert sites.update("c", leave=True).event == "left"
     assert_same_federation(sites.path, without.path)
@@ -156,7 +156,7 @@ def test_pooled_run_subtracts_only_the_statistics_that_were_sent(
     assert change.reason.startswith("its statistics are not those that it sent")
     assert story_of(sites.path) == [("rejected", "b")]
     assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
-    # A run of which nobody has noted what each has sent.
+    # A run without recorded digests of the clients' statistics.
     known = RunDirectory(sites.path).read_json("federation.json") or {}
     RunDirectory(sites.path).write_json("federation.json", {**known, "sums": {}})
     with pytest.raises(InvalidInput, match="the part of b is not known"):
@@ -175,7 +175,7 @@ def test_statistics_are_validated_as_in_a_run(start: Start) -> None:
     sites.federation.grid._tamper = lie
     change = sites.update("d")
     assert (change.event, change.clients) == ("rejected", ("a", "b", "c"))
-    assert "has length" in change.reason
+    assert "has the norm" in change.reason
     assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
     (event,) = read_events(sites.path)
     assert event["reason"] == change.reason
@@ -204,20 +204,20 @@ def test_absent_or_silent_client_changes_nothing(start: Start) -> None:
     assert contents(sites.path) == first
 
 
-def test_other_data_are_refused(start: Start, tmp_path: Path) -> None:
+def test_other_data_are_rejected(start: Start, tmp_path: Path) -> None:
     sites = start("abc")
     sites.come("d", d=save_client(tmp_path / "x" / "d.npz", 5, (0, 1, 2, 3)))
     with pytest.raises(RunCutShort, match=r"d was not connected .* d: it cannot use its data"):
         sites.update("d")
 
 
-def test_other_runs_are_refused(three: Path, start: Start, tmp_path: Path) -> None:
+def test_other_runs_are_rejected(three: Path, start: Start, tmp_path: Path) -> None:
     transport = FlowerTransport(start("ab").federation.grid)
     with pytest.raises(InvalidInput, match="it must be a run over a network"):
         update_over_network(transport, three, "d")
     with pytest.raises(InvalidInput, match="it must be a folder that holds a run"):
         update_over_network(transport, tmp_path / "nothing", "d")
-    with pytest.raises(InvalidInput, match=r"client is '../d'; the name is '../d'; it must be"):
+    with pytest.raises(InvalidInput, match=r"the name is '\.\./d'; it must be"):
         update_over_network(transport, three, "../d")
 
 
@@ -227,6 +227,6 @@ def test_changed_federation_cannot_be_resumed(start: Start) -> None:
     sites.update("d")
     first = contents(sites.path)
     sites.come("a", "b", "c")
-    with pytest.raises(InvalidInput, match="where clients have joined or left since"):
+    with pytest.raises(InvalidInput, match="which clients have joined or left since"):
         sites.federation.resume()
     assert contents(sites.path) == first

@@ -1,4 +1,4 @@
-"""Broadcasts, updates and evaluations are packed and unpacked without loss; bad ones are refused."""
+"""Packing broadcasts, updates and evaluations is lossless; malformed ones are rejected."""
 
 import contextlib
 import io
@@ -126,7 +126,7 @@ def prototypes(draw: st.DrawFn) -> Prototypes:
 
 
 def travel(message: Message) -> Message:
-    """Return a message as it is after it was Flower's records."""
+    """Return a message after conversion to Flower's records and back."""
     return from_records(to_records(message))
 
 
@@ -198,8 +198,10 @@ def test_introduction_round_trip(
     name: str, classes: list[tuple[str, int]], test: int, input_size: int
 ) -> None:
     counts = tuple(count + 1 for _, count in classes)
-    said = Introduction(name, tuple(each for each, _ in classes), counts, test, input_size, "e")
-    assert Introduction.from_message(travel(said.to_message())) == said
+    introduction = Introduction(
+        name, tuple(each for each, _ in classes), counts, test, input_size, "e"
+    )
+    assert Introduction.from_message(travel(introduction.to_message())) == introduction
 
 
 OPENERS: list[Callable[[Message], Any]] = [
@@ -214,7 +216,7 @@ OPENERS: list[Callable[[Message], Any]] = [
 @pytest.mark.parametrize("open_parcel", OPENERS)
 @QUICK
 @given(values=tables, found=parts)
-def test_any_packed_arrays_are_opened_or_refused(
+def test_any_packed_arrays_are_opened_or_rejected(
     open_parcel: Callable[[Message], Any], values: dict[str, Any], found: dict[str, Any]
 ) -> None:
     with contextlib.suppress(MessageError):
@@ -223,14 +225,14 @@ def test_any_packed_arrays_are_opened_or_refused(
 
 @QUICK
 @given(st.text(max_size=40) | anything.map(json.dumps))
-def test_any_text_is_values_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     with contextlib.suppress(MessageError):
         assert isinstance(from_json(text), dict)
 
 
 @QUICK
 @given(st.sampled_from(["safetensors", "numpy.ndarray", ""]), st.binary(max_size=60))
-def test_any_bytes_are_arrays_or_refused(kind: str, data: bytes) -> None:
+def test_any_bytes_are_parsed_as_arrays_or_rejected(kind: str, data: bytes) -> None:
     records = records_of("{}", Array("uint8", (len(data),), kind, data))
     with pytest.raises(MessageError, match=r"its arrays (cannot be read|are stored as)"):
         from_records(records)
@@ -296,7 +298,7 @@ def sent(client: str, *, is_whole: bool = False) -> tuple[Message, Broadcast]:
     return message, unpack_broadcast(message, 3, None)
 
 
-def test_only_the_part_of_a_model_is_sent() -> None:
+def test_only_the_assigned_part_of_a_model_is_sent() -> None:
     message, received = sent("me")
     found = unpack_part(received, message, "me", INITIAL)
     masks = mask_params(INITIAL, UNITS)
@@ -354,7 +356,7 @@ def test_model_part_round_trip(sizes: list[int], random: Random) -> None:
     found = unpack_part(unpack_broadcast(message, 2, None), message, "me", params)
     assert_same_tensors(dict(found.units["me"]), units)
     assert sum(each.nbytes for each in arrays.values()) == broadcast.num_bytes_to(["me"])
-    # There and back again: nothing was trained, so nothing has changed.
+    # A round trip without training changes nothing.
     update = pack_part_update(make_update(found.params), found)
     returned = unpack_part_update(update, broadcast)
     assert isinstance(returned.averaged, dict)
@@ -370,12 +372,12 @@ def test_model_part_round_trip(sizes: list[int], random: Random) -> None:
         torch.zeros(0, dtype=torch.float64),
     ],
 )
-def test_update_of_wrong_part_size_is_refused(meddled: torch.Tensor) -> None:
+def test_update_of_wrong_part_size_is_rejected(meddled: torch.Tensor) -> None:
     update = pack_part_update(make_update(dict(INITIAL)), make_broadcast())
     assert isinstance(update.averaged, dict)
-    lie = replace(update, averaged={**update.averaged, "hidden.1.weight": meddled})
+    malformed = replace(update, averaged={**update.averaged, "hidden.1.weight": meddled})
     with pytest.raises(MessageError, match=r"'hidden\.1\.weight' has shape"):
-        unpack_part_update(lie, make_broadcast())
+        unpack_part_update(malformed, make_broadcast())
 
 
 @pytest.mark.parametrize(
@@ -386,11 +388,11 @@ def test_update_of_wrong_part_size_is_refused(meddled: torch.Tensor) -> None:
         ("hidden.7", torch.zeros(2, dtype=torch.uint8)),
     ],
 )
-def test_malformed_unit_bits_are_refused(layer: str, bits: torch.Tensor) -> None:
+def test_malformed_unit_bits_are_rejected(layer: str, bits: torch.Tensor) -> None:
     message, received = sent("me")
-    lie = Message(message.values, {**message.arrays, f"units/{layer}": bits.numpy()})
+    malformed = Message(message.values, {**message.arrays, f"units/{layer}": bits.numpy()})
     with pytest.raises(MessageError, match="units of"):
-        unpack_part(received, lie, "me", INITIAL)
+        unpack_part(received, malformed, "me", INITIAL)
 
 
 @pytest.mark.whole
@@ -409,12 +411,13 @@ def test_partial_models_equal_simulation(
     for ours, theirs in zip(read_records(found.path), read_records(wanted.path), strict=True):
         if theirs["accuracy"] is not None:
             assert_same_predictors(ours, theirs, method)
-        # The rest of the model is sent where the last round is read, and told beside.
+        # The rest of the model is sent if the last round is evaluated, and counted separately.
         reads = ours["round"] > 1 and experiment.evaluates(ours["round"] - 1)
         assert ("bytes_to_read" in ours["remarks"]) == reads
 
 
-def test_the_process_of_a_message_does_not_load_torch() -> None:
+@pytest.mark.whole
+def test_flower_app_import_does_not_load_torch() -> None:
     code = "import mpfedcl.flower_app, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
@@ -437,13 +440,13 @@ WHOLE_EVALUATION: dict[str, Any] = {
         ({"confusion": [[1, 2, -1], [3, 4, 1]]}, "confusion must be counts"),
     ],
 )
-def test_a_malformed_evaluation_is_refused(changes: dict[str, Any], field: str) -> None:
+def test_malformed_evaluation_is_rejected(changes: dict[str, Any], field: str) -> None:
     assert unpack_evaluation(WHOLE_EVALUATION, 2).confusion == [[1, 2, 0], [3, 4, 1]]
     with pytest.raises(MessageError, match=field):
         unpack_evaluation(WHOLE_EVALUATION | changes, 2)
 
 
-def test_an_asynchronous_answer_repeats_version_and_dispatch() -> None:
+def test_asynchronous_answer_repeats_version_and_dispatch() -> None:
     pool = PrototypePool.empty(2, 3, 1)
     broadcast = Broadcast(1, {}, {}, pool)
     assert name_dispatch(broadcast) == {}

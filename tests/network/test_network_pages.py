@@ -1,4 +1,4 @@
-"""What `init` writes for systemd and nginx is what these understand."""
+"""systemd and nginx accept the files that `init` writes."""
 
 import shutil
 import subprocess

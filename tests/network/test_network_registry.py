@@ -1,4 +1,4 @@
-"""Who belongs: classes that are agreed on, clients with npz files or encoders, many strangers."""
+"""The client registry: agreed classes, clients with npz files or encoders, unknown nodes."""
 
 import json
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ def named(*lists: tuple[str, ...]) -> dict[str, Introduction]:
     return {f"client-{n}": member(f"client-{n}", *each) for n, each in enumerate(lists)}
 
 
-def test_classes_are_joined_in_order() -> None:
+def test_classes_of_clients_are_merged_in_order() -> None:
     assert agreed(("dog", "cat"), ("ant", "dog")) == ("ant", "cat", "dog")
-    # Labels of npz files: whoever has fewer of them has the first.
+    # Labels of npz files: a client with fewer classes has the first ones.
     assert agreed(DIGITS[:3], DIGITS, DIGITS[:5]) == DIGITS
     assert agreed(DIGITS[:2], ("cat", "dog")) == ("0", "1", "cat", "dog")
 
@@ -86,7 +86,7 @@ def test_client_with_incompatible_labels_is_excluded(
     )
 )
 def test_one_client_cannot_break_class_agreement_of_two_others(odd_classes: list[str]) -> None:
-    """Whoever is kept finds its labels where it put them."""
+    """The class numbers of accepted clients do not change."""
     members = named(("0", "1", "2"), tuple(odd_classes), ("0", "1"))
     experiment, odd = agree_on_classes(Experiment(), members)
     classes = list(experiment.dataset.classes)
@@ -98,16 +98,16 @@ def test_one_client_cannot_break_class_agreement_of_two_others(odd_classes: list
             assert list(each.classes) == classes[: len(each.classes)]
 
 
-def test_shares_of_one_set_have_its_classes_and_no_others() -> None:
+def test_shares_of_one_dataset_have_exactly_its_classes() -> None:
     shares = {n: replace(each, own_data=False) for n, each in named(*[DIGITS[:3]] * 2).items()}
     assert agree_on_classes(Experiment(), shares)[1] == {}
-    liar = member("a", *DIGITS[:3], "zebra")
-    experiment, odd = agree_on_classes(Experiment(), {**shares, "a": liar})
+    malicious = member("a", *DIGITS[:3], "zebra")
+    experiment, odd = agree_on_classes(Experiment(), {**shares, "a": malicious})
     assert odd.keys() == {"a"}
     assert experiment.dataset.classes == DIGITS[:3]
 
 
-def test_classes_that_were_named_stay() -> None:
+def test_configured_classes_are_kept() -> None:
     given_classes = Experiment().replace(dataset__classes=("b", "a"))
     members = {"x": member("x", "a", "c")}
     assert agree_on_classes(given_classes, members) == (given_classes, {})
@@ -118,11 +118,11 @@ def test_client_with_too_many_classes_is_excluded() -> None:
     members = {**named(("cat", "dog"), ("cat", "fox")), "a": member("a", *many[:999])}
     experiment, odd = agree_on_classes(Experiment(), members)
     assert experiment.dataset.classes == ("cat", "dog", "fox")
-    told = "at most 1,000 unless dataset.classes names them"
-    assert odd == {"a": f"with its 999 classes there are 1,002; {told}"}
+    limit = "at most 1,000 unless dataset.classes names them"
+    assert odd == {"a": f"with its 999 classes there are 1,002; {limit}"}
     experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many)})
     assert experiment.dataset.classes == ("cat", "dog", "fox")
-    assert odd == {"a": f"with its 10,000 classes there are 10,003; {told}"}
+    assert odd == {"a": f"with its 10,000 classes there are 10,003; {limit}"}
     experiment, odd = agree_on_classes(Experiment(), {**members, "a": member("a", *many[:997])})
     assert (len(experiment.dataset.classes), odd) == (1000, {})
     with pytest.raises(
@@ -156,7 +156,7 @@ class UnknownNodes:
         ]
 
 
-def test_old_refusals_are_forgotten() -> None:
+def test_number_of_remembered_refusals_is_limited() -> None:
     transport = UnknownNodes()
     experiment = Experiment(clients=1).replace(network__patience=0.1)
     registry = ClientRegistry(experiment, transport, Status(None))
@@ -166,7 +166,7 @@ def test_old_refusals_are_forgotten() -> None:
     assert len(registry.refused) == 50
     assert len(registry.refused_nodes) == 50
     assert len(registry.seen) < 100
-    # Nobody is asked twice who has gone.
+    # No disconnected node is asked twice.
     assert len(transport.sent) == len(set(transport.sent))
 
 
@@ -197,7 +197,7 @@ def test_client_killed_during_introduction_does_not_use_up_patience(
 
 
 @pytest.mark.usefixtures("quick_network")
-def test_clients_with_own_npz_files(tmp_path: Path) -> None:
+def test_clients_with_own_npz_files_take_part(tmp_path: Path) -> None:
     save_images(tmp_path / "few/x.npz", num_train=9, num_test=6, num_classes=3)
     save_images(tmp_path / "many/x.npz", num_train=15, num_test=5, num_classes=5)
     federation = LoopbackFederation(folder_experiment(clients=2), tmp_path, count=0)
@@ -212,7 +212,7 @@ def test_clients_with_own_npz_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_network", "own_places")
-def test_pictures_through_filters_for_their_size(
+def test_random_filters_need_images_of_one_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The method brings the encoder along; images must be of one size, which is on record."""
@@ -252,7 +252,7 @@ def test_pictures_through_filters_for_their_size(
 
 
 @pytest.mark.usefixtures("quick_network", "own_places", "drawn_once")
-def test_pictures_through_an_encoder(tmp_path: Path) -> None:
+def test_encoder_accepts_images_of_any_size(tmp_path: Path) -> None:
     """Pictures of any size become features of one length; the server needs no encoder."""
     changes = {"encoder__name": "random-resnet18", "rounds": 1, "clients": 2}
     federation = LoopbackFederation(folder_experiment("mp-fedcl", **changes), tmp_path, count=0)

@@ -1,4 +1,4 @@
-"""A run over a network goes on where it was, whoever was killed, and whatever was lost."""
+"""A run over a network resumes after killed processes and lost files."""
 
 import shutil
 from collections.abc import Callable
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 SCAFFOLD = "custom_method:Scaffold"
 GONE = 5
-"""Flower's code for a node that went away."""
+"""Flower's error code for a disconnected node."""
 
 Whole = Callable[[str], Path]
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def whole(quick_network: None, images: Path, folder: Path) -> Whole:
-    """The run of a method that nothing has interrupted, made once."""
+    """The uninterrupted run of a method, computed once."""
 
     def find(method: str) -> Path:
         place = folder / method.replace(":", "-")
@@ -57,14 +57,14 @@ def test_resume_after_any_round_is_identical(
     federation = LoopbackFederation(float64_experiment(images, method), tmp_path, methods=SCAFFOLD)
     stopped = federation.serve(stop_after(rounds))
     assert stopped.summary is None
-    # The last round is not read yet, so that its record is not there, but it is not lost.
+    # The last round is not evaluated yet, so its record is pending but not lost.
     assert len(read_records(federation.path)) == rounds - 1
     federation.resume()
     assert_same_run(federation.path, whole(method))
 
 
 @pytest.mark.parametrize("kept", [1, 0])
-def test_the_newest_checkpoints_are_lost(
+def test_resume_with_damaged_newest_checkpoints_is_identical(
     images: Path, tmp_path: Path, whole: Whole, kept: int
 ) -> None:
     federation = LoopbackFederation(float64_experiment(images, "fedproto"), tmp_path)
@@ -76,7 +76,7 @@ def test_the_newest_checkpoints_are_lost(
 
 
 class Killed(BaseException):
-    """As if the server had been killed: nothing of it runs on."""
+    """As if the server had been killed: no part of it continues."""
 
 
 @pytest.mark.parametrize("victim", ["client-0", "client-2"])
@@ -103,7 +103,7 @@ def test_resume_after_server_kill_is_identical(
 
 
 def lose_answer(state: Path, *, has_trained: bool) -> Tamper:
-    """Let the second round's answer of client-1 get lost after, or before, it has trained."""
+    """Lose client-1's answer of the second round, after or before it has trained."""
 
     def lose(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if client != "client-1" or not is_training(request) or round_of(request) != 2:
@@ -120,7 +120,7 @@ def lose_answer(state: Path, *, has_trained: bool) -> Tamper:
 def test_client_killed_between_training_and_answer_resumes(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    """What it trained does not count: it goes on from the round before."""
+    """The lost training does not count: the client continues from the previous round."""
     runs = []
     for place, has_trained in ((tmp_path / "after", True), (tmp_path / "before", False)):
         lose = lose_answer(place / "memory-1", has_trained=has_trained)
@@ -132,7 +132,7 @@ def test_client_killed_between_training_and_answer_resumes(
     records = read_records(runs[0])
     assert records[1]["clients"]["missing"] == ["client-1"]
     assert records[1]["remarks"]["missing"] == {"client-1": "it went away"}
-    # Its own model of that round does not exist, so that nobody reads it.
+    # Its personalized model of that round does not exist, so it is not evaluated.
     read = records[1]["accuracy_per_client"]["client-1"]
     assert (read is None) == (method == "fedproto")
     assert records[2]["clients"]["answered"] == ["client-0", "client-1", "client-2"]
@@ -149,13 +149,13 @@ def test_client_with_lost_state_starts_again(
     records, others = read_records(federation.path), read_records(whole(method))
     assert [r["clients"] for r in records] == [r["clients"] for r in others]
     if method == "fedavg":
-        # Only what it would have said of its own model is missing.
+        # Only the evaluation of its personalized model is missing.
         assert records[2]["loss"] == others[2]["loss"]
         assert records[1]["accuracy_per_client"] == others[1]["accuracy_per_client"]
     else:
         assert records[1]["accuracy_per_client"]["client-1"] is None
         assert records[1]["accuracy_per_client"]["client-0"] is not None
-        # It began afresh, and its next model is read as everybody's.
+        # It started again, and its next model is evaluated like the others.
         assert None not in records[2]["accuracy_per_client"].values()
 
 
@@ -181,7 +181,7 @@ def test_last_round_without_evaluation_can_be_resumed(
     assert_same_run(federation.path, whole("mp-fedcl"))
 
 
-def test_more_rounds(images: Path, tmp_path: Path, whole: Whole) -> None:
+def test_finished_run_resumes_with_more_rounds(images: Path, tmp_path: Path, whole: Whole) -> None:
     federation = LoopbackFederation(float64_experiment(images, "fedproto", rounds=2), tmp_path)
     federation.serve()
     federation.resume(rounds=3)
@@ -191,7 +191,7 @@ def test_more_rounds(images: Path, tmp_path: Path, whole: Whole) -> None:
     assert read_summary(federation.path)["rounds"] == 3
 
 
-def test_resume_with_another_data_format_is_refused(images: Path, tmp_path: Path) -> None:
+def test_resume_with_another_data_format_is_rejected(images: Path, tmp_path: Path) -> None:
     experiment = float64_experiment(images, "fedavg", network__patience=0.2)
     federation = LoopbackFederation(experiment, tmp_path)
     federation.serve(stop_after(1))

@@ -23,8 +23,14 @@ from loopback import Tamper
 from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
-from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
+from mpfedcl.network.client.secure_aggregation import (
+    Identity,
+    KnownClients,
+    SecureAggregation,
+    SumRefusal,
+    draw_once,
+    fingerprint,
+)
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.setup.keys import make_node_key
@@ -46,14 +52,14 @@ def run_alone(plan: Experiment, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgauss"])
-def test_same_as_the_simulation(images: Path, tmp_path: Path, method: str) -> None:
+def test_secure_aggregation_equals_simulation(images: Path, tmp_path: Path, method: str) -> None:
     plan = secure_experiment(images, method, encoder__name="none")
     federation = LoopbackFederation(plan, tmp_path)
     federation.serve()
     alone = run_alone(plan, tmp_path / "alone")
     ours, theirs = load_results(federation.path), load_results(alone)
     for name in ours.keys() & theirs.keys():
-        # Sums in a ring do not depend on who adds them up, nor in which order.
+        # Sums in a ring do not depend on the order of addition.
         assert_close_tensors(ours[name], theirs[name], 1e-12, name)
     for left, right in zip(read_records(federation.path), read_records(alone), strict=True):
         assert left["clients"] == right["clients"]
@@ -101,7 +107,7 @@ def test_round_below_threshold_is_lost_with_warning(
     federation.serve()
     first, second = read_records(federation.path)
     assert first["unchanged"]
-    assert "its secure sum was not opened" in first["remarks"]["warnings"][0]
+    assert "the secure sum was not opened" in first["remarks"]["warnings"][0]
     assert second["clients"]["answered"] == [f"client-{number}" for number in range(4)]
 
 
@@ -109,7 +115,7 @@ def test_lost_last_round_can_be_resumed(images: Path, tmp_path: Path) -> None:
     plan = secure_experiment(images, "fedgauss", encoder__name="none")
     lost: list[Tamper] = [lose("share", "client-0", "client-1")]
     federation = LoopbackFederation(plan, tmp_path, lambda *given: lost[0](*given))
-    with pytest.raises(RunCutShort, match="Round 1: its secure sum was not opened, because 2 of 4"):
+    with pytest.raises(RunCutShort, match="Round 1: the secure sum was not opened because 2 of 4"):
         federation.serve()
     lost[0] = lambda _client, _request, reply: reply
     federation.resume()
@@ -127,7 +133,7 @@ def test_stopped_run_resumes_with_the_same_bits(images: Path, tmp_path: Path) ->
 
 
 def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> None:
-    """A server that runs a round again without one client could tell that client's update."""
+    """A server that repeats a round without one client could compute that client's update."""
     plan = secure_experiment(images, rounds=2)
     federation = LoopbackFederation(plan, tmp_path)
     federation.serve(stop_after(1))
@@ -139,7 +145,10 @@ def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> 
     federation.resume()
     first = read_records(federation.path)[0]
     assert first["unchanged"]
-    assert "0 clients have revealed a share of client-0's" in first["remarks"]["warnings"][0]
+    assert (
+        "0 clients have revealed a share of the secret of client-0"
+        in first["remarks"]["warnings"][0]
+    )
 
 
 def test_client_can_require_secure_aggregation(images: Path, tmp_path: Path) -> None:
@@ -159,7 +168,7 @@ def test_client_can_require_secure_aggregation(images: Path, tmp_path: Path) -> 
         ({"aggregation__rule": "median"}, "with secure_aggregation it must be 'mean'"),
     ],
 )
-def test_invalid_change_is_refused_before_asking_clients(
+def test_invalid_change_is_rejected_before_asking_clients(
     images: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     federation = LoopbackFederation(secure_experiment(images).replace(**changes), tmp_path)
@@ -172,7 +181,7 @@ def test_invalid_change_is_refused_before_asking_clients(
 
 
 def test_budget_holds_and_noise_is_drawn_once(images: Path, tmp_path: Path) -> None:
-    """A round that is run again gets the same noisy numbers: the same release, to the bit."""
+    """A repeated round gets the same noisy values: a bit-identical release."""
     plan = secure_experiment(images, "fedgauss", encoder__name="none", privacy__epsilon=3.0)
     federation = LoopbackFederation(plan, tmp_path)
     federation.serve(stop_after(0))
@@ -200,7 +209,7 @@ def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
 
 
 def test_secure_aggregation_waits_for_three_clients(images: Path, tmp_path: Path) -> None:
-    """Rounds are not lost one after the other where no sum could be opened."""
+    """No rounds are lost if too few clients are connected to open a sum."""
     plan = secure_experiment(images, network__patience=1.0)
     federation = LoopbackFederation(plan, tmp_path, count=2)
     with pytest.raises(RunCutShort, match="min_clients is 3; fewer were connected"):
@@ -217,7 +226,7 @@ def with_keys(federation: LoopbackFederation, folder: Path) -> LoopbackFederatio
 
 
 @pytest.mark.whole
-def test_clients_remember_keys(images: Path, tmp_path: Path) -> None:
+def test_clients_store_the_keys_of_others(images: Path, tmp_path: Path) -> None:
     federation = with_keys(LoopbackFederation(secure_experiment(images), tmp_path), tmp_path)
     federation.serve()
     assert all(len(record["clients"]["answered"]) == 4 for record in read_records(federation.path))
@@ -236,7 +245,7 @@ def test_server_cannot_insert_its_own_keys(
     Where it is a client that shows such keys, an honest server leaves that client out.
     """
     if not is_honest:
-        monkeypatch.setattr("mpfedcl.network.server.secure_aggregation.find_odd", lambda *_: {})
+        monkeypatch.setattr("mpfedcl.network.server.engine.find_odd", lambda *_: {})
     stranger = tmp_path / "stranger.key"
     make_node_key(stranger, tmp_path / "stranger.pub")
 
@@ -246,7 +255,7 @@ def test_server_cannot_insert_its_own_keys(
             return reply
         session = Session(from_records(request.content).values["run"], number, 0.5)
         advert = SumClient(name, session).advertise()
-        # First signed by the right key, as something else; then by a key that nobody knows.
+        # First signed by the right key for another purpose, then by an unknown key.
         signer = Identity(tmp_path / "client-1.key" if number == 2 else stranger)
         content = advert.signed_content(session, "client-0" if number == 2 else name)
         forged = advert.signed(signer.sign(content), signer.public).to_values()
@@ -265,7 +274,7 @@ def test_server_cannot_insert_its_own_keys(
     assert [record["unchanged"] for record in records] == [False, True, True, False]
     assert "the keys of client-1 are not signed by that client" in rejected[1]["client-0"]
     assert "client-1 has another key than before" in rejected[2]["client-0"]
-    assert "does not have this client's own keys" in rejected[2]["client-1"]
+    assert "the roster lacks the keys of this client" in rejected[2]["client-1"]
 
 
 def test_changed_key_is_refused(tmp_path: Path) -> None:
@@ -280,13 +289,13 @@ def test_changed_key_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----"])
-def test_malformed_key_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_malformed_key_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(InvalidInput, match="cannot be read as a client's key"):
         Identity(tmp_path / "key")
 
 
-def test_signatures(tmp_path: Path) -> None:
+def test_signatures_are_verified(tmp_path: Path) -> None:
     make_node_key(tmp_path / "key", tmp_path / "pub")
     identity = Identity(tmp_path / "key")
     signature = identity.sign(b"content")
@@ -320,16 +329,16 @@ BAD_ANSWERS: list[tuple[str, Change, Change, str]] = [
         "must be two keys",
     ),
     ("advertise", show_keys(identity="00", signature="00"), keep, "its keys are not signed"),
-    ("share", lambda _: {"sealed": {"client-0": "00"}}, keep, "each of the oth"),
+    ("share", lambda _: {"sealed": {"client-0": "00"}}, keep, "every other client"),
     ("share", lambda _: {"sealed": []}, keep, "sealed is"),
     ("round", keep, lambda _: {}, "masked values are missing"),
-    ("round", keep, lambda a: {"masked": a["masked"][:5]}, "its masked numbers are [5]"),
+    ("round", keep, lambda a: {"masked": a["masked"][:5]}, "its masked values are [5]"),
 ]
-"""A stage; what becomes of the values and arrays of an answer in it; what is said of it."""
+"""A stage, the changed values and arrays of its answer, and the recorded reason."""
 
 
 def test_bad_secure_answer_affects_only_its_client(images: Path, tmp_path: Path) -> None:
-    """One client answers badly in each round but the last, each time in another way."""
+    """One client sends a different bad answer in each round but the last."""
 
     def tamper(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         number = round_of(request)
@@ -350,8 +359,8 @@ def test_bad_secure_answer_affects_only_its_client(images: Path, tmp_path: Path)
     assert len(last["clients"]["answered"]) == 4
 
 
-def test_replayed_and_reordered_answers_are_refused(images: Path, tmp_path: Path) -> None:
-    """Masked numbers of the round before open nothing in this one, and say nothing wrong either."""
+def test_replayed_and_reordered_answers_are_rejected(images: Path, tmp_path: Path) -> None:
+    """Masked values of the previous round neither open nor falsify a sum in this round."""
     kept: dict[str, FlowerMessage] = {}
 
     def replay(name: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
@@ -367,7 +376,7 @@ def test_replayed_and_reordered_answers_are_refused(images: Path, tmp_path: Path
     # The others cannot open its old shares; they have enough without, as it does not vanish.
     records = read_records(federation.path)
     assert [record["unchanged"] for record in records] == [False, True, False]
-    assert "client-1's" in records[1]["remarks"]["warnings"][0]
+    assert "client-1" in records[1]["remarks"]["warnings"][0]
 
 
 RUN = "0" * 32
@@ -394,11 +403,11 @@ def test_client_refuses_malformed_requests(
         part(tmp_path, **{"stage": "advertise", **values}).answer()
 
 
-def test_stages_out_of_order(tmp_path: Path) -> None:
+def test_stages_out_of_order_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(SumRefusal, match="it has not started round 1"):
         part(tmp_path, stage="share", adverts={}).answer()
     part(tmp_path, stage="advertise").answer()
-    with pytest.raises(SumRefusal, match="the next stage here is share"):
+    with pytest.raises(SumRefusal, match="the next stage is share"):
         part(tmp_path, sealed={}).mask(lambda _: numpy.zeros(1, dtype=numpy.uint64))
     with pytest.raises(SumRefusal, match="0 clients take part"):
         part(tmp_path, stage="share", adverts={}).answer()
@@ -406,7 +415,7 @@ def test_stages_out_of_order(tmp_path: Path) -> None:
         part(tmp_path, stage="reveal", survivors=[], round=2).answer()
 
 
-def test_damaged_secrets_file_is_refused(tmp_path: Path) -> None:
+def test_damaged_secrets_file_is_rejected(tmp_path: Path) -> None:
     part(tmp_path, stage="advertise").answer()
     file = tmp_path / RUN / "secure-sum.json"
     assert (file.parent.stat().st_mode & 0o077) == 0
@@ -422,6 +431,6 @@ def test_value_out_of_range_is_named(tmp_path: Path) -> None:
     sealed = part(tmp_path, stage="share", adverts=adverts).answer().values["sealed"]
     assert set(sealed) == {"bo", "cy"}
     with pytest.raises(
-        SumRefusal, match=r"weight holds 1e\+30; with secure aggregation of 3 clients"
+        SumRefusal, match=r"weight contains 1e\+30; with secure aggregation of 3 clients"
     ):
         part(tmp_path, sealed={}).mask(lambda count: encode("weight", numpy.array([1e30]), count))

@@ -15,18 +15,18 @@ from mpfedcl.cli.main import parse
 from mpfedcl.cli.run import show_result
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.inference.trained_run import load_trained_run
-from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.network.server.status import Status, read_status, stop_file
 from mpfedcl.report.comparison import run_predictors_table
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.run import RunRecords, describe_run, describe_settings
-from mpfedcl.report.watch.files import RunLocation
-from mpfedcl.report.watch.run_list import RunListEntry
-from mpfedcl.report.watch.run_page import RunPage
+from mpfedcl.report.watch.web_app import ListedRun
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import RunResult
+from mpfedcl.runs.plan import Facts, plan
 from small_experiments import VirtualTime, read_records
+
+pytestmark = pytest.mark.whole
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
@@ -65,19 +65,16 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return federation.path
 
 
-def test_card_and_report_say_that_clients_have_own_data(finished: Path) -> None:
+def test_card_and_report_state_that_clients_have_own_data(finished: Path) -> None:
     card = (finished / "CARD.md").read_text(encoding="utf-8")
     assert "Each client's own images" in card
     document = build_document(find_result_folders([finished]))
     (section,) = document["sections"]
     assert section["title"] == "mp-fedcl on its clients' own data"
     assert section["about"][0].startswith("its clients' own data, over a network; 3 clients; 2 ro")
-    entry = RunListEntry(RunLocation(finished, ()))
+    entry = ListedRun(finished, finished)
     entry.refresh(set())
-    assert (entry.entry["dataset"], entry.entry["setting"]) == (
-        "its clients' own data",
-        "over a network",
-    )
+    assert entry.entry["about"].startswith("its clients' own data, over a network, seed")
     (shown,) = document["runs"]
     assert (
         shown["map"]["notes"][0] == "Only the pool is shown: test images stayed with the clients."
@@ -86,7 +83,7 @@ def test_card_and_report_say_that_clients_have_own_data(finished: Path) -> None:
         assert "Dir(" not in text
 
 
-def test_the_commands_to_run_it_again_mean_the_same_experiment(finished: Path) -> None:
+def test_commands_in_the_card_reproduce_the_experiment(finished: Path) -> None:
     settings = describe_settings(RunRecords.read(finished))
     card = (finished / "CARD.md").read_text(encoding="utf-8")
     experiment = RunDirectory(finished).read_experiment()
@@ -97,7 +94,7 @@ def test_the_commands_to_run_it_again_mean_the_same_experiment(finished: Path) -
         parse(shlex.split(line, comments=True)[1:])
     for line in (start, settings["file_command"]):
         asked = parse(shlex.split(line)[1:])
-        assert check_experiment(asked.settings).resolved() == experiment
+        assert plan(asked.settings, Facts(over_network=True)).experiment.resolved() == experiment
     assert "federation start lab" in card.split("## Reproduction")[1]
 
 
@@ -109,12 +106,6 @@ def test_report_shows_why_clients_were_missing(finished: Path) -> None:
         ("client-2", "did not answer", silent, 2),
         ("client-2", "did not evaluate the last round", silent, 2),
     ]
-    page = RunPage(RunLocation(finished, ()))
-    page.refresh()
-    assert page.describe()["latest"]["absent"] == [
-        ["client-2", "did not answer", silent],
-        ["client-2", "did not evaluate the last round", silent],
-    ]
 
 
 def test_report_names_primary_metric_and_global_model(
@@ -123,7 +114,7 @@ def test_report_names_primary_metric_and_global_model(
     directory = RunDirectory(finished)
     summary = directory.read_summary() or {}
     result = RunResult(finished, directory.read_experiment(), 0.0, [], None, summary)
-    show_result(result, [], "headline", as_json=False)
+    show_result(result, [], "primary", as_json=False)
     shown = capsys.readouterr().out
     reached = summary["predictors"]["local_test"][summary["predictor_global"]]
     notes = run_predictors_table(RunRecords.read(finished))["notes"]
@@ -141,7 +132,7 @@ def test_status_contains_step_and_process(tmp_path: Path) -> None:
     assert said == {"what": "training", "pid": os.getpid(), "round": 3, "waiting": ["a"]}
 
 
-def test_the_same_is_not_written_again_and_again(tmp_path: Path) -> None:
+def test_unchanged_status_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     status = Status(path)
     status.write("training", round=1)
@@ -149,7 +140,7 @@ def test_the_same_is_not_written_again_and_again(tmp_path: Path) -> None:
     for number in range(50):
         status.write("training", round=1, answered=number)
     assert path.stat().st_ino == written
-    # Something else is worth a word at once.
+    # A new step is written at once.
     status.write("done")
     assert read_status(path)["what"] == "done"
 

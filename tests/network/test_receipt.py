@@ -1,4 +1,4 @@
-"""The receipt: what it lists is what a federation's messages have in them."""
+"""The receipt lists exactly the fields of a federation's messages."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def sizes(message: Message) -> dict[str, int]:
 
 @pytest.mark.parametrize("method", ["fedgauss", "mp-fedcl"])
 @pytest.mark.parametrize("epsilon", [None, 3.0])
-def test_a_receipt_lists_what_is_sent_to_the_byte(
+def test_receipt_lists_exactly_the_bytes_that_are_sent(
     images: Path, tmp_path: Path, method: str, epsilon: float | None
 ) -> None:
     experiment = float64_experiment(images, method, rounds=1, privacy__epsilon=epsilon)
@@ -53,7 +53,7 @@ def test_a_receipt_lists_what_is_sent_to_the_byte(
         sent = sizes(from_records(reply.content))
         listed = {each.name: each.num_bytes for each in receipt.fields if each.message == kind}
         assert listed.keys() == sent.keys()
-        # What has a loss or a reading in it differs by some digits: the model is another one.
+        # Losses and evaluations differ by some digits, because the model is a different one.
         free = {"late", "loss"}
         assert {n: s for n, s in listed.items() if n not in free} == {
             n: s for n, s in sent.items() if n not in free
@@ -62,7 +62,7 @@ def test_a_receipt_lists_what_is_sent_to_the_byte(
     assert not Path("nowhere").exists()
 
 
-def test_a_scale_stands_for_the_samples_of_what_it_scales(images: Path) -> None:
+def test_int8_scales_depend_on_all_training_samples(images: Path) -> None:
     experiment = float64_experiment(images, "mp-fedcl", update__compress="int8")
     receipt = receipt_for(experiment.resolved(), 0)
     least = {each.name: each.least for each in receipt.fields}
@@ -85,7 +85,7 @@ def least_of(receipt: Receipt) -> dict[str, int | None]:
     return {f"{each.message} {each.name}": each.least for each in receipt.fields}
 
 
-def test_the_fewest_samples_behind_a_number_are_told(tmp_path: Path) -> None:
+def test_receipt_states_the_fewest_samples_behind_a_value(tmp_path: Path) -> None:
     save_pictures(tmp_path / "local_test", "cat", count=8)
     save_pictures(tmp_path / "local_test", "dog", count=6)
     experiment = Experiment(method="fedlda").replace(
@@ -98,7 +98,7 @@ def test_the_fewest_samples_behind_a_number_are_told(tmp_path: Path) -> None:
     assert found["round num_samples"] == 7
     assert found["round summed/counts"] == found["round summed/sums"] == 3
     assert found["round summed/within"] == found["round summed/scatter"] == 7
-    # Which class is taken for which is counted image by image.
+    # An entry of the confusion matrix may count a single image.
     assert found["close late"] == 1
     kept = make_receipt(
         experiment,
@@ -119,7 +119,7 @@ def write_settings(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_the_command_shows_every_field(tmp_path: Path, said: Say) -> None:
+def test_receipt_command_shows_every_field(tmp_path: Path, said: Say) -> None:
     save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml", method="fedncm", privacy__epsilon=2.0)
     code, out, _ = said("privacy", "receipt", file, "--data", tmp_path / "local_test")
@@ -129,10 +129,10 @@ def test_the_command_shows_every_field(tmp_path: Path, said: Say) -> None:
     assert "Nothing was sent." in out
 
 
-def test_the_command_fails_where_a_number_would_leave_below_the_threshold(
+def test_receipt_command_fails_if_no_class_reaches_the_threshold(
     tmp_path: Path, refused: Refused
 ) -> None:
-    # K-means may make a prototype of few; the model stands for all twelve.
+    # Each class has only twelve images, fewer than the threshold.
     save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml")
     words = ("privacy", "receipt", file, "--data", tmp_path / "local_test", "--threshold", 13)
@@ -154,16 +154,16 @@ def test_receipt_as_json_has_the_same_fields(tmp_path: Path, said: Say) -> None:
     )
     code, out, _ = said(*words)
     assert code == 0
-    told = json.loads(out)
-    assert told["epsilon"] is None
-    assert told["least"] >= 2
+    receipt = json.loads(out)
+    assert receipt["epsilon"] is None
+    assert receipt["least"] >= 2
     assert {"message", "name", "numbers", "num_bytes", "least", "is_noisy"} == set(
-        told["fields"][0]
+        receipt["fields"][0]
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reason"),
     [
         (["privacy", "receipt", "nowhere.toml", "--share", "0"], "nowhere.toml does not exist"),
         (["privacy", "receipt", "nowhere.toml"], "one of --data and --share must be given"),
@@ -175,15 +175,15 @@ def test_receipt_as_json_has_the_same_fields(tmp_path: Path, said: Say) -> None:
         (["privacy", "plan", "--images", "0"], "images is 0"),
     ],
 )
-def test_bad_input_gets_one_sentence(words: list[str], told: str, refused: Refused) -> None:
-    assert told in refused(*words)
+def test_bad_input_is_rejected_in_one_line(words: list[str], reason: str, refused: Refused) -> None:
+    assert reason in refused(*words)
 
 
-def test_a_plan_is_printed(said: Say) -> None:
+def test_privacy_plan_is_printed(said: Say) -> None:
     code, out, _ = said("privacy", "plan", "--images", "10000", "--epsilon", "1", "3")
     assert code == 0
     assert "10,000 images" in out
-    # The table; what explains it wraps by itself.
+    # Only the table; the explanation is wrapped separately.
     assert max(len(line) for line in out.splitlines() if line.startswith(" ")) <= 100
     code, out, _ = said(
         *("privacy", "plan", "--unit", "client", "--clients", "2000", "--rounds", "5"),
@@ -194,8 +194,10 @@ def test_a_plan_is_printed(said: Say) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgauss"])
-def test_receipt_of_secure_aggregation(images: Path, tmp_path: Path, method: str) -> None:
-    """The client goes through the whole sum, with callbacks who are not there."""
+def test_receipt_lists_the_messages_of_secure_aggregation(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    """The client runs all stages of secure aggregation with simulated other clients."""
     experiment = float64_experiment(
         images,
         method,
@@ -207,8 +209,8 @@ def test_receipt_of_secure_aggregation(images: Path, tmp_path: Path, method: str
     receipt = receipt_for(experiment, 0)
     federation = LoopbackFederation(experiment, tmp_path)
     federation.serve()
-    said = [from_records(m.content) for name, m in federation.grid.replies if name == "client-0"]
-    masked = next(each for each in said if "masked" in each.arrays)
+    sent = [from_records(m.content) for name, m in federation.grid.replies if name == "client-0"]
+    masked = next(each for each in sent if "masked" in each.arrays)
     listed = {each.name: each for each in receipt.fields if each.message == "round"}
     assert {name: each.num_bytes for name, each in listed.items()} == sizes(masked)
     assert listed["masked"].least is None

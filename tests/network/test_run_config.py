@@ -1,4 +1,4 @@
-"""Settings as Flower's run configuration: every one can travel, and none is forgotten."""
+"""Every setting can be sent in Flower's run configuration."""
 
 import tomllib
 from pathlib import Path
@@ -63,7 +63,7 @@ OTHER = {
     "model.norm": "group",
     "update.compress": "int8",
 }
-"""A value that is not the default, where none can be made up."""
+"""Non-default values of settings for which none can be derived."""
 
 NAMES = [name for name, _ in Experiment().flattened() if name != "options"]
 
@@ -97,7 +97,7 @@ def listed(path: Path) -> dict[str, Any]:
     return app
 
 
-def test_both_apps_list_the_keys_and_nothing_else(tmp_path: Path) -> None:
+def test_both_apps_list_exactly_the_run_config_keys(tmp_path: Path) -> None:
     wanted = dict.fromkeys(KEYS, "")
     write_app(tmp_path)
     assert listed(ROOT / "pyproject.toml")["config"] == wanted
@@ -111,17 +111,17 @@ def test_both_apps_list_the_keys_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_can_travel(name: str) -> None:
+def test_every_setting_can_be_sent_in_a_run_config(name: str) -> None:
     found = read(f"{name}={another(name)}")
     field = name.replace(".", "__")
     value = found.setting(field)
     assert value != Experiment().setting(field)
     assert found == Experiment().replace(**{field: value})
-    # As a flag has it too.
+    # With hyphens, as in a flag.
     assert read(f"{name.replace('_', '-')}={another(name)}") == found
 
 
-def test_all_settings_at_once() -> None:
+def test_all_settings_can_be_sent_at_once() -> None:
     found = read("  ".join(f"{name}={another(name)}" for name in NAMES))
     assert [name for name in NAMES if found.setting(name.replace(".", "__")) is None] == []
     assert (found.method, found.rounds, found.train.lr_decay) == ("fedproto", 61, 0.5)
@@ -134,7 +134,7 @@ def test_empty_config_values_keep_defaults() -> None:
     assert (request.rounds, request.out, request.resume, request.status) == (None,) * 4
 
 
-def test_lists_tables_and_blanks() -> None:
+def test_lists_tables_and_blanks_are_parsed() -> None:
     found = read("""dataset.classes='old cat,dog' options.beta=0.5 options.name=a=b""")
     assert found.dataset.classes == ("old cat", "dog")
     assert found.options == {"beta": "0.5", "name": "a=b"}
@@ -144,7 +144,7 @@ def test_lists_tables_and_blanks() -> None:
     assert read("dataset.domains=").dataset.domains == ()
 
 
-def test_a_whole_document_that_settings_change() -> None:
+def test_settings_override_an_experiment_document() -> None:
     document = Experiment(rounds=7, seed=3).replace(dataset__classes=("a b", "c")).to_toml()
     request = parse_run_config(
         {"experiment": document, "settings": "seed=4", "out": "/x", "status": "/y"}
@@ -159,14 +159,14 @@ def test_rounds_can_be_raised_on_resume() -> None:
     assert (request.resume, request.rounds) == (Path("/run"), 12)
 
 
-def test_a_client_that_changes_a_finished_run() -> None:
+def test_update_client_and_leave_are_parsed() -> None:
     request = parse_run_config({"update": "/run", "client": "x", "leave": "true"})
     assert (request.update, request.client, request.leave) == (Path("/run"), "x", True)
     assert not parse_run_config({"update": "/run", "client": "x"}).leave
 
 
 @pytest.mark.usefixtures("example_methods")
-def test_settings_of_a_class_from_outside() -> None:
+def test_settings_of_a_custom_method_are_parsed() -> None:
     found = read("method=custom_method:Scaffold my-scaffold.server-lr=0.5")
     assert found.setting("my_scaffold__server_lr") == 0.5
     document = found.to_toml()
@@ -200,11 +200,13 @@ def test_settings_of_a_class_from_outside() -> None:
         ({"update": "/run", "client": "x", "leave": "yes"}, "leave is 'yes'; it must be true or"),
     ],
 )
-def test_bad_values_get_a_sentence(config: dict[str, Any], reason: str) -> None:
+def test_bad_run_config_values_are_rejected_with_reason(
+    config: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_run_config(config)
 
 
-def test_a_name_below_a_plain_setting_is_refused() -> None:
+def test_name_below_a_plain_setting_is_rejected() -> None:
     with pytest.raises(InvalidInput, match=r"rounds\.x is not a setting; rounds is not a section"):
         read("rounds.x=3")

@@ -66,12 +66,14 @@ def mechanism() -> PrivateSums:
     return found
 
 
-def test_an_attack_shows_no_more_than_is_claimed(mechanism: PrivateSums) -> None:
+@pytest.mark.whole
+def test_attack_does_not_exceed_the_claimed_epsilon(mechanism: PrivateSums) -> None:
     shown = lower_bound(attack(mechanism, with_it=True), attack(mechanism, with_it=False))
     assert shown <= EPSILON
 
 
-def test_the_same_attack_finds_out_a_fifth_of_the_noise(mechanism: PrivateSums) -> None:
+@pytest.mark.whole
+def test_attack_detects_a_fifth_of_the_noise(mechanism: PrivateSums) -> None:
     weak = mechanism.with_share(mechanism.sigma / 5)
     shown = lower_bound(attack(weak, with_it=True), attack(weak, with_it=False))
     assert shown > EPSILON

@@ -40,7 +40,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> ReleaseLog:
     return found
 
 
-def test_a_release_is_drawn_and_charged_once(log: ReleaseLog) -> None:
+def test_release_is_drawn_and_charged_once(log: ReleaseLog) -> None:
     assert log.ledger is not None
     z = log.ledger.multiplier
     first = log.release(1, z, draw)
@@ -49,7 +49,7 @@ def test_a_release_is_drawn_and_charged_once(log: ReleaseLog) -> None:
     assert log.ledger.releases == {z: 1}
 
 
-def test_what_the_budget_does_not_cover_is_never_made(log: ReleaseLog) -> None:
+def test_release_beyond_the_budget_is_never_drawn(log: ReleaseLog) -> None:
     assert log.ledger is not None
     z = log.ledger.multiplier
     log.release(1, z, draw)
@@ -65,25 +65,25 @@ def test_what_the_budget_does_not_cover_is_never_made(log: ReleaseLog) -> None:
     assert log.release(2, z, make).keys() == {"noisy"}
 
 
-def test_a_ledger_is_begun_once(log: ReleaseLog) -> None:
+def test_ledger_is_started_once(log: ReleaseLog) -> None:
     begun = log.ledger
     log.begin(ledger_for(5))
     assert log.ledger == begun
 
 
-def test_a_release_that_somebody_else_keeps_is_charged_up_to_a_limit(log: ReleaseLog) -> None:
+def test_external_release_is_charged_up_to_a_limit(log: ReleaseLog) -> None:
     z = gaussian_multiplier(2.0, DELTA)
     log.charge(z, 2.5)
     with pytest.raises(BudgetSpent, match=r"privacy.epsilon is 2.5; 2.000 is spent"):
         log.charge(z, 2.5)
 
 
-def test_who_takes_part_is_drawn_once(log: ReleaseLog) -> None:
+def test_participants_are_drawn_once(log: ReleaseLog) -> None:
     assert log.choose(1, lambda: ["a", "b"]) == ["a", "b"]
     assert log.choose(1, lambda: ["c"]) == ["a", "b"]
 
 
-def test_another_process_finds_the_same(tmp_path: Path) -> None:
+def test_another_process_reads_the_same_ledger(tmp_path: Path) -> None:
     log = ReleaseFolder(tmp_path)
     log.begin(ledger_for(3))
     assert log.ledger is not None
@@ -96,7 +96,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
     assert (tmp_path / FOLDER).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_crash_between_release_and_ledger_is_charged_afterwards(tmp_path: Path) -> None:
+def test_crash_between_release_and_ledger_is_charged_afterwards(tmp_path: Path) -> None:
     log = ReleaseFolder(tmp_path)
     log.begin(ledger_for(3))
     before = (tmp_path / FOLDER / "ledger.json").read_bytes()
@@ -111,7 +111,7 @@ def test_a_crash_between_release_and_ledger_is_charged_afterwards(tmp_path: Path
     assert again.ledger.releases == {z: 1}
 
 
-def test_a_round_that_is_run_again_without_its_release_is_charged_again(tmp_path: Path) -> None:
+def test_repeated_round_without_its_release_is_charged_again(tmp_path: Path) -> None:
     log = ReleaseFolder(tmp_path)
     log.begin(ledger_for(2))
     assert log.ledger is not None
@@ -139,12 +139,12 @@ def test_only_the_last_two_releases_are_kept(tmp_path: Path) -> None:
     assert len(list((tmp_path / FOLDER).glob("chosen-*"))) == 2
 
 
-def test_what_is_told_is_a_number_within_the_budget() -> None:
+def test_reported_epsilon_is_within_the_budget() -> None:
     spent = ledger_for(1).charge(ledger_for(1).multiplier)
-    told = spent.told()
-    assert told == {"unit": "client", "epsilon": 2.0, "delta": DELTA, "spent": told["spent"]}
-    assert 1.999 <= told["spent"] <= 2.0
-    assert ledger_for(1).told()["spent"] == 0
+    summary = spent.summary()
+    assert summary == {"unit": "client", "epsilon": 2.0, "delta": DELTA, "spent": summary["spent"]}
+    assert 1.999 <= summary["spent"] <= 2.0
+    assert ledger_for(1).summary()["spent"] == 0
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_what_is_told_is_a_number_within_the_budget() -> None:
         json.dumps({**ledger_for(1).to_json(), "releases": [["nan", 3]]}),
     ],
 )
-def test_a_ledger_that_cannot_be_read_is_refused(tmp_path: Path, content: str) -> None:
+def test_unreadable_ledger_is_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "ledger.json").write_text(content)
-    with pytest.raises(InvalidInput, match="it is unknown what is spent"):
+    with pytest.raises(InvalidInput, match=r"ledger\.json cannot be read"):
         read_ledger(tmp_path)
 
 
-def test_a_ledger_of_no_release_of_a_kind_is_read(tmp_path: Path) -> None:
+def test_ledger_with_a_zero_count_is_read(tmp_path: Path) -> None:
     kept = replace(ledger_for(1), releases={2.0: 0, 3.0: 1})
     (tmp_path / "privacy").mkdir()
     (tmp_path / "privacy" / "ledger.json").write_text(json.dumps(kept.to_json()))

@@ -47,7 +47,7 @@ def total_of(assembly: Assembly, updates: list[Update], num_left: int) -> Any:
 
 
 @pytest.mark.parametrize("num_left", [3, 5])
-def test_sum_of_models_has_the_noise_of_the_budget_or_more(num_left: int) -> None:
+def test_sum_of_models_has_at_least_the_noise_of_the_budget(num_left: int) -> None:
     assembly = setup(plan("fedavg", rounds=4))
     noise = assembly.experiment.privacy.noise
     assert noise is not None
@@ -70,7 +70,7 @@ def test_sum_of_models_has_the_noise_of_the_budget_or_more(num_left: int) -> Non
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
-def test_sums_of_one_shot_have_it_too(unit: str) -> None:
+def test_one_shot_sums_have_the_noise_of_the_budget(unit: str) -> None:
     experiment = plan("fedncm", privacy__unit=unit, privacy__dimensions=400)
     assembly = setup(experiment, input_size=400)
     zeros = {name: torch.zeros_like(value) for name, value in assembly.sums.items()}
@@ -82,7 +82,7 @@ def test_sums_of_one_shot_have_it_too(unit: str) -> None:
     assert float(total.noise) == 1.0
 
 
-def test_one_client_alone_does_not_have_enough_noise() -> None:
+def test_noise_of_a_single_client_is_too_small() -> None:
     """The control: a share is less than the budget asks for, so the test above can fail."""
     assembly = setup(plan("fedavg", rounds=4))
     shares = NoiseShares(assembly.method)
@@ -92,7 +92,7 @@ def test_one_client_alone_does_not_have_enough_noise() -> None:
     assert float(drawn.std()) == pytest.approx(noise / math.sqrt(3), rel=0.03)
 
 
-def test_client_refuses_noise_that_does_not_keep_the_budget() -> None:
+def test_client_rejects_noise_that_exceeds_the_budget() -> None:
     assembly = setup(plan("fedavg", rounds=4, privacy__noise=0.3))
     with pytest.raises(
         InvalidInput, match=r"privacy.noise is 0.3; with secure_aggregation it must be"
@@ -102,7 +102,9 @@ def test_client_refuses_noise_that_does_not_keep_the_budget() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgauss"])
-def test_whole_runs(images: Path, tmp_path: Path, method: str) -> None:
+def test_runs_with_secure_aggregation_keep_the_budget(
+    images: Path, tmp_path: Path, method: str
+) -> None:
     experiment = small(
         images,
         method,
@@ -134,7 +136,7 @@ def test_whole_runs(images: Path, tmp_path: Path, method: str) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together(
+def test_incompatible_settings_are_rejected(
     images: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     experiment = small(images, "fedgauss", clients=5, secure_aggregation=True, privacy__epsilon=3.0)

@@ -23,7 +23,7 @@ def plan(**changes: object) -> Plan:
     return Plan(**values | changes)  # type: ignore[arg-type]
 
 
-def test_noise_and_errors_are_those_of_the_formulas() -> None:
+def test_noise_and_errors_match_the_formulas() -> None:
     (row,) = plan().for_sums([3.0])
     z = gaussian_multiplier(3.0, 1e-5)
     assert row.sigma_means == pytest.approx(z * math.sqrt(2), rel=1e-4)
@@ -32,7 +32,7 @@ def test_noise_and_errors_are_those_of_the_formulas() -> None:
     assert row.means_error == pytest.approx(row.sigma_means * 4 / 400, rel=1e-9)
 
 
-def test_the_errors_are_what_drawn_noise_gives() -> None:
+def test_errors_match_drawn_noise() -> None:
     made = plan()
     (row,) = made.for_sums([3.0])
     noise = torch.randn(2000, 16).norm(dim=1).mean() * row.sigma_means / 400
@@ -52,7 +52,7 @@ def test_the_errors_are_what_drawn_noise_gives() -> None:
     assert 0.7 * expected < sum(largest) / 20 < 1.1 * expected
 
 
-def test_noise_of_every_client_adds_up() -> None:
+def test_local_noise_adds_up_over_clients() -> None:
     (central,), (local,) = plan().for_sums([3.0]), plan(model="local").for_sums([3.0])
     assert local.sigma_means == central.sigma_means
     assert local.moment_sigma == pytest.approx(central.moment_sigma)
@@ -60,13 +60,13 @@ def test_noise_of_every_client_adds_up() -> None:
     assert local.moments_error == pytest.approx(2 * central.moments_error)
 
 
-def test_advice_goes_from_nothing_over_means_to_moments() -> None:
+def test_advice_depends_on_the_number_of_images() -> None:
     sizes = (200, 600, 100_000)
     found = [plan(images=n, dimensions=64).for_sums([3.0])[0].advice for n in sizes]
     assert found == ["nothing", "means", "moments"]
 
 
-def test_a_clip_makes_many_clients_of_many_images_as_good_as_single_images() -> None:
+def test_clipping_is_included_in_the_error_of_the_means() -> None:
     # 1,000 clients of 60 images: each adds 10 of its 26.8 of length.
     (row,) = plan(unit="client", clients=1000, images=60_000).for_sums([3.0])
     z = gaussian_multiplier(3.0, 1e-5)
@@ -76,7 +76,7 @@ def test_a_clip_makes_many_clients_of_many_images_as_good_as_single_images() -> 
     assert few.means_error == pytest.approx(10 * z * 4 / 100, rel=1e-4)
 
 
-def test_rounds_need_clients() -> None:
+def test_clients_needed_for_rounds_match_the_formula() -> None:
     changes = {"unit": "client", "rounds": 10, "parameters": 10_000}
     (row,) = plan(**changes, clients=1000).for_rounds([3.0])
     z = gaussian_multiplier(3.0, 1e-5) * math.sqrt(10)
@@ -87,7 +87,7 @@ def test_rounds_need_clients() -> None:
     assert plan(**changes, clients=100).for_rounds([3.0])[0].advice == "nothing"
 
 
-def test_it_can_be_told_as_plain_values() -> None:
+def test_plan_is_written_as_json() -> None:
     made = plan()
     told = to_json(made, made.for_sums([1.0, 3.0]))
     assert told["images"] == 4000
@@ -107,16 +107,16 @@ def test_it_can_be_told_as_plain_values() -> None:
         ({"rounds": 3}, "unit is 'record'; with rounds it must be client"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes: dict[str, object], words: str) -> None:
+def test_invalid_plan_is_rejected(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         plan(**changes)
 
 
-def test_the_least_that_can_be_planned_for() -> None:
+def test_smallest_plan_is_accepted() -> None:
     least = plan(images=1, clients=1, classes=1, dimensions=1, parameters=1, fraction=1.0)
     assert least.for_sums([3.0])[0].advice == "nothing"
 
 
-def test_a_budget_of_nothing_is_refused() -> None:
+def test_epsilon_of_zero_is_rejected() -> None:
     with pytest.raises(InvalidInput, match=r"privacy.epsilon is 0"):
         plan().for_sums([0.0])

@@ -51,7 +51,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     return asked
 
 
-def test_the_model_moves_by_the_clipped_changes_over_the_expected_clients(
+def test_model_moves_by_the_clipped_changes_over_the_expected_clients(
     images: Path, silent: dict[str, list[float]]
 ) -> None:
     clip = 0.01
@@ -72,7 +72,7 @@ def test_the_model_moves_by_the_clipped_changes_over_the_expected_clients(
     assert silent["model"] == pytest.approx([7.0 * clip / 3] * len(start), rel=1e-4)
 
 
-def test_noise_on_the_model_is_as_large_as_stated(images: Path) -> None:
+def test_noise_on_the_model_has_the_stated_standard_deviation(images: Path) -> None:
     private = federation(images, "fedavg", privacy__clip=1e-6, privacy__noise=7.0)
     start = dict(private.state.server.params)
     private.run_round(evaluate=False)
@@ -80,9 +80,7 @@ def test_noise_on_the_model_is_as_large_as_stated(images: Path) -> None:
     assert float(moved.std()) == pytest.approx(7.0 * 1e-6 / 3, rel=0.2)
 
 
-def test_a_client_weighs_the_same_however_many_images_it_has(
-    images: Path, silent: dict[str, list[float]]
-) -> None:
+def test_clients_are_weighted_equally(images: Path, silent: dict[str, list[float]]) -> None:
     private = federation(images, "fedavg")
     sizes = set(private.engine.sizes.values())
     assert len(sizes) > 1
@@ -93,7 +91,7 @@ def test_a_client_weighs_the_same_however_many_images_it_has(
     assert torch.allclose(private.state.server.params[name], mean, atol=1e-12)
 
 
-def test_prototypes_are_class_means_of_clients_scaled_to_length_1(
+def test_prototypes_are_means_of_client_sums_scaled_to_norm_1(
     images: Path, silent: dict[str, list[float]]
 ) -> None:
     private = federation(images, "mp-fedcl", privacy__noise=3.0)
@@ -116,7 +114,7 @@ def test_prototypes_are_class_means_of_clients_scaled_to_length_1(
     assert rows.labels.tolist() == [0, 1, 2]
 
 
-def test_prototypes_are_released_every_so_many_rounds(
+def test_prototypes_are_released_every_n_rounds(
     images: Path, silent: dict[str, list[float]]
 ) -> None:
     private = federation(images, "mp-fedcl", rounds=4, privacy__release_every=3)
@@ -130,7 +128,7 @@ def test_prototypes_are_released_every_so_many_rounds(
     assert private.private.ledger.spent == pytest.approx(5.0, rel=0.01)
 
 
-def test_the_pool_names_nobody(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_contains_no_client_names(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "add_exact_noise", lambda values, _sigma: values.double() * 1000)
     private = federation(images, "mp-fedcl", privacy__epsilon=100.0)
     private.run_round(evaluate=False)
@@ -140,7 +138,7 @@ def test_the_pool_names_nobody(images: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("method", ["fedgauss", "fedlda", "fedncm", "fedridge"])
 @pytest.mark.parametrize("model", ["central", "local"])
-def test_with_hardly_any_noise_a_budget_changes_hardly_anything(
+def test_budget_without_noise_gives_the_plain_statistics(
     vectors: Path, method: str, model: str, silent: dict[str, list[float]]
 ) -> None:
     changes = {"privacy__moments": True, "partition__kind": "iid"}
@@ -158,14 +156,14 @@ def test_with_hardly_any_noise_a_budget_changes_hardly_anything(
     assert len(silent["sums"]) == (1 if model == "central" else 3)
 
 
-def test_noisy_sums_of_clients_add_their_noise_up(vectors: Path) -> None:
+def test_local_noise_is_recorded_with_the_budget(vectors: Path) -> None:
     private = federation(vectors, "fedncm", privacy__model="local", privacy__epsilon=0.5)
     record = private.run_round(evaluate=False)
     assert record.processed == {"noise": ["client-0", "client-1", "client-2"]}
     assert record.privacy == {"unit": "record", "epsilon": 0.5, "delta": 1e-5, "spent": 0.5}
 
 
-def test_a_client_level_budget_bounds_each_clients_sums(
+def test_client_level_budget_clips_the_sums_of_each_client(
     vectors: Path, silent: dict[str, list[float]]
 ) -> None:
     private = federation(vectors, "fedncm", privacy__unit="client", privacy__clip=3.0)
@@ -174,7 +172,7 @@ def test_a_client_level_budget_bounds_each_clients_sums(
         assert float(torch.cat(parts).norm()) == pytest.approx(3.0, rel=1e-6)
 
 
-def test_records_tell_nothing_that_has_no_noise(images: Path) -> None:
+def test_records_contain_only_noisy_results(images: Path) -> None:
     private = federation(images, "mp-fedcl", privacy__epsilon=50.0)
     record = private.run_round(evaluate=True)
     assert record.loss is None
@@ -188,16 +186,16 @@ def test_records_tell_nothing_that_has_no_noise(images: Path) -> None:
     assert 0 < record.privacy["spent"] < 50
 
 
-def test_a_worker_draws_no_noise_and_keeps_no_ledger(images: Path) -> None:
+def test_worker_draws_no_noise_and_keeps_no_ledger(images: Path) -> None:
     loop = federation(images, "fedavg")
     record = loop.run_round(evaluate=False)
     assert loop.private is not None
     loop.private.log = None
     assert loop.private.release(2, {}, None) == b""  # type: ignore[arg-type]
-    assert loop.private.tell(record, 1).privacy == record.privacy
+    assert loop.private.redact(record, 1).privacy == record.privacy
 
 
-def test_who_is_drawn_is_no_ones_to_know(tmp_path: Path) -> None:
+def test_sampled_clients_are_not_recorded(tmp_path: Path) -> None:
     save_images(tmp_path / "stripes.npz", num_train=160, num_test=40)
     private = federation(tmp_path, "fedavg", clients=20, fraction=0.5, rounds=6, privacy__noise=2.0)
     numbers = []
@@ -216,7 +214,7 @@ def test_who_is_drawn_is_no_ones_to_know(tmp_path: Path) -> None:
     assert 0.5 < private.private.ledger.spent < 5
 
 
-def test_a_round_without_anybody_still_releases_noise(
+def test_round_without_clients_still_releases_noise(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     private = federation(images, "fedavg", fraction=0.5, privacy__noise=2.0)
@@ -231,7 +229,11 @@ def test_a_round_without_anybody_still_releases_noise(
 @pytest.mark.parametrize(
     ("method", "changes", "words"),
     [
-        ("fedcof", {}, "with method fedcof it must be left out: it needs each client's own means"),
+        (
+            "fedcof",
+            {},
+            "with method fedcof it must be left out: it needs the class means of single clients",
+        ),
         ("local", {}, "its clients share no model"),
         ("fedproto", {}, "its clients share no model"),
         ("local-gauss", {}, "its clients share no model"),
@@ -244,17 +246,17 @@ def test_a_round_without_anybody_still_releases_noise(
         ("fedncm", {"prototypes__min_cluster_size": 3}, "prototypes.min_cluster_size is 3"),
     ],
 )
-def test_what_no_budget_can_be_kept_for_is_refused(
+def test_settings_without_a_privacy_guarantee_are_rejected(
     images: Path, method: str, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
         federation(images, method, **changes)
 
 
-def test_a_method_whose_server_does_more_than_average_is_refused(
+def test_method_whose_server_does_more_than_average_is_rejected(
     images: Path, example_methods: None
 ) -> None:
-    with pytest.raises(InvalidInput, match="its server does more than average"):
+    with pytest.raises(InvalidInput, match="its server does not only average"):
         federation(images, "custom_method:Scaffold")
 
 
@@ -265,7 +267,7 @@ def test_planned_releases_count_rounds() -> None:
     assert planned_releases(experiment, shares_prototypes=True, first=5) == {1.0: 2, 2**0.5: 1}
 
 
-def test_noise_is_not_the_experiments(images: Path) -> None:
+def test_noise_does_not_depend_on_the_seed(images: Path) -> None:
     models = []
     for _ in range(2):
         private = federation(images, "fedavg", seed=3)
@@ -275,7 +277,7 @@ def test_noise_is_not_the_experiments(images: Path) -> None:
     assert mechanism.draw_noise(1.0, [2]).dtype == torch.float64
 
 
-def test_a_process_that_is_told_draws_nothing(images: Path) -> None:
+def test_process_without_a_log_draws_nothing(images: Path) -> None:
     private = federation(images, "fedavg", fraction=0.5, privacy__noise=2.0).private
     assert private is not None
     private.log = None
@@ -284,7 +286,9 @@ def test_a_process_that_is_told_draws_nothing(images: Path) -> None:
     private.begin()
 
 
-def test_nobodys_prototypes_are_noise_alone(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prototypes_without_clients_are_only_noise(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     private = federation(images, "mp-fedcl", fraction=0.5, privacy__noise=2.0)
     assert private.private is not None
     monkeypatch.setattr(private.private, "choose", lambda *_: b"")
@@ -293,7 +297,7 @@ def test_nobodys_prototypes_are_noise_alone(images: Path, monkeypatch: pytest.Mo
     assert "training" not in record.remarks
 
 
-def test_embeddings_of_any_length_make_prototypes_of_any_length(images: Path) -> None:
+def test_unnormalized_embeddings_give_unnormalized_prototypes(images: Path) -> None:
     private = federation(images, "mp-fedcl", prototypes__normalize=False).private
     assert private is not None
     noisy = {"counts": torch.ones(3), "sums": torch.full((3, 4), 9.0), "sigma": torch.tensor(0.1)}

@@ -36,13 +36,13 @@ def count(points: Tensor, *, min_cluster_size: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("sizes", [(30,), (20, 15), (20, 15, 10), (30, 25, 20, 15, 10)])
-def test_as_many_as_there_are_clusters(sizes: tuple[int, ...]) -> None:
+def test_number_of_prototypes_is_the_number_of_clusters(sizes: tuple[int, ...]) -> None:
     assert count(draw_blobs(*sizes)) == list(sizes)
 
 
 @pytest.mark.parametrize("size", [10, 40, 300])
 @pytest.mark.parametrize("flatness", [0.0, 1.0, 2.0])
-def test_one_cloud_is_one_whatever_its_shape(size: int, flatness: float) -> None:
+def test_one_gaussian_of_any_shape_is_one_cluster(size: int, flatness: float) -> None:
     """Also one that lies in few of its coordinates, which by all of them would be cut up."""
     widths = torch.logspace(0, -flatness, 64)
     cloud = torch.randn(size, 64, generator=torch.Generator().manual_seed(size)) * widths
@@ -50,7 +50,7 @@ def test_one_cloud_is_one_whatever_its_shape(size: int, flatness: float) -> None
     assert count(1000 + 0.01 * cloud.double()) == [size]
 
 
-def test_few_samples_and_equal_samples() -> None:
+def test_few_or_equal_samples_are_grouped() -> None:
     assert count(torch.ones(1, 3)) == [1]
     assert count(torch.tensor([[0.0], [9.0]])) == [2]
     assert count(torch.ones(7, 3)) == [7]
@@ -58,19 +58,19 @@ def test_few_samples_and_equal_samples() -> None:
     assert count(torch.zeros(0, 3)) == []
 
 
-def test_a_cluster_of_one_sample_or_too_few_is_no_reason() -> None:
+def test_clusters_below_the_minimum_size_are_not_split_off() -> None:
     points = torch.cat([draw_blobs(20), torch.full((1, 16), 40.0)])
     assert count(points) == [21]
     assert count(draw_blobs(20, 5)) == [20, 5]
     assert count(draw_blobs(20, 5), min_cluster_size=6) == [25]
 
 
-def test_no_more_than_the_most() -> None:
+def test_number_of_prototypes_is_bounded() -> None:
     points = torch.eye(2 * MOST_PROTOTYPES).repeat_interleave(4, dim=0)
     assert 1 <= len(count(points)) <= MOST_PROTOTYPES
 
 
-def test_each_class_of_each_client_chooses_alone_and_by_its_seed() -> None:
+def test_each_class_and_client_chooses_independently() -> None:
     clients = [torch.cat([draw_blobs(20, 20), draw_blobs(25, seed=1)]), draw_blobs(9, 9, 9)]
     labels = [torch.tensor([0] * 40 + [1] * 25), torch.tensor([1] * 27)]
     found = kmeans_prototypes(clients, labels, [4, 5], num_classes=3, num_prototypes="auto")
@@ -98,7 +98,7 @@ def choose_by_hand(points: Tensor, draws: Tensor) -> int:
     return 1 + int(numpy.argmax(values))
 
 
-def test_the_choice_is_that_of_the_criterion_by_hand() -> None:
+def test_choice_matches_the_criterion() -> None:
     """Clouds that overlap more and less, where the answer is not plain."""
     seen = set()
     for seed in range(12):

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_sample_of_an_absent_class_is_left_out_of_the_mean(form: Any) -> None:
+def test_sample_of_an_absent_class_is_left_out_of_the_mean(form: Any) -> None:
     pool, (z, _) = make_pool(1), make_batch(1, size=3)
     z.requires_grad_()
     with_absent = prototype_contrastive_loss(z, torch.tensor([0, 3, 1]), pool, 0.5, form)
@@ -36,9 +36,7 @@ def test_a_sample_of_an_absent_class_is_left_out_of_the_mean(form: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("case", ["empty", "empty, any K", "absent", "no samples"])
-def test_nothing_to_contrast_is_a_zero_that_can_be_differentiated(
-    form: Any, padding: Any, case: str
-) -> None:
+def test_loss_without_contrast_is_a_differentiable_zero(form: Any, padding: Any, case: str) -> None:
     pool = {
         "empty": PrototypePool.empty(4, 3, 2, dtype=torch.float64),
         "empty, any K": PrototypePool.empty(4, 3, None, dtype=torch.float64),
@@ -54,7 +52,7 @@ def test_nothing_to_contrast_is_a_zero_that_can_be_differentiated(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_class_alone_costs_nothing(form: Any) -> None:
+def test_loss_of_a_single_class_is_zero(form: Any) -> None:
     labels = torch.zeros(2, dtype=torch.int64)
     pool = PrototypePool.gather(
         {"a": Prototypes(torch.eye(2, 3), labels, labels + 1)}, num_classes=4, num_prototypes=2
@@ -67,7 +65,7 @@ def test_one_class_alone_costs_nothing(form: Any) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_padded_samples_count_for_nothing_whatever_they_hold(form: Any) -> None:
+def test_padded_samples_of_any_value_are_ignored(form: Any) -> None:
     targets = prepare_contrast(make_pool(2))
     z, labels = make_batch(2)
     mask = torch.tensor([True, False, True, False, True])
@@ -89,7 +87,7 @@ def test_padded_samples_count_for_nothing_whatever_they_hold(form: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("temperature", "size"), [(0.001, 1.0), (0.07, 100.0), (0.001, 100.0)])
-def test_tiny_temperatures_and_long_embeddings_stay_finite(
+def test_small_temperatures_and_large_embeddings_stay_finite(
     form: Any, dtype: torch.dtype, temperature: float, size: float
 ) -> None:
     pool = make_pool(6, scale=size).to(dtype=dtype)
@@ -108,7 +106,7 @@ def test_tiny_temperatures_and_long_embeddings_stay_finite(
     assert loss.item() == pytest.approx(float(double), rel=1e-4)
 
 
-def test_a_pool_of_another_precision_follows_the_embeddings() -> None:
+def test_pool_is_cast_to_the_precision_of_the_embeddings() -> None:
     pool, (z, labels) = make_pool(7), make_batch(7)
     single = prototype_contrastive_loss(z.float(), labels.int(), pool, 0.5)
     assert single.dtype == torch.float32
@@ -133,7 +131,7 @@ def test_a_pool_of_another_precision_follows_the_embeddings() -> None:
         ({"padding": "none"}, "padding is 'none'"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(change: dict[str, Any], message: str) -> None:
+def test_invalid_input_is_rejected_with_one_sentence(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"z": torch.zeros(2, 3), "labels": torch.tensor([0, 1])} | change
     with pytest.raises(ValueError, match=message) as error:
         prototype_contrastive_loss(given.pop("z"), given.pop("labels"), make_pool(0), **given)

@@ -73,7 +73,7 @@ def find_reach(z: Tensor, targets: ContrastTargets) -> float:
     st.sampled_from([0.01, 1.0, 20.0, 79.9]),
     st.booleans(),
 )
-def test_the_product_is_the_slices_and_the_formula(
+def test_product_matches_slices_and_formula(
     seed: int,
     num_clients: int,
     num_prototypes: int,
@@ -98,7 +98,7 @@ def test_the_product_is_the_slices_and_the_formula(
 
 
 @pytest.mark.parametrize("form", ["slots", "literal"])
-def test_the_product_is_asked_for_as_far_as_exponentials_reach(form: Any) -> None:
+def test_product_is_used_within_the_range_of_exponentials(form: Any) -> None:
     targets = prepare_contrast(make_pool(3))
     z, labels = make_batch(3)
     real = torch.ones(len(z), dtype=torch.bool)
@@ -111,7 +111,7 @@ def test_the_product_is_asked_for_as_far_as_exponentials_reach(form: Any) -> Non
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_clients", [0, 3])
 @pytest.mark.parametrize("is_large", [False, True])
-def test_the_product_under_vmap_is_each_client_alone(
+def test_product_under_vmap_matches_single_clients(
     form: Any, num_clients: int, is_large: bool
 ) -> None:
     targets = prepare(make_pool(5, num_clients).to(dtype=torch.float64), is_large, "fill")
@@ -139,7 +139,7 @@ def test_the_product_under_vmap_is_each_client_alone(
         torch.testing.assert_close(slopes[client], slope, rtol=1e-9, atol=1e-9)
 
 
-def test_a_table_up_to_a_size_and_lists_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_a_table_up_to_a_size_and_lists_above(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(2)
     members = prepare_contrast(pool).members
     assert isinstance(members, MemberTable)
@@ -176,7 +176,7 @@ def test_lists_can_be_differentiated_twice(form: Any) -> None:
     st.sampled_from(PADDINGS),
     st.booleans(),
 )
-def test_the_mean_over_single_clients_is_the_whole_pool(
+def test_mean_over_single_clients_equals_the_whole_pool(
     seed: int, num_clients: int, num_prototypes: int, form: Any, padding: Any, bounded: bool
 ) -> None:
     pool = make_pool(seed, num_clients, num_prototypes=num_prototypes).to(dtype=torch.float64)
@@ -206,7 +206,7 @@ def test_the_mean_over_single_clients_is_the_whole_pool(
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_some_clients_are_padded_by_the_means_of_the_whole_pool(padding: Any) -> None:
+def test_subset_of_clients_is_padded_with_the_means_of_the_whole_pool(padding: Any) -> None:
     pool = make_pool(4)
     grid, _ = pool.padded(padding)
     for chosen in ([1], [0, 2], [0, 1, 2]):

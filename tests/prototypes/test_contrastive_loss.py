@@ -37,7 +37,7 @@ def one_each(num_classes: int, dimension: int) -> PrototypePool:
     )
 
 
-def test_orthogonal_prototypes_by_hand() -> None:
+def test_orthogonal_prototypes_match_hand_computed_losses() -> None:
     pool = one_each(3, 3)
     z = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
     own, other = math.exp(1 / 0.5), 1.0
@@ -68,7 +68,7 @@ def test_pooled_joins_the_prototypes_of_a_class() -> None:
     assert float(found) == pytest.approx(-math.log((e + e**2) / (e + e**2 + e**3)))
 
 
-def test_the_text_pulls_to_the_own_class_and_the_print_pushes_away() -> None:
+def test_only_the_literal_form_pushes_away_from_the_own_class() -> None:
     pool = one_each(3, 3)
     z = torch.full((1, 3), 0.5, dtype=torch.float64, requires_grad=True)
     for form, sign in (("slots", -1), ("pooled", -1), ("literal", 1)):
@@ -79,7 +79,7 @@ def test_the_text_pulls_to_the_own_class_and_the_print_pushes_away() -> None:
         assert slope[0, 0].sign() == sign
 
 
-def test_the_default_is_the_papers() -> None:
+def test_defaults_are_those_of_the_paper() -> None:
     pool, (z, labels) = make_pool(0), make_batch(0)
     default = prototype_contrastive_loss(z, labels, pool)
     assert default.shape == ()
@@ -99,7 +99,7 @@ def test_the_default_is_the_papers() -> None:
     st.sampled_from(PADDINGS),
     st.sampled_from([0.3, 1.0]),
 )
-def test_it_is_the_formula(
+def test_loss_matches_a_loop_over_the_formula(
     seed: int,
     num_clients: int,
     num_prototypes: int,
@@ -116,7 +116,7 @@ def test_it_is_the_formula(
 
 @quick
 @given(st.integers(0, 2**31), st.integers(0, 4), st.sampled_from(PADDINGS))
-def test_prepared_slices_are_the_padded_grid(seed: int, num_clients: int, padding: Any) -> None:
+def test_prepared_slices_match_the_padded_grid(seed: int, num_clients: int, padding: Any) -> None:
     pool = make_pool(seed, num_clients)
     targets = prepare_contrast(pool, padding)
     assert float(targets.weights.sum()) == pytest.approx(1, abs=1e-12)
@@ -173,7 +173,7 @@ def test_pooled_does_not_depend_on_the_order_of_slots() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_gradients_are_the_slopes(form: Any, padding: Any) -> None:
+def test_gradients_match_finite_differences(form: Any, padding: Any) -> None:
     pool, (z, labels) = make_pool(4), make_batch(4)
     z.requires_grad_()
     assert torch.autograd.gradcheck(
@@ -194,7 +194,7 @@ def test_prototypes_are_constants() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_clients", [0, 3])
-def test_clients_in_one_vmap_are_each_alone(form: Any, num_clients: int) -> None:
+def test_vmap_over_clients_matches_single_clients(form: Any, num_clients: int) -> None:
     targets = prepare_contrast(make_pool(5, num_clients).to(dtype=torch.float64))
     generator = torch.Generator().manual_seed(5)
     z = torch.randn(6, 8, 3, dtype=torch.float64, generator=generator)

@@ -33,11 +33,11 @@ def one_class(points: Any, **options: Any) -> Prototypes:
         ([2.0], 2.0),
     ],
 )
-def test_the_knee_is_farthest_from_the_chord(curve: list[float], knee: float) -> None:
+def test_knee_is_farthest_from_the_chord(curve: list[float], knee: float) -> None:
     assert find_knee(torch.tensor(curve)) == knee
 
 
-def test_two_dense_heaps_and_noise_by_hand() -> None:
+def test_two_clusters_and_noise_match_hand_computed_means() -> None:
     # Third neighbors, self included: 1 .5 .5 1 | .2 .1 .1 .2 | the stray 30 - 20.3 = 9.7 and more.
     points = [0.0, 0.5, 1.0, 1.5, 20.0, 20.1, 20.2, 20.3, 30.0]
     found = one_class(points)
@@ -46,7 +46,7 @@ def test_two_dense_heaps_and_noise_by_hand() -> None:
     assert found.counts.tolist() == [5, 4]
 
 
-def test_a_given_radius_overrides_the_knee() -> None:
+def test_given_radius_overrides_the_knee() -> None:
     points = [0.0, 0.5, 1.0, 1.5, 20.0, 20.1, 20.2, 20.3, 30.0]
     assert one_class(points, eps=100.0).counts.tolist() == [9]
     # Only the heap around 20 is dense enough; all else joins it.
@@ -75,14 +75,14 @@ def test_noise_joins_by_the_mean_of_the_cluster_not_by_its_nearest_point() -> No
         ([1.0, 2.0, 4.0, 8.0, 16.0], {"min_samples": 1}),  # each is its own first neighbor
     ],
 )
-def test_without_clusters_it_is_the_class_mean(points: list[float], options: Any) -> None:
+def test_class_without_clusters_gives_its_mean(points: list[float], options: Any) -> None:
     found = one_class(points, **options)
     assert found.vectors.flatten().tolist() == pytest.approx([np.mean(points)])
     assert found.counts.tolist() == [len(points)]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_agrees_with_scikit_learn_from_end_to_end(seed: int) -> None:
+def test_result_agrees_with_scikit_learn(seed: int) -> None:
     generator = np.random.default_rng(seed)
     middles = generator.uniform(-20, 20, (3, 4))
     points = np.concatenate(
@@ -112,7 +112,7 @@ def test_it_agrees_with_scikit_learn_from_end_to_end(seed: int) -> None:
     assert found.counts.tolist() == sorted(found.counts.tolist(), reverse=True)
 
 
-def test_many_clients_are_each_alone_and_small_clusters_can_be_dropped() -> None:
+def test_batch_matches_single_clients_and_small_clusters_are_dropped() -> None:
     generator = torch.Generator().manual_seed(0)
     embeddings = [torch.rand(size, 3, generator=generator) for size in (40, 0, 25)]
     labels = [torch.randint(0, 2, (len(points),), generator=generator) for points in embeddings]

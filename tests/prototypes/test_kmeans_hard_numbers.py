@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_large_common_offset_does_not_blur_the_clusters(seed: int) -> None:
+def test_large_common_offset_does_not_change_the_clusters(seed: int) -> None:
     # In float32 the squares are near 1e10 and the gaps 1e-2: products alone could not tell them.
     offset = torch.full((64,), 16384.0)
     low = offset.repeat(20, 1)
@@ -25,7 +25,7 @@ def test_a_large_common_offset_does_not_blur_the_clusters(seed: int) -> None:
     assert found.counts.tolist() == [20, 12]
 
 
-def test_a_clients_scale_does_not_disturb_another() -> None:
+def test_scale_of_a_client_does_not_affect_others() -> None:
     generator = torch.Generator().manual_seed(0)
     small = 1e-6 * torch.rand(50, 3, generator=generator)
     large = 1e12 * torch.rand(50, 3, generator=generator)
@@ -45,7 +45,7 @@ def one_block(*values: float) -> Blocks:
     return Blocks(points, mask, torch.zeros(1, dtype=torch.int64), 1)
 
 
-def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
+def test_empty_cluster_moves_to_the_farthest_point() -> None:
     start = torch.zeros(1, 16, dtype=torch.int64)
     assert run_lloyd(one_block(100, 101, 140, 102), start, 2)[0, :4].tolist() == [0, 0, 1, 0]
     # Two are empty: they are refilled one after the other.
@@ -65,7 +65,7 @@ def test_an_empty_cluster_moves_to_the_farthest_point() -> None:
         (False, 0.51, [0, 0, 1]),
     ],
 )
-def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[int]) -> None:
+def test_initial_centers_match_the_draws(spread: bool, draw: float, nearest: list[int]) -> None:
     blocks = one_block(0, 1, 10)
     draws = torch.tensor([[0.3, draw]])
     clusters, unsolved, _ = choose_centers(blocks, torch.tensor([3]), draws, spread=spread)
@@ -73,7 +73,7 @@ def test_centres_are_drawn_as_promised(spread: bool, draw: float, nearest: list[
     assert unsolved.tolist() == [True]
 
 
-def test_between_two_centres_the_first_one_wins() -> None:
+def test_ties_between_two_centers_go_to_the_first() -> None:
     blocks = one_block(-1, 0, 1)
     draws = torch.tensor([[0.0, 0.9]])
     clusters, _, middle = choose_centers(blocks, torch.tensor([3]), draws, spread=True)
@@ -81,7 +81,7 @@ def test_between_two_centres_the_first_one_wins() -> None:
     assert middle.tolist() == [[0]]
 
 
-def test_clusters_with_the_same_mean_become_one() -> None:
+def test_clusters_with_the_same_mean_are_merged() -> None:
     points = torch.tensor([[-1.0], [1.0], [0.0], [5.0]])
     groups = group_samples([points], [torch.zeros(4, dtype=torch.int64)], 1)
     found = average_clusters(groups, torch.tensor([1, 1, 2, 0]), 3, 1)[0]
@@ -101,7 +101,7 @@ def test_rows_are_drawn_in_proportion_to_their_weight() -> None:
         assert drawn.tolist() == [row, 20]
 
 
-def test_embeddings_are_taken_as_constants_and_labels_of_any_integer_type() -> None:
+def test_embeddings_are_detached_and_labels_may_have_any_integer_type() -> None:
     embeddings = torch.rand(9, 2, requires_grad=True)
     before = embeddings.detach().clone()
     labels = torch.arange(9, dtype=torch.uint8) % 2

@@ -29,7 +29,7 @@ def samples(draw: st.DrawFn, max_size: int = 40) -> tuple[Tensor, Tensor]:
 
 @quick
 @given(samples(), st.integers(1, 6), st.integers(0, 2**63 - 1), st.sampled_from([0, 1]))
-def test_every_result_is_whole(
+def test_every_result_is_valid_and_reproducible(
     client: tuple[Tensor, Tensor], num_prototypes: int, seed: int, start: int
 ) -> None:
     embeddings, labels = client
@@ -70,7 +70,7 @@ def test_every_result_is_whole(
     st.integers(1, 5),
     st.sampled_from(["k-means++", "random"]),
 )
-def test_a_batch_of_clients_is_each_client_alone(
+def test_batch_of_clients_matches_single_clients(
     clients: list[tuple[int, int]], num_prototypes: int, init: Any
 ) -> None:
     embeddings, labels, seeds = [], [], []
@@ -87,7 +87,7 @@ def test_a_batch_of_clients_is_each_client_alone(
         assert_same(found, alone, tolerance=1e-12)
 
 
-def test_groups_that_settle_at_different_times_keep_their_own_results() -> None:
+def test_groups_that_converge_at_different_times_keep_their_results() -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 250, (60,), generator=generator).tolist()
     embeddings = [torch.rand(size, 2, dtype=torch.float64, generator=generator) for size in sizes]
@@ -101,7 +101,7 @@ def test_groups_that_settle_at_different_times_keep_their_own_results() -> None:
 
 @quick
 @given(samples())
-def test_class_means_are_the_means(client: tuple[Tensor, Tensor]) -> None:
+def test_mean_prototypes_are_class_means(client: tuple[Tensor, Tensor]) -> None:
     embeddings, labels = client
     found = mean_prototypes([embeddings], [labels], num_classes=3)[0]
     present = sorted(set(labels.tolist()))

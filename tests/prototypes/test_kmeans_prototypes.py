@@ -23,7 +23,7 @@ def inertia(points: Tensor, centres: Tensor) -> float:
 
 @pytest.mark.parametrize("init", ["k-means++", "random"])
 @pytest.mark.parametrize("seed", range(5))
-def test_two_separate_heaps_give_their_means_largest_first(init: Any, seed: int) -> None:
+def test_separate_clusters_give_their_means_largest_first(init: Any, seed: int) -> None:
     found = one_class([[0, 0], [0, 1], [10, 0], [10, 1], [10, 2]], 2, init=init, seed=seed)
     assert found.vectors.tolist() == [[10, 1], [0, 0.5]]
     assert found.counts.tolist() == [3, 2]
@@ -48,7 +48,7 @@ def test_classes_are_sorted_and_absent_ones_left_out() -> None:
     assert found.counts.tolist() == [2, 2]
 
 
-def test_a_class_with_fewer_samples_than_prototypes_sends_each_distinct_point_once() -> None:
+def test_class_with_fewer_samples_than_prototypes_keeps_distinct_points() -> None:
     found = one_class([[2.0, 0], [1.0, 0], [2.0, 0]], 5)
     assert found.vectors.tolist() == [[2, 0], [1, 0]]
     assert found.counts.tolist() == [2, 1]
@@ -77,7 +77,7 @@ def test_min_cluster_size_drops_small_clusters() -> None:
     assert means[0].labels.tolist() == [0]
 
 
-def test_mean_is_one_prototype_a_class() -> None:
+def test_mean_gives_one_prototype_per_class() -> None:
     embeddings = torch.tensor([[0.0, 2.0], [4.0, 0.0], [1.0, 1.0]])
     found = cluster_prototypes(
         embeddings, torch.tensor([1, 1, 0]), num_classes=2, method="mean", num_prototypes=4
@@ -100,7 +100,7 @@ def test_no_samples_give_no_prototypes(method: Any) -> None:
     assert len(found) == len(found.labels) == len(found.counts) == 0
 
 
-def test_empty_prototypes_know_their_dimension() -> None:
+def test_empty_prototypes_have_a_dimension() -> None:
     empty = Prototypes.empty(5, torch.float64, "cpu")
     assert (len(empty), empty.dimension, empty.vectors.dtype) == (0, 5, torch.float64)
     with pytest.raises(ValueError, match=r"int64 of shape \[0\]"):
@@ -109,7 +109,7 @@ def test_empty_prototypes_know_their_dimension() -> None:
         Prototypes(torch.zeros(0), empty.labels, empty.counts)
 
 
-def test_a_client_without_samples_stands_between_others() -> None:
+def test_client_without_samples_has_no_prototypes() -> None:
     embeddings = [torch.ones(2, 3), torch.zeros(0, 3), torch.zeros(1, 3)]
     labels = [torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])]
     found = kmeans_prototypes(embeddings, labels, [0, 1, 2], num_classes=2, num_prototypes=2)
@@ -145,9 +145,7 @@ def test_a_client_without_samples_stands_between_others() -> None:
         ({"method": "dbscan", "min_samples": 0}, "min_samples is 0"),
     ],
 )
-def test_what_cannot_be_clustered_is_refused_in_one_sentence(
-    change: dict[str, Any], message: str
-) -> None:
+def test_invalid_input_is_rejected_with_one_sentence(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {
         "embeddings": torch.zeros(3, 2),
         "labels": torch.tensor([0, 1, 1]),
@@ -160,7 +158,7 @@ def test_what_cannot_be_clustered_is_refused_in_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_clients_that_do_not_fit_together_are_refused() -> None:
+def test_clients_of_different_dimensions_are_rejected() -> None:
     label = torch.tensor([0])
     with pytest.raises(ValueError, match="they must agree"):
         kmeans_prototypes(
@@ -206,7 +204,7 @@ def test_well_separated_blobs_are_found_as_scikit_learn_finds_them(seed: int) ->
     assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-def test_without_structure_the_best_of_a_few_seeds_comes_near_scikit_learn() -> None:
+def test_best_of_ten_seeds_is_near_scikit_learn_on_uniform_data() -> None:
     points = torch.rand(120, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     theirs = KMeans(4, n_init=10, random_state=0).fit(points.numpy()).inertia_
     for init in ("k-means++", "random"):

@@ -30,7 +30,7 @@ def merge(pool: PrototypePool, most: int, seed: int = 0) -> PrototypePool:
     return merge_prototypes(pool, most, torch.Generator().manual_seed(seed))
 
 
-def test_a_pool_that_is_small_enough_is_the_pool_itself() -> None:
+def test_small_pool_is_returned_unchanged() -> None:
     pool = draw_pool(4, 2, 3)
     assert merge(pool, 8) is pool
     empty = PrototypePool.empty(3, 5, 2)
@@ -45,7 +45,7 @@ def test_a_pool_that_is_small_enough_is_the_pool_itself() -> None:
     most=st.integers(1, 12),
     seed=st.integers(0, 99),
 )
-def test_it_is_bounded_and_keeps_counts_and_means(
+def test_merged_pool_is_bounded_and_keeps_counts_and_means(
     num_clients: int, per_class: int, num_classes: int, most: int, seed: int
 ) -> None:
     pool = draw_pool(num_clients, per_class, num_classes, seed)
@@ -71,7 +71,7 @@ def test_groups_own_at_most_k_of_a_class_and_the_first_has_the_largest() -> None
         assert counts == sorted(counts, reverse=True)
 
 
-def test_a_prototype_counts_as_its_samples() -> None:
+def test_prototypes_are_weighted_by_their_samples() -> None:
     # 0 and 1 stand for 3 samples and 1; 10 for one. Two places: {0, 1} at 0.25, and 10.
     pool = PrototypePool.gather(
         {
@@ -86,7 +86,7 @@ def test_a_prototype_counts_as_its_samples() -> None:
     assert merged.counts.tolist() == [4, 1]
 
 
-def test_it_is_as_good_as_weighted_kmeans_elsewhere() -> None:
+def test_inertia_equals_weighted_kmeans_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(5)
     centres = 20 * torch.randn(4, 3, generator=generator, dtype=torch.float64)
     points = centres.repeat(25, 1) + torch.randn(100, 3, generator=generator, dtype=torch.float64)
@@ -100,13 +100,13 @@ def test_it_is_as_good_as_weighted_kmeans_elsewhere() -> None:
     assert float((counts * found).sum()) == pytest.approx(other.inertia_, rel=1e-9)
 
 
-def test_the_same_draws_give_the_same_bits() -> None:
+def test_same_draws_give_the_same_pool() -> None:
     pool = draw_pool(40, 2, 3)
     first, again = merge(pool, 7), merge(pool, 7)
     assert torch.equal(first.vectors, again.vectors)
     assert not torch.equal(first.vectors, merge(pool, 7, seed=1).vectors)
 
 
-def test_a_bound_below_one_is_refused() -> None:
+def test_bound_below_one_is_rejected() -> None:
     with pytest.raises(ValueError, match="most is 0; it must be at least 1"):
         merge(draw_pool(2, 1, 1), 0)

@@ -62,7 +62,7 @@ def gather(clients: dict[str, Prototypes], num_classes: int, num_prototypes: int
 # --- gathering ---------------------------------------------------------------------------------
 
 
-def test_clients_stand_in_the_order_of_their_names() -> None:
+def test_clients_are_sorted_by_name() -> None:
     pool = small_pool()
     assert pool.names == ("a", "b")
     assert pool.num_clients == 2
@@ -80,7 +80,7 @@ def test_clients_stand_in_the_order_of_their_names() -> None:
 
 @quick
 @given(pools(), st.randoms())
-def test_the_order_of_the_mapping_changes_nothing(
+def test_order_of_the_mapping_does_not_matter(
     drawn: tuple[dict[str, Prototypes], int, int], random: Any
 ) -> None:
     clients, num_classes, num_prototypes = drawn
@@ -111,7 +111,7 @@ def test_the_order_of_the_mapping_changes_nothing(
         ({}, {}, "needs its dimension"),
     ],
 )
-def test_a_bad_pool_is_refused_in_one_sentence(
+def test_invalid_pool_is_rejected_with_one_sentence(
     clients: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     settings_ = {"num_classes": 2, "num_prototypes": 2} | options
@@ -121,7 +121,7 @@ def test_a_bad_pool_is_refused_in_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_a_pool_made_by_hand_is_checked_too() -> None:
+def test_constructor_validates_the_pool() -> None:
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="owner 1 is out of range"):
         PrototypePool(torch.zeros(1, 2), one, one, one + 1, ("a",), 2)
@@ -129,7 +129,7 @@ def test_a_pool_made_by_hand_is_checked_too() -> None:
         PrototypePool(torch.zeros(2, 2), one, one, one, ("a",), 2)
 
 
-def test_moving_keeps_everything_but_the_precision() -> None:
+def test_to_changes_only_the_precision() -> None:
     moved = small_pool().to("cpu", torch.float32)
     assert moved.vectors.dtype == torch.float32
     assert moved.labels.dtype == torch.int64
@@ -140,7 +140,7 @@ def test_moving_keeps_everything_but_the_precision() -> None:
 # --- padding -----------------------------------------------------------------------------------
 
 
-def test_padding_written_out() -> None:
+def test_padding_matches_the_written_out_grid() -> None:
     pool = small_pool()
     # Class 0: the mean of (0,0), (0,3), (6,3) is (2,2); class 1 has only (8,8).
     assert pool.class_means().tolist() == [[2, 2], [8, 8], [0, 0]]
@@ -159,7 +159,7 @@ def test_padding_written_out() -> None:
         pool.padded("none")  # type: ignore[arg-type]
 
 
-def test_all_and_fill_differ_where_a_client_has_some_but_not_enough() -> None:
+def test_all_and_fill_differ_if_a_client_has_fewer_than_k() -> None:
     clients = {"a": shared([(0, [1, 0], 2), (0, [3, 0], 1)]), "b": shared([(0, [5, 0], 1)])}
     pool = PrototypePool.gather(clients, num_classes=1, num_prototypes=3)
     assert pool.padded("all")[0][:, :, 0, 0].tolist() == [[3, 3, 3], [3, 3, 3]]
@@ -172,7 +172,7 @@ def test_all_and_fill_differ_where_a_client_has_some_but_not_enough() -> None:
 
 @quick
 @given(pools(), st.sampled_from(["all", "fill"]))
-def test_padding_is_what_a_loop_makes_it(
+def test_padding_matches_a_plain_loop(
     drawn: tuple[dict[str, Prototypes], int, int], padding: Any
 ) -> None:
     clients, num_classes, num_prototypes = drawn
@@ -196,7 +196,7 @@ def test_padding_is_what_a_loop_makes_it(
 
 
 @pytest.mark.parametrize(("num_prototypes", "num_slots"), [(2, 2), (None, 0)])
-def test_an_empty_pool_has_empty_answers(num_prototypes: int | None, num_slots: int) -> None:
+def test_empty_pool_has_empty_results(num_prototypes: int | None, num_slots: int) -> None:
     empty = {"a": Prototypes.empty(4, torch.float64)}
     for pool in (
         PrototypePool.empty(3, 4, num_prototypes, dtype=torch.float64),
@@ -219,7 +219,7 @@ def test_an_empty_pool_has_empty_answers(num_prototypes: int | None, num_slots: 
 # --- nearest -----------------------------------------------------------------------------------
 
 
-def test_nearest_by_hand() -> None:
+def test_nearest_matches_hand_computed_distances() -> None:
     z = torch.tensor([[0.0, 0.0], [6.0, 7.0], [3.0, 3.0], [8.0, 8.0]], dtype=torch.float64)
     label, distance = small_pool().nearest(z)
     # (3,3) is nearer to (2,2) than to anything real, but (2,2) is only padding.
@@ -229,7 +229,7 @@ def test_nearest_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_query_that_is_a_prototype_is_at_no_distance(dtype: torch.dtype) -> None:
+def test_query_equal_to_a_prototype_has_distance_zero(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     # In float32 a product of such vectors is off by more than the gaps between them.
     vectors = 1000 + torch.rand(37, 256, dtype=dtype, generator=generator)
@@ -244,7 +244,7 @@ def test_a_query_that_is_a_prototype_is_at_no_distance(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ties_go_to_the_lowest_class_whoever_owns_it(seed: int) -> None:
+def test_ties_go_to_the_lowest_class(seed: int) -> None:
     # The same vector under several classes; a product's rounding may differ from row to row.
     generator = torch.Generator().manual_seed(seed)
     vector = torch.rand(33, generator=generator).tolist()
@@ -260,14 +260,14 @@ def test_ties_go_to_the_lowest_class_whoever_owns_it(seed: int) -> None:
     assert pool.nearest(z)[0].tolist() == [2] * 9
 
 
-def test_a_query_that_is_not_finite_has_no_class() -> None:
+def test_non_finite_query_has_no_class() -> None:
     z = torch.tensor([[torch.nan, 0.0], [0.0, 0.0], [torch.inf, 0.0]], dtype=torch.float64)
     label, distance = small_pool().nearest(z)
     assert label.tolist() == [-1, 0, -1]
     assert distance.isnan().tolist() == [True, False, True]
 
 
-def test_queries_of_another_shape_are_refused() -> None:
+def test_queries_of_another_shape_are_rejected() -> None:
     for z in (torch.zeros(3), torch.zeros(1, 3), torch.zeros(1, 2, dtype=torch.int64)):
         with pytest.raises(ValueError, match=r"must be floating point of shape \[B, 2\]"):
             small_pool().nearest(z)
@@ -275,7 +275,7 @@ def test_queries_of_another_shape_are_refused() -> None:
 
 @quick
 @given(pools(), st.integers(0, 2**31), st.sampled_from([torch.float32, torch.float64]))
-def test_nearest_is_a_brute_force_search(
+def test_nearest_matches_a_brute_force_search(
     drawn: tuple[dict[str, Prototypes], int, int], seed: int, dtype: torch.dtype
 ) -> None:
     pool = gather(*drawn)
@@ -291,7 +291,7 @@ def test_nearest_is_a_brute_force_search(
         assert found == min(pool.labels[distances == distances.min()].tolist())
 
 
-def test_many_queries_are_answered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_in_chunks_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     z = torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 9
     whole = small_pool().nearest(z)
     monkeypatch.setattr(pool_module, "_CHUNK", 12)
@@ -308,7 +308,7 @@ def test_nearest_keeps_no_graph() -> None:
 # --- global prototypes -------------------------------------------------------------------------
 
 
-def test_global_prototypes_weigh_owners_alike() -> None:
+def test_global_prototypes_weigh_owners_equally() -> None:
     collapsed = small_pool().averaged_over_owners()
     # Class 0: a's mean is (0, 1.5), b's is (6, 3); each counts once.
     assert collapsed.vectors.tolist() == [[3, 2.25], [8, 8]]

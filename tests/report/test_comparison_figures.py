@@ -20,7 +20,7 @@ from mpfedcl.report.comparison import (
     describe_comparison,
     sorted_parts,
 )
-from mpfedcl.report.comparison_figures import (
+from mpfedcl.report.drawings import (
     comparison_drawings,
     differences_drawing,
     seeds_drawing,

@@ -14,6 +14,8 @@ from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.run import RunRecords
 
+pytestmark = pytest.mark.whole
+
 METHOD = "planted:Planted"
 
 

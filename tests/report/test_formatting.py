@@ -5,12 +5,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpfedcl.report.formatting import (
+from mpfedcl.report.tables import (
+    calibration_sentence,
     choose_evenly,
+    mean_and_deviation,
     round_significant,
     rounded,
 )
-from mpfedcl.report.tables import calibration_sentence, mean_and_deviation
 
 
 @given(st.integers(1, 5000), st.integers(2, 500))

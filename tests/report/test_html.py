@@ -21,33 +21,37 @@ def page_of(*folders: Path) -> str:
     return render_page(build_document(find_result_folders(folders)))
 
 
-def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
-    page = Page(page_of(write_run(tmp_path / "run")))
+@pytest.fixture(scope="module")
+def page_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the page of one run."""
+    return page_of(write_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+def test_the_page_asks_for_nothing(page_text: str) -> None:
+    page = Page(page_text)
     assert [tag for tag, _ in page.tags if tag in ("link", "img", "iframe", "base")] == []
     links = [attributes.get("href") or attributes.get("src") for _, attributes in page.tags]
     assert [link for link in links if link and not link.startswith(("#", "data:image/png"))] == []
-    assert not re.search(
-        r"@import|url\((?!#)|fetch\(|XMLHttpRequest|import\(", page_of(tmp_path / "run")
-    )
+    assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|import\(", page_text)
     (policy,) = [each["content"] for tag, each in page.tags if "http-equiv" in each]
     assert policy is not None
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
 
 
-def test_there_are_no_addresses(tmp_path: Path) -> None:
-    assert not re.findall(r"https?://[^\s\"']+", page_of(write_run(tmp_path / "run")))
+def test_there_are_no_addresses(page_text: str) -> None:
+    assert not re.findall(r"https?://[^\s\"']+", page_text)
 
 
-def test_nothing_needs_an_inline_style(tmp_path: Path) -> None:
+def test_nothing_needs_an_inline_style(page_text: str) -> None:
     """The policy of the page forbids inline styles: figures have attributes instead."""
-    page = Page(page_of(write_run(tmp_path / "run")))
+    page = Page(page_text)
     assert not [each for _, each in page.tags if "style" in each]
     assert [tag for tag, _ in page.tags].count("style") == 1
 
 
-def test_figures_are_named_and_their_colors_known_on_a_dark_page(tmp_path: Path) -> None:
-    page = Page(page_of(write_run(tmp_path / "run")))
+def test_figures_are_named_and_their_colors_known_on_a_dark_page(page_text: str) -> None:
+    page = Page(page_text)
     drawings = [each for tag, each in page.tags if tag == "svg"]
     assert len(drawings) >= 5
     assert all(each["role"] == "img" and each["aria-label"] for each in drawings)
@@ -57,14 +61,15 @@ def test_figures_are_named_and_their_colors_known_on_a_dark_page(tmp_path: Path)
     assert all(f'[fill="{color}"]' in page_style() for color in DARK_COLORS)
 
 
+@pytest.mark.whole
 def test_identifiers_are_used_once(tmp_path: Path) -> None:
-    page = Page(page_of(write_run(tmp_path / "one"), write_run(tmp_path / "two", seed=1)))
-    known = [each["id"] for _, each in page.tags if "id" in each]
+    text = page_of(write_run(tmp_path / "one"), write_run(tmp_path / "two", seed=1))
+    known = [each["id"] for _, each in Page(text).tags if "id" in each]
     assert len(known) == len(set(known))
-    used = re.findall(r'(?:url\(|href=")#([\w-]+)', page_of(tmp_path / "one"))
-    assert used
+    assert re.findall(r'(?:url\(|href=")#([\w-]+)', text)
 
 
+@pytest.mark.whole
 def test_hostile_names_add_no_tags(tmp_path: Path) -> None:
     plain = Page(
         page_of(write_run(tmp_path / "plain", clients=["a", "b", "c", "d"], classes="abcd"))
@@ -89,6 +94,7 @@ def test_a_title_cannot_end_its_element(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.tags].count("script") == 1
 
 
+@pytest.mark.whole
 def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     clients = [f"client-{number:03}" for number in range(200)]
     classes = [f"class {number}" for number in range(10)]
@@ -100,6 +106,7 @@ def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     assert (curve["x"][0], curve["x"][-1]) == (1, 1000)
 
 
+@pytest.mark.whole
 def test_many_classes_stay_small(tmp_path: Path) -> None:
     classes = [f"class {number}" for number in range(345)]
     clients = [f"client-{number}" for number in range(12)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from report_documents import cell_texts, document_of
 
 from handwritten_runs import HOSTILE, write_run, write_tuning
-from mpfedcl.report.latex import escape_latex, latex_table, name_for_file
+from mpfedcl.report.export import escape_latex, latex_table, name_for_file
 from small_experiments import Json, Say
 
 PRINTED = {
@@ -151,6 +151,7 @@ def write_results(folder: Path, clients: Sequence[str] = HOSTILE) -> list[Path]:
     return [folder / name for name in ("all", "one", "tuning")]
 
 
+@pytest.mark.whole
 def test_the_command_writes_every_table(tmp_path: Path, said: Say) -> None:
     folders = write_results(tmp_path)
     code, out, err = said("report", *folders, "--latex")
@@ -171,6 +172,7 @@ def test_the_command_writes_every_table(tmp_path: Path, said: Say) -> None:
                 assert {re.sub("[<>≈]", "", " ".join(each.split())) for each in wanted} <= {*shown}
 
 
+@pytest.mark.whole
 def test_the_caption_names_data_and_seeds(tmp_path: Path, said: Say) -> None:
     folder, *_ = write_results(tmp_path)
     said("report", folder, "--latex")
@@ -184,6 +186,7 @@ def test_the_caption_names_data_and_seeds(tmp_path: Path, said: Say) -> None:
     assert label[1] == "tab:all-accuracy-of-the-last-round"
 
 
+@pytest.mark.whole
 def test_caption_names_the_methods_of_each_learning_rate(tmp_path: Path, said: Say) -> None:
     for method, rate in {"mp-fedcl": 0.3, "fedavg": 0.1, "fedprox": 0.1}.items():
         write_run(tmp_path / "all" / method, method=method, train__lr=rate)
@@ -194,6 +197,7 @@ def test_caption_names_the_methods_of_each_learning_rate(tmp_path: Path, said: S
     assert "learning rate 0.1 (fedavg, fedprox) and 0.3 (mp-fedcl);" in caption
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("rendered_figures")
 def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
     # No font has all letters.

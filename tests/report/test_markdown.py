@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from mpfedcl.report.formatting import (
+from mpfedcl.report.tables import (
     code_block,
     enumerate_names,
     escape_markdown,

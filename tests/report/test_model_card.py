@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from mpfedcl import Experiment, resume, run
 from mpfedcl.cli.main import parse
 from mpfedcl.methods import PREDICTORS, find_method
-from mpfedcl.report.formatting import printable_name
-from mpfedcl.report.tables import PREDICTOR_TITLES, percent
+from mpfedcl.report.tables import PREDICTOR_TITLES, percent, printable_name
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_summary, save_pictures, small
 
@@ -246,7 +245,7 @@ def test_it_gives_away_no_folder(images: Path, tmp_path: Path) -> None:
     card = Card(secret / "runs" / "run")
     assert "home-of-somebody" not in card.text
     assert str(images) not in card.text
-    assert "--dataset.root PICTURES" in card.blocks("sh")[-1]
+    assert "--dataset.root DATA" in card.blocks("sh")[-1]
 
 
 def test_a_method_of_ones_own_has_a_card(

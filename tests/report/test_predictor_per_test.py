@@ -26,7 +26,7 @@ def test_one_shot_beside_sixty_rounds_is_ranked(tmp_path: Path) -> None:
     headline = section["tables"][0]
     assert not any("None is marked" in note for note in headline["notes"])
     assert "One-shot, without rounds of training: fedgauss." in headline["notes"]
-    assert any("none (fedavg); random-filters (fedgauss)" in note for note in headline["notes"])
+    assert any("none (fedavg) and random-filters (fedgauss)" in note for note in headline["notes"])
     assert headline["rows"][1][0]["note"] == "personal, classifier + prior; global, classifier"
     first = fmean(accuracy_of(1, client) for client in range(3))
     # As written: 10 less on the global test set, and one less from reading to reading.

@@ -32,7 +32,7 @@ def test_the_plane_is_that_of_scikit_learn(seed: int, count: int, size: int) -> 
     places, shares = project_to_plane(vectors)
     expected = PCA(2, svd_solver="full").fit(vectors)
     assert shares == pytest.approx(expected.explained_variance_ratio_.tolist())
-    # Directions are free in their sign alone, as far as their variances differ.
+    # The sign of a direction is free if the variances differ.
     if min(abs(numpy.diff(expected.explained_variance_ratio_))) > 1e-3:
         theirs = expected.transform(vectors)
         assert numpy.allclose(numpy.abs(places), numpy.abs(theirs), atol=1e-6)
@@ -59,19 +59,18 @@ def test_pool_and_test_images_are_shown(images: Path, tmp_path: Path) -> None:
     assert isinstance(samples, dict)
     assert prototypes["class"] == pool["labels"].tolist()
     assert prototypes["count"] == pool["counts"].tolist()
-    assert len(samples["x"]) == len(samples["class"]) == len(samples["client"])
-    assert None not in samples["client"]
+    assert len(samples["x"]) == len(samples["y"]) == len(samples["class"])
     assert found["embedded_by"] == "the global model"
     assert found["notes"] == []
     assert map_of(tmp_path / "run") == found
 
 
-def test_personal_models_embed_where_there_is_no_averaged_one(images: Path, tmp_path: Path) -> None:
+def test_personalized_models_embed_without_a_global_model(images: Path, tmp_path: Path) -> None:
     run(small(images, "fedproto"), tmp_path / "run")
     assert "personalized model" in str(map_of(tmp_path / "run")["embedded_by"])
 
 
-def test_without_data_the_pool_alone_is_shown(images: Path, tmp_path: Path) -> None:
+def test_without_data_only_the_pool_is_shown(images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "images")
     run(small(tmp_path / "images"), tmp_path / "run")
     shutil.rmtree(tmp_path / "images")
@@ -80,7 +79,7 @@ def test_without_data_the_pool_alone_is_shown(images: Path, tmp_path: Path) -> N
     assert "cannot be embedded" in str(found["notes"])
 
 
-def test_without_models_the_pool_alone_is_shown(images: Path, tmp_path: Path) -> None:
+def test_without_models_only_the_pool_is_shown(images: Path, tmp_path: Path) -> None:
     run(small(images, personal_models=False), tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
     assert "no model" in str(map_of(tmp_path / "run")["notes"])

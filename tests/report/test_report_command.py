@@ -10,6 +10,8 @@ from handwritten_runs import write_run
 from mpfedcl import run
 from small_experiments import Say, flags, read_records, small
 
+pytestmark = pytest.mark.whole
+
 
 def test_a_real_run(images: Path, tmp_path: Path, said: Say) -> None:
     run(small(images), tmp_path / "run")

@@ -14,7 +14,7 @@ import mpfedcl
 from handwritten_runs import HOSTILE, accuracy_of, write_run, write_tuning
 from mpfedcl import InvalidInput, LoadedComparison, LoadedRun, LoadedSearch, load
 from mpfedcl.methods import PREDICTORS
-from mpfedcl.report.long_tables import LongTable
+from mpfedcl.report.results import LongTable
 
 METHODS = ("mp-fedcl", "fedavg")
 SEEDS = (0, 1)
@@ -123,7 +123,7 @@ def test_pandas_where_it_is_installed(comparison: Path) -> None:
 
 def test_without_either_library_there_are_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     table = LongTable({"name": str, "score": float}, [("a", 1.0), ("b", None)])
-    monkeypatch.setattr("mpfedcl.report.long_tables.find_spec", lambda _: None)
+    monkeypatch.setattr("mpfedcl.report.results.find_spec", lambda _: None)
     assert table.frame() == {"name": ["a", "b"], "score": [1.0, None]}
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InvalidInput, match="library is 'pandas', which is not installed"):
@@ -179,6 +179,7 @@ def test_the_figure_of_a_comparison(comparison: Path) -> None:
     assert sorted(comparison.iterdir()) == sorted(each.path for each in found.runs)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("rendered_figures")
 def test_a_notebook_shows_a_figure_and_pyplot_is_left_alone(tmp_path: Path) -> None:
     figure = load(write_run(tmp_path / "run")).plot()

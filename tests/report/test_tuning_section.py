@@ -58,12 +58,13 @@ def test_every_setting_is_shown_with_its_scores_and_its_end(tmp_path: Path) -> N
 
 def test_lines_end_at_the_round_of_the_stop(tmp_path: Path) -> None:
     write_tuning(tmp_path, "fedavg")
-    lines = section_of(tmp_path)["searches"][0]["figure"]["lines"]
-    assert lines == [
-        {"name": "0, defaults", "x": [1, 2, 4], "mean": [40.0, 50.0, 60.0]},
-        {"name": "1", "x": [1, 2], "mean": [42.0, 52.0]},
-        {"name": "2, chosen", "x": [1, 2, 4], "mean": [44.0, 55.0, 66.0]},
-        {"name": "4", "x": [1], "mean": [41.0]},
+    (axes,) = section_of(tmp_path)["searches"][0]["figure"].figure().axes
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == [
+        ([1, 2, 4], [40.0, 50.0, 60.0]),
+        ([1, 2], [42.0, 52.0]),
+        ([1, 2, 4], [44.0, 55.0, 66.0]),
+        ([], []),
+        ([1], [41.0]),
     ]
 
 
@@ -75,7 +76,8 @@ def test_the_chosen_values_of_all_methods_and_the_defaults(tmp_path: Path) -> No
     setting, rule = section["about"]
     assert setting == "mnist-sample, label skew Dir(0.05), 4 rounds."
     assert rule.startswith(
-        "For each method 5 trials ran to round 1, the best 3 to round 2, the best 2 to round 4, and "
+        "For each method 5 trials ran to round 1, the best 3 to round 2, the best 2 to round 4, "
+        "and "
         "the defaults always to the end."
     )
     assert "20 % of each client's training samples" in rule
@@ -97,7 +99,8 @@ def test_searches_that_differ_say_their_own_rule(tmp_path: Path) -> None:
 def test_the_folder_of_one_method_is_enough(tmp_path: Path) -> None:
     whole = section_of(write_both(tmp_path))
     alone = section_of(tmp_path / "local")
-    assert alone["searches"] == whole["searches"][1:]
+    for name in ("title", "table"):
+        assert alone["searches"][0][name] == whole["searches"][1][name]
     assert alone["title"] == "Tuning of local on mnist-sample"
 
 
@@ -123,9 +126,9 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"chosen": 9}, "what was chosen is none of the trials"),
+        ({"chosen": 9}, "chosen is 9"),
         ({"rungs": []}, "rungs are missing"),
-        ({"trials": []}, "what was chosen is none of the trials"),
+        ({"trials": []}, "chosen is 2"),
         ({"base": {"rounds": 0}}, "rounds is 0"),
         ({"base": {"unheard": 1}}, "unheard is not a setting"),
         ({"predictor": "by hand"}, "predictor is wrong"),

@@ -1,11 +1,11 @@
-"""Clients that were trained together: their numbers are the rows of one tensor."""
+"""A stack of clients: their parameters are the rows of one tensor."""
 
 import torch
 from torch import Tensor
 
 
 class Stack:
-    """A stack of clients with one parameter `w`, as an engine that trains many at once has it."""
+    """A stack of clients with one parameter `w`, as a trainer of several clients returns it."""
 
     def __init__(self, start: Tensor, rows: list[list[float]]) -> None:
         self.values = torch.tensor(rows, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A federation whose broadcasts and updates are remembered."""
+"""A federation whose broadcasts and updates are recorded."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -10,7 +10,7 @@ from small_experiments import MeddledEngine, build_federation
 
 
 class WatchingEngine(MeddledEngine):
-    """An engine that remembers what was broadcast to whom, and answers in an order of choice."""
+    """An engine that records broadcasts, clients and updates, and may reorder the updates."""
 
     def __init__(
         self,

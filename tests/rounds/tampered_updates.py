@@ -1,4 +1,4 @@
-"""Updates that are tampered with on their way, and why each must be rejected."""
+"""Updates that are tampered with in transit, and the reason to reject each of them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ Tamper = Callable[[Update], Sequence[Update]]
 
 
 class TamperingEngine(MeddledEngine):
-    """An engine whose updates from some clients are tampered with, or held back, on their way."""
+    """An engine that tampers with, or drops, the updates of some clients."""
 
     def __init__(self, engine: Engine, tamper: Tamper, victims: Sequence[str] = (VICTIM,)) -> None:
         super().__init__(engine)
@@ -68,7 +68,7 @@ def with_field(**fields: Any) -> Tamper:
 
 
 def forge(rows: Prototypes, **columns: Tensor) -> Prototypes:
-    """Return prototypes as no honest program can make them: their own checks are passed by."""
+    """Return prototypes that bypass the checks of their constructor."""
     forged = object.__new__(Prototypes)
     for name in ("vectors", "labels", "counts"):
         object.__setattr__(forged, name, columns.get(name, getattr(rows, name)))
@@ -82,7 +82,7 @@ def with_rows(change: Callable[[Prototypes], dict[str, Tensor]]) -> Tamper:
 
 
 def filled(tensor: Tensor, value: float) -> Tensor:
-    """Return a copy whose first number is another."""
+    """Return a copy with another first value."""
     changed = tensor.clone()
     changed.view(-1)[0] = value
     return changed

@@ -1,6 +1,6 @@
-"""Rules of aggregation: by hand, against numpy, and whatever the number of processes."""
+"""Aggregation rules: by hand, against numpy, and with two processes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy
 import pytest
@@ -33,9 +33,9 @@ RULES = {
     "geometric-median": GeometricMedian,
     "centered-clipping": CenteredClipping,
 }
-numbers = st.floats(-1e6, 1e6, allow_nan=False)
+values = st.floats(-1e6, 1e6, allow_nan=False)
 rows = st.integers(1, 4).flatmap(
-    lambda width: st.lists(st.lists(numbers, min_size=width, max_size=width), min_size=1)
+    lambda width: st.lists(st.lists(values, min_size=width, max_size=width), min_size=1)
 )
 
 
@@ -53,9 +53,15 @@ class Alone:
     def gather(self, content: bytes) -> list[bytes]:
         return [content]
 
+    def gather_to_leader(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        return parts
 
-class Two:
-    """Two processes in turn: what the first one gives is there when the second one asks."""
+    def broadcast(self, content: bytes) -> bytes:
+        return content
+
+
+class Two(Alone):
+    """The second of two processes, run after the first one was recorded."""
 
     def __init__(self, other: "Recorder") -> None:
         self._other = other
@@ -81,7 +87,7 @@ class Recorder(Alone):
         return [content]
 
 
-def test_rules_are_found_by_their_files() -> None:
+def test_rules_are_found_by_name() -> None:
     assert {name: find_aggregator(name) for name in RULES} == RULES
     with pytest.raises(InvalidInput) as caught:
         Experiment(aggregation={"rule": "mode"})
@@ -92,7 +98,7 @@ def test_rules_are_found_by_their_files() -> None:
 
 
 @given(rows)
-def test_the_median_is_numpys(values: list[list[float]]) -> None:
+def test_median_equals_numpy(values: list[list[float]]) -> None:
     rule = CoordinateMedian({}, Experiment())
     for number, row in enumerate(values):
         rule.add(make_update(f"client-{number}", row), number + 1)
@@ -102,7 +108,7 @@ def test_the_median_is_numpys(values: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("rule", RULES.values())
 @given(rows, st.data())
-def test_two_processes_come_to_what_one_does(
+def test_two_processes_equal_one(
     rule: type[Aggregator], values: list[list[float]], data: st.DataObject
 ) -> None:
     template = {"w": torch.zeros(len(values[0]), dtype=torch.float64)}
@@ -119,7 +125,7 @@ def test_two_processes_come_to_what_one_does(
 
 
 @pytest.mark.parametrize("rule", RULES.values())
-def test_nobody_and_who_weighs_nothing(rule: type[Aggregator]) -> None:
+def test_no_updates_and_zero_weights_have_no_result(rule: type[Aggregator]) -> None:
     made = rule({"w": torch.zeros(1, dtype=torch.float64)}, Experiment())
     assert made.result() == {}
     made.add(make_update("a", [3.0]), 0)
@@ -150,7 +156,7 @@ class Pair:
 @pytest.mark.parametrize(
     ("rule", "wanted"), [("mean", [2.0, 5.0]), ("median", [3.0, 5.0])], ids=["mean", "median"]
 )
-def test_a_stack_is_written_out_where_it_must_be(rule: str, wanted: list[float]) -> None:
+def test_rules_accept_members_of_a_stack(rule: str, wanted: list[float]) -> None:
     made = find_aggregator(rule)({}, Experiment())
     for index, name in enumerate(("a", "b")):
         update = make_update(name, [0.0])

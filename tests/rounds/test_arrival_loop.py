@@ -1,4 +1,4 @@
-"""The loop of asynchronous methods: who comes when, with what, and what is written of it."""
+"""The loop of asynchronous methods: order and staleness of arrivals, and their records."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Listening(Asynchronous):
-    """Averages what comes, and writes it down."""
+    """Averages the arrivals and records them."""
 
     name = "listening"
 
@@ -61,43 +61,43 @@ def listen(
     return loop, loop._rule, [loop.run_round(evaluate=False) for _ in range(rounds)]
 
 
-def test_clients_come_in_the_order_of_their_seconds(images: Path) -> None:
-    """An oracle: a slow loop that asks the pace for every dispatch, one after the other."""
+def test_updates_arrive_in_the_order_of_their_seconds(images: Path) -> None:
+    """Compare with a slow loop that asks the system model for every dispatch in turn."""
     loop, method, records = listen(images)
-    pace, up, down = loop._speeds, loop._bytes_up, loop.broadcast().num_bytes
+    speeds, up, down = loop._speeds, loop._bytes_up, loop.broadcast().num_bytes
     version, sending = 0, 1
-    back = {name: (pace.seconds(name, 1, down, up), 0) for name in loop.engine.sizes}
+    back = {name: (speeds.seconds(name, 1, down, up), 0) for name in loop.engine.sizes}
     for (arrival,) in method.heard:
         name = min(back, key=lambda each: (back[each][0], each))
         due, sent_with = back.pop(name)
         assert list(arrival.names) == [name]
         assert arrival.staleness == version - sent_with
         version, sending = version + 1, sending + 1
-        back[name] = (due + pace.seconds(name, sending, down, up), version)
+        back[name] = (due + speeds.seconds(name, sending, down, up), version)
     assert len(method.heard) == 12 == version
     assert records[-1].virtual_seconds == pytest.approx(due)
     assert [record.arrivals and record.arrivals.version for record in records] == [4, 8, 12]
 
 
-def test_a_record_says_who_came_how_stale_and_at_what_cost(images: Path) -> None:
+def test_record_lists_arrivals_staleness_and_bytes(images: Path) -> None:
     loop, method, records = listen(images, rounds=2)
     for record, heard in zip(records, (method.heard[:4], method.heard[4:]), strict=True):
-        arrivals, told = [each for (each,) in heard], record.arrivals
-        assert told is not None
+        arrivals, recorded = [each for (each,) in heard], record.arrivals
+        assert recorded is not None
         names = [name for each in arrivals for name in each.names]
-        assert told.by_client == {name: names.count(name) for name in sorted(set(names))}
+        assert recorded.by_client == {name: names.count(name) for name in sorted(set(names))}
         assert record.clients.answered == sorted(set(names))
         stale = [each.staleness for each in arrivals]
-        assert told.staleness == {"mean": sum(stale) / 4, "largest": max(stale)}
+        assert recorded.staleness == {"mean": sum(stale) / 4, "largest": max(stale)}
         assert record.bytes["up"] == 4 * loop._bytes_up
-        assert told.under_way == 3
-    # At first all four are sent out, then whoever has come.
+        assert recorded.under_way == 3
+    # At first all four clients are dispatched, then each client that has arrived.
     down = loop.broadcast().num_bytes
     assert [record.bytes["down"] for record in records] == [(4 + 3) * down, 4 * down]
 
 
-def test_a_client_trains_from_the_very_model_that_it_was_sent(images: Path) -> None:
-    """With one client under way every answer is fresh; with all of them most are stale."""
+def test_staleness_counts_versions_since_the_dispatch(images: Path) -> None:
+    """Check that one client under way is always fresh and that most of several are stale."""
     _, method, _ = listen(images, systems__concurrency=1)
     assert {each.staleness for (each,) in method.heard} == {0}
     _, method, records = listen(images)
@@ -105,7 +105,7 @@ def test_a_client_trains_from_the_very_model_that_it_was_sent(images: Path) -> N
     assert records[0].arrivals is not None
 
 
-def test_tiers_have_rounds_of_their_own(images: Path) -> None:
+def test_each_tier_has_its_own_rounds(images: Path) -> None:
     loop, method, _ = listen(images, InTiers, rounds=4)
     assert [len(tier) for tier in loop._tiers] == [2, 2]
     for (arrival,) in method.heard:
@@ -115,7 +115,7 @@ def test_tiers_have_rounds_of_their_own(images: Path) -> None:
     assert tiers.count(0) >= tiers.count(1) >= 1
 
 
-def test_ticks_bring_what_has_come_by_version(images: Path) -> None:
+def test_ticks_group_arrivals_by_version(images: Path) -> None:
     loop, method, records = listen(
         images, InTicks, systems__tick=0.25, systems__seconds_a_sample=0.05
     )
@@ -129,17 +129,17 @@ def test_ticks_bring_what_has_come_by_version(images: Path) -> None:
     assert (records[-1].virtual_seconds or 0) / 0.25 == len(method.heard) == ticks
 
 
-def test_ticks_that_last_a_round_miss_nobody(images: Path) -> None:
-    """Sums of seconds round either way; whoever is due at a tick has come."""
-    pace: dict[str, Any] = {"systems__spread": 0, "systems__jitter": 0, "partition__kind": "iid"}
-    _, method, _ = listen(images, InTicks, rounds=9, **pace)
+def test_ticks_as_long_as_a_round_include_all_clients(images: Path) -> None:
+    """Check ticks at rounded sums of seconds: a client due at a tick has arrived."""
+    speeds: dict[str, Any] = {"systems__spread": 0, "systems__jitter": 0, "partition__kind": "iid"}
+    _, method, _ = listen(images, InTicks, rounds=9, **speeds)
     assert len(method.heard) == 9
     assert all([len(each.names) for each in heard] == [4] for heard in method.heard)
 
 
-def test_equal_speeds_come_by_name_and_each_is_folded_alone(images: Path) -> None:
-    pace: dict[str, Any] = {"systems__spread": 0, "systems__jitter": 0, "partition__kind": "iid"}
-    _, method, records = listen(images, rounds=2, **pace)
+def test_equal_speeds_arrive_by_name_one_at_a_time(images: Path) -> None:
+    speeds: dict[str, Any] = {"systems__spread": 0, "systems__jitter": 0, "partition__kind": "iid"}
+    _, method, records = listen(images, rounds=2, **speeds)
     names = [name for (each,) in method.heard for name in each.names]
     assert names == [f"client-{number}" for number in range(4)] * 2
     stale = [each.staleness for (each,) in method.heard]
@@ -148,7 +148,7 @@ def test_equal_speeds_come_by_name_and_each_is_folded_alone(images: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", [Listening, InTiers, InTicks])
-def test_lost_answers_free_their_place(images: Path, kind: type[Listening]) -> None:
+def test_lost_updates_free_their_slot(images: Path, kind: type[Listening]) -> None:
     loop, method, records = listen(images, kind, rounds=5, systems__drop=0.5)
     came = sum(len(each.names) for heard in method.heard for each in heard)
     assert came >= 20
@@ -158,7 +158,7 @@ def test_lost_answers_free_their_place(images: Path, kind: type[Listening]) -> N
     assert sent > came + (away or 0)
 
 
-def test_a_rejected_answer_changes_neither_server_nor_client(images: Path) -> None:
+def test_rejected_update_does_not_change_the_server(images: Path) -> None:
     experiment = small(images, "fedasync", validation__max_norm=1e-9)
     loop = build_federation(experiment)
     before = loop.state.server.params
@@ -170,7 +170,7 @@ def test_a_rejected_answer_changes_neither_server_nor_client(images: Path) -> No
     assert_same_tensors(loop.state.server.params, before)
 
 
-def test_only_versions_that_somebody_has_are_kept(images: Path) -> None:
+def test_only_versions_under_way_are_kept(images: Path) -> None:
     loop, _, _ = listen(images, rounds=4)
     arrivals = loop.state.arrivals
     assert arrivals is not None
@@ -193,7 +193,7 @@ def test_loop_and_stacked_engine_agree(images: Path, kind: type[Listening]) -> N
 
 
 class Restarting(Listening):
-    """Clients remember how often, and for how long, they were away."""
+    """Counts in the client's state how often, and for how long, it was away."""
 
     def init_client(self, params: Tensors) -> Tensors:
         return {"times": next(iter(params.values())).new_zeros(2)}
@@ -206,7 +206,7 @@ class Restarting(Listening):
         return {"times": state["times"] + torch.tensor([0.0, seconds])}
 
 
-def test_clients_keep_their_state_and_hear_how_long_they_took(images: Path) -> None:
+def test_clients_keep_their_state_and_receive_their_delay(images: Path) -> None:
     loop, method, records = listen(images, Restarting, engine="stacked")
     kept = {key: value for key, value in loop.engine.state().items() if key.startswith("own/")}
     for name in loop.engine.sizes:
@@ -218,7 +218,7 @@ def test_clients_keep_their_state_and_hear_how_long_they_took(images: Path) -> N
     assert len(records) == 3
 
 
-def test_a_synchronous_round_takes_as_long_as_its_slowest_client(images: Path) -> None:
+def test_synchronous_round_lasts_as_long_as_its_slowest_client(images: Path) -> None:
     experiment = small(images, "fedavg", systems__kind="lognormal", dtype="float64")
     loop = build_federation(experiment)
     assert type(loop) is RoundLoop
@@ -231,24 +231,24 @@ def test_a_synchronous_round_takes_as_long_as_its_slowest_client(images: Path) -
     ]
     assert [r.virtual_seconds for r in records] == [slowest[0], sum(slowest)]
     plain = build_federation(small(images, "fedavg", dtype="float64"))
-    told = [plain.run_round(evaluate=False) for _ in range(2)]
-    assert "virtual_seconds" not in told[0].to_json()
+    recorded = [plain.run_round(evaluate=False) for _ in range(2)]
+    assert "virtual_seconds" not in recorded[0].to_json()
     assert_same_tensors(plain.state.server.params, loop.state.server.params)
 
 
 def test_small_messages_take_less_time(images: Path) -> None:
-    pace = {"systems__kind": "lognormal", "systems__up": 100.0, "systems__down": 100.0}
+    speeds = {"systems__kind": "lognormal", "systems__up": 100.0, "systems__down": 100.0}
     seconds = {
-        method: build_federation(small(images, method, **pace)).run_round(evaluate=False)
+        method: build_federation(small(images, method, **speeds)).run_round(evaluate=False)
         for method in ("fedproto", "fedavg")
     }
     fast, slow = (seconds[name].virtual_seconds or 0 for name in ("fedproto", "fedavg"))
     assert 0 < fast < slow / 2
 
 
-def test_a_synchronous_round_misses_lost_answers_and_waits_for_them(images: Path) -> None:
-    pace = {"systems__kind": "lognormal", "systems__drop": 0.5, "systems__patience": 50.0}
-    loop = build_federation(small(images, "fedavg", rounds=6, clients=4, **pace))
+def test_synchronous_round_waits_for_lost_updates(images: Path) -> None:
+    speeds = {"systems__kind": "lognormal", "systems__drop": 0.5, "systems__patience": 50.0}
+    loop = build_federation(small(images, "fedavg", rounds=6, clients=4, **speeds))
     records = [loop.run_round(evaluate=True) for _ in range(6)]
     missing = [len(record.clients.missing) for record in records]
     assert 0 < sum(missing) < 24
@@ -259,7 +259,7 @@ def test_a_synchronous_round_misses_lost_answers_and_waits_for_them(images: Path
     assert not rest or min(waited) > max(rest)
 
 
-def test_a_round_in_which_every_answer_is_lost_changes_nothing(images: Path) -> None:
+def test_round_without_any_update_changes_nothing(images: Path) -> None:
     loop = build_federation(small(images, "mp-fedcl", systems__kind="tiers", systems__drop=0.999))
     before = loop.state.server.params
     record = loop.run_round(evaluate=True)
@@ -269,14 +269,14 @@ def test_a_round_in_which_every_answer_is_lost_changes_nothing(images: Path) -> 
     assert_same_tensors(loop.state.server.params, before)
 
 
-def test_lost_answers_do_not_go_with_secure_aggregation(images: Path) -> None:
+def test_lost_updates_with_secure_aggregation_are_rejected(images: Path) -> None:
     with pytest.raises(
         InvalidInput, match=r"^systems.drop is 0.5; with secure_aggregation it must be 0"
     ):
         build_federation(small(images, "fedavg", systems__drop=0.5, secure_aggregation=True))
 
 
-REFUSED: dict[str, dict[str, Any]] = {
+REJECTED: dict[str, dict[str, Any]] = {
     "workers": {"workers": 2},
     "secure_aggregation": {"secure_aggregation": True},
     "privacy.epsilon": {"privacy__epsilon": 3.0},
@@ -287,17 +287,17 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("setting", REFUSED)
-def test_what_does_not_go_together_is_refused_by_name(images: Path, setting: str) -> None:
+@pytest.mark.parametrize("setting", REJECTED)
+def test_incompatible_settings_are_rejected_by_name(images: Path, setting: str) -> None:
     with pytest.raises(InvalidInput, match=rf"^{setting} is .* it must be "):
-        build_federation(small(images, "fedasync", **REFUSED[setting]))
+        build_federation(small(images, "fedasync", **REJECTED[setting]))
 
 
 class HalfDone(SharesPrototypes, Asynchronous):
     name = "half"
 
 
-def test_a_method_of_ones_own_must_be_of_the_right_kind(images: Path) -> None:
+def test_custom_method_of_the_wrong_type_is_rejected(images: Path) -> None:
     with pytest.raises(InvalidInput, match="it must be an mpfedcl"):
         build_federation(small(images, "fedasync"), method_class=HalfDone)
 
@@ -306,6 +306,6 @@ class Speechless(Asynchronous):
     name = "speechless"
 
 
-def test_a_method_of_ones_own_must_say_what_becomes_of_answers(images: Path) -> None:
+def test_custom_asynchronous_method_needs_arrive(images: Path) -> None:
     with pytest.raises(InvalidInput, match=r"it must have the method arrive\(server, arrivals\)"):
         build_federation(small(images, "fedasync"), method_class=Speechless)

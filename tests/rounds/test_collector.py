@@ -1,4 +1,4 @@
-"""A total is judged as far as a total can be; where it cannot be true nobody is accepted."""
+"""Validation of a total of masked updates; an impossible total rejects all clients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +28,11 @@ def collect(images: Path, given: Total | Update | Failure, method: str = "fedavg
     return collector
 
 
-SOUND = Total(NAMES, 60.0, {}, {}, 60, 30.0, True, 10, 80)
+VALID = Total(NAMES, 60.0, {}, {}, 60, 30.0, True, 10, 80)
 
 
-def test_sound_total(images: Path) -> None:
-    collector = collect(images, SOUND)
+def test_valid_total_is_accepted(images: Path) -> None:
+    collector = collect(images, VALID)
     assert collector.accepted == list(NAMES)
     assert collector.mean_loss == 0.5
     sizes = dict.fromkeys(NAMES, 40)
@@ -50,8 +50,8 @@ def test_sound_total(images: Path) -> None:
         ({"weight": 1e-9}, "the model changed by"),
     ],
 )
-def test_total_that_cannot_be(images: Path, changes: dict[str, Any], words: str) -> None:
-    collector = collect(images, replace(SOUND, **changes))
+def test_impossible_total_is_rejected(images: Path, changes: dict[str, Any], words: str) -> None:
+    collector = collect(images, replace(VALID, **changes))
     assert collector.accepted == []
     assert set(collector.rejected) == set(NAMES)
     assert words in collector.rejected["client-0"]
@@ -60,16 +60,16 @@ def test_total_that_cannot_be(images: Path, changes: dict[str, Any], words: str)
     assert collector.pooled_statistics() == {}
 
 
-def test_sums_are_judged_too(images: Path) -> None:
+def test_sums_of_a_total_are_validated(images: Path) -> None:
     loop = build_federation(small(images, "fedncm", secure_aggregation=True))
     assert isinstance(loop._method, CollectsStatistics)
     zeros = loop._method.totals_of(loop._validator.sums)
     bad = {**zeros, "sums": zeros["sums"] + 5.0}
-    collector = collect(images, replace(SOUND, weight=0.0, summed=bad), "fedncm")
-    assert "has a sum of length" in collector.rejected["client-1"]
+    collector = collect(images, replace(VALID, weight=0.0, summed=bad), "fedncm")
+    assert "has a sum of norm" in collector.rejected["client-1"]
 
 
-def test_update_that_is_not_masked(images: Path) -> None:
+def test_unmasked_update_is_rejected(images: Path) -> None:
     loop = build_federation(small(images, "fedavg"))
     (update, *_) = loop.engine.train(loop.broadcast(), ["client-0"], keep=[])
     assert isinstance(update, Update)
@@ -78,12 +78,12 @@ def test_update_that_is_not_masked(images: Path) -> None:
     assert "not masked" in collector.rejected["client-0"]
 
 
-def test_failures_are_written_down(images: Path) -> None:
+def test_failures_are_recorded(images: Path) -> None:
     assert collect(images, Failure("client-1", "it went away")).rejected == {
         "client-1": "it went away"
     }
 
 
 def test_means_have_the_types_of_the_model(images: Path) -> None:
-    collector = collect(images, SOUND)
+    collector = collect(images, VALID)
     assert {value.dtype for value in collector.means().values()} == {torch.float32}

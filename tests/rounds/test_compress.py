@@ -1,4 +1,4 @@
-"""Small messages: what is lost on the way is bounded, right on average, or sent later."""
+"""Compression of updates: the error is bounded, unbiased, or sent later."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +58,7 @@ def there_and_back(kind: str, update: Update, number: int = 1) -> Update:
     return both.unpack(sent, sent_out(number))
 
 
-def test_none_is_nothing() -> None:
+def test_compression_none_adds_no_processor() -> None:
     update = make_update(draw(1))
     for kind in ("none", None):
         assert ProcessorChain(Experiment(update={"compress": kind})).names == ()
@@ -66,20 +66,20 @@ def test_none_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("half", 2**-11), ("int8", 1 / 127)])
-def test_what_is_lost_is_at_most_one_step(kind: str, limit: float) -> None:
+def test_compression_error_is_at_most_one_step(kind: str, limit: float) -> None:
     update = make_update(draw(1), moment=100 * draw(2))
     back = there_and_back(kind, update)
     change = draw(1) - draw(0)
     assert float((tensors_of(back)["w"] - draw(1)).abs().max()) <= limit * float(change.abs().max())
     lost = (back.prototypes.vectors - update.prototypes.vectors).abs().max()
     assert 0 < float(lost) <= limit * float(update.prototypes.vectors.abs().max())
-    # Sums must still be possible sums: half precision at the least.
+    # Sums must stay valid, so they keep at least half precision.
     off = (back.summed["moment"] - update.summed["moment"]).abs().max()
     assert float(off) <= 2**-11 * float(update.summed["moment"].abs().max())
     assert torch.equal(tensors_of(back)["bias"], tensors_of(update)["bias"])
 
 
-def test_a_large_number_costs_its_own_row_only() -> None:
+def test_large_value_affects_only_the_precision_of_its_row() -> None:
     value = draw(1)
     value[3, 4] = 1000.0
     back = tensors_of(there_and_back("int8", make_update(value)))["w"]
@@ -91,7 +91,7 @@ def test_a_large_number_costs_its_own_row_only() -> None:
     assert torch.equal(back[5], value[5])
 
 
-def test_bytes_are_those_of_what_is_sent() -> None:
+def test_bytes_are_counted_after_compression() -> None:
     update = make_update(draw(1))
     rest = 5 * 4 + 30 * 16
     numbers = 16 * 20 + 30 * 20
@@ -100,18 +100,18 @@ def test_bytes_are_those_of_what_is_sent() -> None:
     # A scale for each of 16 rows, and of 30 prototypes.
     sent = chain("int8").outgoing(update, sent_out())
     assert sent.num_bytes == numbers + rest + 4 * (16 + 30)
-    # 16 of 320 numbers with their places, and prototypes in half precision.
+    # 16 of 320 values with their indices, and prototypes in half precision.
     sent = chain("topk").outgoing(update, sent_out())
     assert sent.num_bytes == 16 * 8 + 2 * 600 + rest + 4
 
 
-def test_one_byte_is_right_on_average() -> None:
+def test_int8_rounding_is_unbiased() -> None:
     update = make_update(draw(1))
     found = torch.stack(
         [tensors_of(there_and_back("int8", update, number))["w"] for number in range(1, 801)]
     )
     step = float((draw(1) - draw(0)).abs().max()) / 127
-    # Rounding has a deviation of half a step at most: five deviations of the mean of 800.
+    # Rounding has a standard deviation of at most half a step; five of them for the mean of 800.
     assert float((found.mean(0) - draw(1)).abs().max()) <= 5 * step / 2 / 800**0.5
     assert float(found.std(0).max()) > step / 4
     again = tensors_of(there_and_back("int8", update, 5))["w"]
@@ -120,7 +120,7 @@ def test_one_byte_is_right_on_average() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(1, 6), st.floats(0.001, 1), st.integers(0, 99))
-def test_what_topk_has_not_sent_it_sends_later(rounds: int, keep: float, seed: int) -> None:
+def test_topk_sends_the_remaining_change_later(rounds: int, keep: float, seed: int) -> None:
     sender = chain("topk", keep=keep)
     kept: dict[str, Tensors] = {}
     sender.keep_in(kept)
@@ -136,14 +136,14 @@ def test_what_topk_has_not_sent_it_sends_later(rounds: int, keep: float, seed: i
     torch.testing.assert_close(arrived + left, total, rtol=1e-4, atol=1e-5)
 
 
-def test_topk_by_hand() -> None:
+def test_topk_matches_a_hand_computation() -> None:
     sender, change = chain("topk", keep=2 / 320), torch.zeros(SHAPE)
     kept: dict[str, Tensors] = {}
     sender.keep_in(kept)
     change[0, 1], change[2, 3], change[4, 5] = 3.0, -5.0, 0.5
     sent = sender.outgoing(make_update(draw(0) + change), sent_out())
     assert sent.coding["averaged/w"].tolist() == [1, 43]
-    # Rejected, so the same is sent again; accepted, so 0.5 is what comes next.
+    # A rejected update is sent again; after an accepted one, 0.5 is sent next.
     assert kept == {}
     sender.outgoing(make_update(draw(0) + change), sent_out())
     sender.keep_accepted(["a"])
@@ -151,7 +151,7 @@ def test_topk_by_hand() -> None:
     assert 85 in sent.coding["averaged/w"].tolist()
 
 
-def test_whole_numbers_and_small_tensors_stay() -> None:
+def test_whole_numbers_and_small_tensors_are_not_compressed() -> None:
     counts = torch.arange(400.0)
     sent = chain("half").outgoing(make_update(draw(1), counts=counts), sent_out())
     assert torch.equal(sent.summed["counts"], counts)
@@ -160,14 +160,14 @@ def test_whole_numbers_and_small_tensors_stay() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", ["half", "int8", "topk"])
-def test_what_is_not_finite_does_not_become_finite(kind: str, value: float) -> None:
+def test_compression_keeps_values_that_are_not_finite(kind: str, value: float) -> None:
     bad = draw(1)
     bad[3, 3] = value
     back = tensors_of(there_and_back(kind, make_update(bad)))["w"]
     assert not bool(back.isfinite().all())
 
 
-def test_it_survives_a_message() -> None:
+def test_compressed_update_is_restored_from_a_message() -> None:
     sent = chain("int8").outgoing(make_update(draw(1)), sent_out())
     packed = pack_update(sent)
     got = unpack_update("a", Message(packed.values, packed.arrays))
@@ -186,7 +186,7 @@ def run(root: Path, kind: str | None, rounds: int = 2, **changes: Any) -> RoundL
     return federation
 
 
-def test_rounds_are_near_those_in_full(images: Path) -> None:
+def test_rounds_with_compression_are_close_to_rounds_without(images: Path) -> None:
     full = run(images, None).state.server.params
     for kind in ("half", "int8"):
         sent = run(images, kind).state.server.params
@@ -195,7 +195,7 @@ def test_rounds_are_near_those_in_full(images: Path) -> None:
             torch.testing.assert_close(sent[name], value, rtol=0, atol=2e-2)
 
 
-LIES: dict[str, Callable[[Tensors], Tensors]] = {
+INVALID_CODINGS: dict[str, Callable[[Tensors], Tensors]] = {
     "an unknown name": lambda _: {"averaged/x": torch.ones(())},
     "no group": lambda _: {"x": torch.ones(())},
     "a scale of two": lambda coding: {n: torch.ones(2) for n in coding},
@@ -205,10 +205,10 @@ LIES: dict[str, Callable[[Tensors], Tensors]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_about_the_coding_is_rejected(images: Path, lie: str) -> None:
+@pytest.mark.parametrize("name", INVALID_CODINGS)
+def test_invalid_coding_is_rejected(images: Path, name: str) -> None:
     def tamper(update: Update) -> list[Update]:
-        return [replace(update, coding=LIES[lie](dict(update.coding)))]
+        return [replace(update, coding=INVALID_CODINGS[name](dict(update.coding)))]
 
     federation = build_federation(
         small(images, update={"compress": "int8"}), lambda engine: TamperingEngine(engine, tamper)
@@ -218,7 +218,7 @@ def test_a_lie_about_the_coding_is_rejected(images: Path, lie: str) -> None:
     assert len(record.clients.answered) == 2
 
 
-def test_places_out_of_range_are_rejected(images: Path) -> None:
+def test_topk_indices_out_of_range_are_rejected(images: Path) -> None:
     def tamper(update: Update) -> list[Update]:
         far = {n: code + 10**6 for n, code in update.coding.items() if code.dtype == torch.int32}
         return [replace(update, coding={**update.coding, **far})]
@@ -230,7 +230,7 @@ def test_places_out_of_range_are_rejected(images: Path) -> None:
     assert list(record.clients.rejected) == [VICTIM]
 
 
-def test_secure_sums_are_never_compressed(images: Path) -> None:
+def test_compression_with_secure_aggregation_is_rejected(images: Path) -> None:
     with pytest.raises(InvalidInput, match=r"update\.compress is 'half'; with secure_aggregation"):
         build_federation(
             small(images, "fedavg", update={"compress": "half"}, secure_aggregation=True)
@@ -239,9 +239,7 @@ def test_secure_sums_are_never_compressed(images: Path) -> None:
 
 @pytest.mark.usefixtures("small_models")
 @pytest.mark.parametrize("method", ["fedavg", "fedasync"])
-def test_a_resumed_run_knows_what_is_still_to_be_sent(
-    images: Path, tmp_path: Path, method: str
-) -> None:
+def test_resumed_run_restores_the_topk_residuals(images: Path, tmp_path: Path, method: str) -> None:
     experiment = small(images, method, update={"compress": "topk"}, rounds=4, fraction=0.7)
     run_experiment(experiment, tmp_path / "whole")
     run_experiment(experiment.replace(rounds=2), tmp_path / "halves")

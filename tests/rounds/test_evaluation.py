@@ -49,9 +49,9 @@ MNIST = Workload(
         (60, 100, 1, 6, 1),
         (60, 9, 10, 60, 10),
         (60, 9, 5, 60, 5),
-        # The last evaluation alone is more than the fifth, and others are not cheap.
+        # The last evaluation takes more than its share, and the others are not cheap.
         (10, 9, 10, 60, 10),
-        # Others are: they may take a twentieth of the training.
+        # Here they are cheap: they may take a twentieth of the training.
         (10, 9, 0.5, 60, 1),
         (100, 9, 10, 1000, 20),
         (7, 0, 1, 1, 7),
@@ -59,7 +59,9 @@ MNIST = Workload(
         (10**6, 1, 100, 100, 500),
     ],
 )
-def test_spacing(rounds: int, training: float, between: float, last: float, every: int) -> None:
+def test_evaluation_spacing_stays_within_its_share_of_time(
+    rounds: int, training: float, between: float, last: float, every: int
+) -> None:
     assert choose_spacing(rounds, training, between, last) == every
     spent = (rounds - 1) // every * between
     assert spent <= max(rounds * training / 4 - last, rounds * training / 20)
@@ -68,7 +70,7 @@ def test_spacing(rounds: int, training: float, between: float, last: float, ever
 @pytest.mark.parametrize(
     ("method", "changes", "every"),
     [
-        # All are tested on the same images, and by the global model.
+        # All clients are tested on the same images with the global model.
         ("mp-fedcl", {}, 10),
         ("fedavg", {"train__epochs": 5}, 1),
         ("fedavg", {"evaluate_predictors": "all"}, 30),
@@ -79,7 +81,9 @@ def test_spacing(rounds: int, training: float, between: float, last: float, ever
         ("fedavg", {"fraction": 0.2}, 60),
     ],
 )
-def test_the_paper_model_on_mnist(method: str, changes: dict[str, object], every: int) -> None:
+def test_evaluation_spacing_of_the_paper_model_on_mnist(
+    method: str, changes: dict[str, object], every: int
+) -> None:
     found = find_method(method)
     experiment = Experiment(method=method).replace(**changes).resolved(found.defaults)
     settled = settle_evaluation(experiment, found(experiment, 10), MNIST)
@@ -87,72 +91,72 @@ def test_the_paper_model_on_mnist(method: str, changes: dict[str, object], every
     assert settled == experiment.replace(evaluate_every=every)
 
 
-def test_own_images_are_fewer_than_everybodys() -> None:
+def test_local_test_sets_cost_less_than_the_global_one() -> None:
     found = find_method("local")
     experiment = Experiment(method="local").resolved()
     method = found(experiment, 10)
     matched = Workload(5, 2000, 10_000, 10_000, 798_474, 0)
-    judged: tuple[PredictorName, ...] = ("personal_classifier",)
-    own: WantedPredictors = {"local_test": judged, "global_test": ()}
+    primary: tuple[PredictorName, ...] = ("personal_classifier",)
+    own: WantedPredictors = {"local_test": primary, "global_test": ()}
     assert matched.evaluation(method, own) * 5 == MNIST.evaluation(method, own)
-    # On everybody's images each model reads all.
+    # On the global test set each model predicts all images.
     both = wanted_predictors(method, is_complete=False)
     assert matched.evaluation(method, both) == MNIST.evaluation(method, both) == 50_000 * 798_474
 
 
 @pytest.mark.parametrize(
-    ("clients", "taking_part", "read"),
-    # A model reads 5e7; of 2,000 clients 500 train 2.25e8 a round, a quarter of 60 rounds 3.375e9,
-    # of which the global model takes as much as one.
+    ("clients", "taking_part", "evaluated"),
+    # Evaluating a model costs 5e7; 500 of 2,000 clients train 2.25e8 a round, a quarter of 60
+    # rounds is 3.375e9, and the global model costs as much as one personal model.
     [(1000, 1000, None), (2000, 500, 66), (2000, 2000, 100), (2000, 20, 10), (2000, 5, None)],
 )
-def test_of_many_clients_some_personal_models_are_read(
-    clients: int, taking_part: int, read: int | None
+def test_some_personal_models_of_many_clients_are_evaluated(
+    clients: int, taking_part: int, evaluated: int | None
 ) -> None:
     found = find_method("fedavg")
     experiment = Experiment(method="fedavg", fraction=taking_part / clients).resolved()
     many = Workload(clients, 40_000, 10_000, 10_000, 5000, 0)
     settled = settle_evaluation(experiment, found(experiment, 10), many)
-    assert settled.evaluate_clients == read
+    assert settled.evaluate_clients == evaluated
     asked = experiment.replace(evaluate_clients=7)
     assert settle_evaluation(asked, found(asked, 10), many).evaluate_clients == 7
 
 
-def test_the_pool_counts() -> None:
+def test_workload_includes_the_prototype_pool() -> None:
     found = find_method("mp-fedcl")
     counts = torch.tensor([[3, 0, 1], [0, 0, 9]])
-    for pool_size, numbers in ((None, 3 * 2 * 4), (1, 3 * 4)):
+    for pool_size, values in ((None, 3 * 2 * 4), (1, 3 * 4)):
         experiment = Experiment().replace(prototypes__per_class=2, prototypes__pool_size=pool_size)
         method = found(experiment.resolved(), 3)
         work = Workload.of(method, counts, (7, 9), parameters=50, width=4)
-        assert work == Workload(2, 13, 7, 9, 50, numbers)
+        assert work == Workload(2, 13, 7, 9, 50, values)
 
 
 @pytest.mark.parametrize("test", ["shared", "matched"])
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg", "local", "fedproto", "ditto"])
-def test_what_is_judged_by_is_the_same_beside_other_predictors(
+def test_primary_metrics_do_not_depend_on_other_predictors(
     images: Path, method: str, test: str
 ) -> None:
-    """Between rounds and in the last one, on both tests, to the last bit."""
+    """Compare between rounds and in the last one, on both test sets, bit by bit."""
     changes = {"partition__test": test, "dtype": "float64", "clients": 4}
     everything = build_federation(small(images, method, **changes))
-    sparing = build_federation(small(images, method, **changes, evaluate_predictors="judged"))
-    judged = {
+    sparing = build_federation(small(images, method, **changes, evaluate_predictors="primary"))
+    primary = {
         each: find_method(method)(everything._experiment, 3).predictor_on(each) for each in TESTS
     }
     for is_last in (False, False, True):
-        all_read, some_read = (
+        complete, partial = (
             each.run_round(evaluate=True, with_confusion=is_last) for each in (everything, sparing)
         )
-        assert all_read.accuracy is not None
-        assert some_read.accuracy is not None
-        assert some_read.accuracy_per_client == all_read.accuracy_per_client
+        assert complete.accuracy is not None
+        assert partial.accuracy is not None
+        assert partial.accuracy_per_client == complete.accuracy_per_client
         for each in TESTS:
-            assert list(all_read.accuracy[each]) == list(PREDICTORS)
-            # What was not read is not there; null would say that there is no such thing.
-            expected = {judged[each]: all_read.accuracy[each][judged[each]]}
-            assert some_read.accuracy[each] == (all_read.accuracy[each] if is_last else expected)
-        assert some_read.calibration_bins == all_read.calibration_bins
+            assert list(complete.accuracy[each]) == list(PREDICTORS)
+            # Metrics that were not evaluated are absent; null means that the method has none.
+            expected = {primary[each]: complete.accuracy[each][primary[each]]}
+            assert partial.accuracy[each] == (complete.accuracy[each] if is_last else expected)
+        assert partial.calibration_bins == complete.calibration_bins
     assert sparing.confusion == everything.confusion
 
 
@@ -167,20 +171,22 @@ def confusion_of(path: Path) -> Json:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 4))))
-def test_counts_are_those_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+def test_confusion_counts_equal_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     truth = torch.tensor([true for true, _ in pairs], dtype=torch.int64)
-    said = torch.tensor([each for _, each in pairs], dtype=torch.int64)
-    counts = count_confusions(said, truth, 5)
+    predicted = torch.tensor([each for _, each in pairs], dtype=torch.int64)
+    counts = count_confusions(predicted, truth, 5)
     assert len(counts) == 5
     if pairs:
         labels = [*range(5), -1]
-        expected = confusion_matrix(truth.numpy(), said.numpy(), labels=labels)[:5]
+        expected = confusion_matrix(truth.numpy(), predicted.numpy(), labels=labels)[:5]
         assert counts == expected.tolist()
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: str) -> None:
-    """Predict anew from the files alone, an image at a time, and count."""
+def test_confusion_file_agrees_with_the_saved_models(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    """Predict again from the files only, one image at a time, and count."""
     experiment = small(images, method, dtype="float64", partition__test="matched", rounds=2)
     run(experiment, tmp_path / "run")
     found = confusion_of(tmp_path / "run")
@@ -192,12 +198,12 @@ def test_the_file_agrees_with_the_models(images: Path, tmp_path: Path, method: s
         personal = rule.primary_predictor.startswith("personal")
         file = f"models/{client.name}.safetensors" if personal else "model.safetensors"
         embeddings, logits = model.apply(load_file(tmp_path / "run" / file), data.test_inputs)
-        said = logits.argmax(1)
+        predicted = logits.argmax(1)
         if rule.primary_predictor.endswith("prototype"):
-            said = nearest_slowly(tmp_path / "run", rule, data, embeddings)
+            predicted = nearest_slowly(tmp_path / "run", rule, data, embeddings)
         counts = numpy.zeros((data.num_classes, data.num_classes), dtype=int)
         for place in client.test.tolist():
-            counts[int(data.test_labels[place]), int(said[place])] += 1
+            counts[int(data.test_labels[place]), int(predicted[place])] += 1
         expected[client.name] = counts.tolist()
     assert found["clients"] == expected
     assert found["classes"] == list(data.class_names)
@@ -210,15 +216,17 @@ def nearest_slowly(
     path: Path, method: Method, data: FederatedData, embeddings: torch.Tensor
 ) -> torch.Tensor:
     pool = prototype_rule(method).reference(read_pool(path / "pool.safetensors", data.num_classes))
-    said = []
+    predicted = []
     for vector in prototype_rule(method).project(embeddings):
         distances = [float((vector - prototype).norm()) for prototype in pool.vectors]
-        said.append(int(pool.labels[numpy.argmin(distances)]))
-    return torch.tensor(said)
+        predicted.append(int(pool.labels[numpy.argmin(distances)]))
+    return torch.tensor(predicted)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_diagonal_is_the_accuracy(images: Path, tmp_path: Path, method: str) -> None:
+def test_diagonal_of_the_confusions_is_the_accuracy(
+    images: Path, tmp_path: Path, method: str
+) -> None:
     run(small(images, method, rounds=1), tmp_path / "run")
     accuracy = read_records(tmp_path / "run")[-1]["accuracy_per_client"]
     for name, counts in confusion_of(tmp_path / "run")["clients"].items():
@@ -226,7 +234,7 @@ def test_the_diagonal_is_the_accuracy(images: Path, tmp_path: Path, method: str)
         assert 100 * matrix.trace() / matrix.sum() == pytest.approx(accuracy[name])
 
 
-def test_only_clients_that_were_read_are_counted(images: Path, tmp_path: Path) -> None:
+def test_confusions_cover_only_evaluated_clients(images: Path, tmp_path: Path) -> None:
     run(small(images, "local", clients=4, evaluate_clients=2), tmp_path / "run")
     accuracy = read_records(tmp_path / "run")[-1]["accuracy_per_client"]
     read = [name for name, value in accuracy.items() if value is not None]
@@ -234,7 +242,7 @@ def test_only_clients_that_were_read_are_counted(images: Path, tmp_path: Path) -
     assert list(confusion_of(tmp_path / "run")["clients"]) == read
 
 
-def test_only_the_last_round_counts(images: Path, tmp_path: Path) -> None:
+def test_confusions_are_of_the_last_round(images: Path, tmp_path: Path) -> None:
     asked: list[bool] = []
 
     class Watched(MeddledEngine):
@@ -259,8 +267,8 @@ def test_only_the_last_round_counts(images: Path, tmp_path: Path) -> None:
     assert asked == [False, True]
 
 
-def test_images_without_an_answer_have_their_own_place(images: Path, tmp_path: Path) -> None:
-    """No cluster is large enough to be sent: the pool is empty and answers nothing."""
+def test_images_without_a_prediction_are_counted_separately(images: Path, tmp_path: Path) -> None:
+    """Use clusters that are too small to be sent: the empty pool predicts nothing."""
     experiment: Experiment = small(images, prototypes__min_cluster_size=10_000)
     run(experiment, tmp_path / "run")
     found = confusion_of(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The round loop: who is asked, in which order answers count, and what is written down."""
+"""The round loop: sampling, order of aggregation, prototype pool, and records."""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def make_update(client: str, num_samples: int, value: Sequence[float]) -> Update
     return Update(client, num_samples, {"w": torch.tensor(value)}, Prototypes.empty(2), 0.0)
 
 
-def test_weighted_mean_by_hand() -> None:
+def test_weighted_mean_matches_a_hand_computation() -> None:
     mean = WeightedMean({}, Experiment())
     mean.add(make_update("a", 1, [1.0, 10.0]), 1)
     mean.add(make_update("b", 3, [5.0, -2.0]), 3)
@@ -43,7 +43,7 @@ def test_weighted_mean_by_hand() -> None:
     assert mean.result()["w"].tolist() == [4.0, 1.0]  # (1 + 15) / 4 and (10 - 6) / 4
 
 
-def test_weighted_mean_leaves_the_updates_alone() -> None:
+def test_weighted_mean_does_not_change_the_updates() -> None:
     update = make_update("a", 3, [1.0, 2.0])
     mean = WeightedMean({}, Experiment())
     mean.add(update, 3)
@@ -52,7 +52,7 @@ def test_weighted_mean_leaves_the_updates_alone() -> None:
     assert tensors_of(update)["w"].tolist() == [1.0, 2.0]
 
 
-def test_the_new_model_is_the_mean_of_the_clients_by_samples(images: Path) -> None:
+def test_new_model_is_the_mean_weighted_by_samples(images: Path) -> None:
     federation, engine = watch(small(images, dtype="float64"))
     federation.run_round(evaluate=False)
     updates = engine.updates[0]
@@ -64,7 +64,7 @@ def test_the_new_model_is_the_mean_of_the_clients_by_samples(images: Path) -> No
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4)))[1::4])
-def test_arrival_order_never_changes_a_bit(images: Path, order: Sequence[int]) -> None:
+def test_result_does_not_depend_on_arrival_order(images: Path, order: Sequence[int]) -> None:
     experiment = small(images, clients=4)
     federation, _ = watch(experiment)
     other, _ = watch(experiment, lambda updates: [updates[place] for place in order])
@@ -76,7 +76,7 @@ def test_arrival_order_never_changes_a_bit(images: Path, order: Sequence[int]) -
     assert federation.pool.names == other.pool.names
 
 
-# Who is asked
+# Sampling
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_arrival_order_never_changes_a_bit(images: Path, order: Sequence[int]) -
         (0.2, 10, 10),
     ],
 )
-def test_how_many_clients_are_asked(
+def test_number_of_sampled_clients(
     images: Path, fraction: float, min_clients: int, count: int
 ) -> None:
     experiment = small(
@@ -107,7 +107,7 @@ def test_how_many_clients_are_asked(
         assert record.clients.missing == []
 
 
-def test_the_sample_depends_on_seed_and_round_alone(images: Path) -> None:
+def test_sample_depends_only_on_seed_and_round(images: Path) -> None:
     experiment = small(images, clients=10, partition__kind="iid", fraction=0.3)
     federation, engine = watch(experiment)
     for _ in range(5):
@@ -127,16 +127,16 @@ def test_the_sample_depends_on_seed_and_round_alone(images: Path) -> None:
     assert watched.asked != engine.asked
 
 
-def test_more_clients_asked_for_than_there_are(images: Path) -> None:
+def test_min_clients_above_the_number_of_clients_is_rejected(images: Path) -> None:
     with pytest.raises(InvalidInput, match=r"min_clients is 4; .*at most the number of clients, 3"):
         build_federation(small(images, min_clients=4))
 
 
-# What the pool holds
+# Prototype pool
 
 
 @pytest.mark.parametrize("ttl", [1, 2, 3])
-def test_prototypes_serve_as_many_broadcasts_as_asked(images: Path, ttl: int) -> None:
+def test_prototypes_stay_in_the_pool_for_their_ttl(images: Path, ttl: int) -> None:
     experiment = small(
         images, clients=6, partition__kind="iid", fraction=0.34, prototypes__pool_ttl=ttl
     )
@@ -153,7 +153,7 @@ def test_prototypes_serve_as_many_broadcasts_as_asked(images: Path, ttl: int) ->
         latest |= {update.client: (number, update.prototypes) for update in engine.updates[-1]}
 
 
-def test_the_first_broadcast_has_no_prototypes(images: Path) -> None:
+def test_first_broadcast_has_no_prototypes(images: Path) -> None:
     federation, engine = watch(small(images))
     federation.run_round(evaluate=False)
     federation.run_round(evaluate=False)
@@ -161,11 +161,11 @@ def test_the_first_broadcast_has_no_prototypes(images: Path) -> None:
     assert [broadcast.round for broadcast in engine.broadcasts] == [1, 2]
 
 
-# What is written down
+# Records
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_by_a_hand_count(images: Path, method: str) -> None:
+def test_bytes_match_a_hand_computation(images: Path, method: str) -> None:
     federation, engine = watch(small(images, method))
     parameters = 0 if method in ("local", "fedproto") else (36 + 1) * 8 + (8 + 1) * 4 + (4 + 1) * 3
     in_pool = 0
@@ -182,7 +182,7 @@ def test_bytes_by_a_hand_count(images: Path, method: str) -> None:
     assert (in_pool > 0) == (method in ("fedproto", "sp-fedcl", "dp-fedcl", "mp-fedcl"))
 
 
-def test_the_loss_is_the_mean_over_samples(images: Path) -> None:
+def test_loss_is_the_mean_over_samples(images: Path) -> None:
     federation, engine = watch(small(images))
     record = federation.run_round(evaluate=False)
     wanted = sum((update.loss or 0) * update.num_samples for update in engine.updates[0]) / 60
@@ -192,17 +192,17 @@ def test_the_loss_is_the_mean_over_samples(images: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_readings_that_a_method_has(images: Path, method: str) -> None:
-    (own, union) = _predictors(build_federation(small(images, method)))
+def test_predictors_depend_on_what_a_method_shares(images: Path, method: str) -> None:
+    (local, global_) = _predictors(build_federation(small(images, method)))
     averaged = method not in ("local", "fedproto")
     prototypes = method != "local"
-    assert {name for name, value in own.items() if value is None} == {
+    assert {name for name, value in local.items() if value is None} == {
         *(() if averaged else [name for name in PREDICTORS if name.startswith("global")]),
         *(() if prototypes else [name for name in PREDICTORS if "prototype" in name]),
     }
-    assert all(0 <= value <= 100 for value in own.values() if value is not None)
-    # Everyone is tested on the same images here; but one's own, not everybody's, have one's prior.
-    assert union == own | {"global_classifier_estimated": None}
+    assert all(0 <= value <= 100 for value in local.values() if value is not None)
+    # All clients have the same test images here, but priors are estimated only on local test sets.
+    assert global_ == local | {"global_classifier_estimated": None}
 
 
 def _predictors(federation: RoundLoop) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -212,8 +212,8 @@ def _predictors(federation: RoundLoop) -> tuple[dict[Any, Any], dict[Any, Any]]:
     return record.accuracy["local_test"], record.accuracy["global_test"]
 
 
-def test_personal_readings_are_of_those_who_trained(images: Path) -> None:
-    # On a test that all share, the global model would be judged.
+def test_personal_accuracy_is_of_the_trained_clients(images: Path) -> None:
+    # On a shared test set, the primary predictor would be the global model.
     federation = build_federation(small(images, fraction=0.3, partition__test="matched"))
     record = federation.run_round(evaluate=True)
     assert record.accuracy is not None
@@ -226,28 +226,28 @@ def test_personal_readings_are_of_those_who_trained(images: Path) -> None:
     )
 
 
-def test_reading_prototypes_of_a_method_without_them_costs_no_bytes(images: Path) -> None:
+def test_evaluating_prototypes_sends_no_bytes(images: Path) -> None:
     experiment = small(images, "fedavg")
-    read, unread = build_federation(experiment), build_federation(experiment)
+    evaluated, plain = build_federation(experiment), build_federation(experiment)
     for _ in range(2):
-        with_reading, without = read.run_round(evaluate=True), unread.run_round(evaluate=False)
-        assert with_reading.accuracy is not None
-        assert with_reading.accuracy["local_test"]["global_prototype"] is not None
+        with_, without = evaluated.run_round(evaluate=True), plain.run_round(evaluate=False)
+        assert with_.accuracy is not None
+        assert with_.accuracy["local_test"]["global_prototype"] is not None
         assert without.accuracy is None
         assert without.accuracy_per_client is None
-        assert with_reading.bytes == without.bytes
-        assert with_reading.seconds["cluster"] == 0
-    assert_same_tensors(read.state.server.params, unread.state.server.params)
+        assert with_.bytes == without.bytes
+        assert with_.seconds["cluster"] == 0
+    assert_same_tensors(evaluated.state.server.params, plain.state.server.params)
 
 
-def test_seconds_by_phase(images: Path) -> None:
+def test_seconds_of_each_phase_are_recorded(images: Path) -> None:
     record = build_federation(small(images)).run_round(evaluate=True)
     assert set(PHASES) <= record.seconds.keys()
     assert all(record.seconds[phase] > 0 for phase in ("train", "cluster", "evaluate"))
     assert all(seconds >= 0 for seconds in record.seconds.values())
 
 
-def test_nobody_answers(images: Path) -> None:
+def test_round_without_updates_is_unchanged(images: Path) -> None:
     federation, _ = watch(small(images), lambda _: [])
     record = federation.run_round(evaluate=False)
     assert record.unchanged

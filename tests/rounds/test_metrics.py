@@ -27,15 +27,15 @@ from mpfedcl.rounds.record import RoundRecord
 from small_experiments import build_federation, read_records, read_summary, save_vectors, small
 
 
-def test_by_hand() -> None:
-    """Ten at 0.9 with 7 right, ten at 0.6 with 6 right: half of 20 points, and half of none."""
+def test_calibration_error_matches_a_hand_computation() -> None:
+    """Use ten at 0.9 with 7 correct and ten at 0.6 with 6 correct: half of 20 points."""
     scores = torch.tensor([[0.9, 0.1]] * 10 + [[0.6, 0.4]] * 10, dtype=torch.float64).log()
     labels = torch.tensor([0] * 7 + [1] * 3 + [0] * 6 + [1] * 4)
     assert expected_calibration_error(count_bins(scores, labels)) == pytest.approx(10.0)
 
 
-def test_perfect_calibration_is_zero() -> None:
-    """In each bin as many are right as the probability says."""
+def test_error_of_perfect_calibration_is_zero() -> None:
+    """Use bins whose share of correct predictions equals their probability."""
     scores, labels = [], []
     for right in (6, 7, 8, 9):
         scores += [[right / 10, 1 - right / 10]] * 10
@@ -48,14 +48,14 @@ def test_perfect_calibration_is_zero() -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(0, 60))
-def test_parts_add_up_and_agree_with_numpy(seed: int, count: int, cut: int) -> None:
+def test_bins_of_parts_add_up_and_agree_with_numpy(seed: int, count: int, cut: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     scores = 3 * torch.randn(count, 4, generator=draw)
     labels = torch.randint(4, (count,), generator=draw)
     whole = count_bins(scores, labels)
     parts = [count_bins(scores[:cut], labels[:cut]), count_bins(scores[cut:], labels[cut:])]
     assert add_bins(parts) == add_bins(reversed(parts)) == whole
-    # That all clients have the same answers, or that each process adds them up, changes nothing.
+    # Adding up several clients or processes with the same predictions does not change the error.
     assert expected_calibration_error(add_bins([whole] * 3)) == expected_calibration_error(whole)
     exponents = numpy.exp(scores.double().numpy())
     shares = exponents / exponents.sum(axis=1, keepdims=True)
@@ -92,7 +92,9 @@ def error_of(path: Path) -> dict[str, float]:
         ("fedavg", {"engine": "stacked"}),
     ],
 )
-def test_engines_agree(vectors: Path, tmp_path: Path, method: str, change: dict[str, Any]) -> None:
+def test_engines_agree_on_the_calibration_error(
+    vectors: Path, tmp_path: Path, method: str, change: dict[str, Any]
+) -> None:
     experiment = small(vectors, method, dtype="float64", partition__test="matched")
     run(experiment, tmp_path / "one")
     run(experiment.replace(**change), tmp_path / "other")
@@ -101,7 +103,7 @@ def test_engines_agree(vectors: Path, tmp_path: Path, method: str, change: dict[
     assert one == pytest.approx(error_of(tmp_path / "other"), abs=1e-4)
 
 
-def test_prototypes_have_no_probabilities(images: Path, tmp_path: Path) -> None:
+def test_prototype_predictors_have_no_calibration_error(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=1), tmp_path / "run")
     assert read_summary(tmp_path / "run")["calibration_error"] == {
         "local_test": None,
@@ -136,7 +138,7 @@ def test_deciles_are_means_of_tenths() -> None:
     assert (five.worst_decile, five.best_decile) == (2, 9)
 
 
-def test_clients_that_were_not_read_are_left_out_and_counted() -> None:
+def test_fairness_ignores_clients_that_were_not_evaluated() -> None:
     found = measure_fairness([None, float("nan"), 40.0])
     assert found is not None
     assert (found.clients, found.mean, found.std, found.jain) == (1, 40, None, 1)
@@ -145,7 +147,7 @@ def test_clients_that_were_not_read_are_left_out_and_counted() -> None:
 
 
 @given(ACCURACIES)
-def test_numbers_keep_their_order(values: list[float]) -> None:
+def test_fairness_values_keep_their_order(values: list[float]) -> None:
     found = measure_fairness(values)
     assert found is not None
     rounding = 1e-4
@@ -166,7 +168,7 @@ def test_few_clients_are_all_listed() -> None:
 
 @given(values=st.lists(st.none() | st.floats(0, 100), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
-def test_of_many_those_that_took_part_and_how_all_are_spread(values: list[float | None]) -> None:
+def test_many_clients_are_listed_by_participation_and_spread(values: list[float | None]) -> None:
     several = (values * (MOST_LISTED + 1))[: MOST_LISTED + len(values)]
     many = name_all(several)
     rows, spread = list_accuracies(many, ["client-0000", "client-1000", "elsewhere"])
@@ -184,7 +186,7 @@ def test_of_many_those_that_took_part_and_how_all_are_spread(values: list[float 
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_a_record_mentions_only_who_took_part(tmp_path: Path, method: str) -> None:
+def test_record_names_only_participating_clients(tmp_path: Path, method: str) -> None:
     save_vectors(tmp_path / "all.npz", num_train=2600, num_test=30)
     experiment = small(
         tmp_path,
@@ -198,7 +200,7 @@ def test_a_record_mentions_only_who_took_part(tmp_path: Path, method: str) -> No
     )
     loop = build_federation(experiment)
     record = loop.run_round(evaluate=True)
-    told, answered = record.to_json(), set(record.clients.answered)
+    written, answered = record.to_json(), set(record.clients.answered)
     assert len(answered) == 13
     assert record.clients.missing == []
     assert set(record.loss_per_client or {}) == answered
@@ -206,16 +208,16 @@ def test_a_record_mentions_only_who_took_part(tmp_path: Path, method: str) -> No
     absent = [name for name in loop.engine.sizes if name not in answered]
     text = record.model_dump_json()
     assert not any(f'"{name}"' in text for name in absent)
-    # Everybody is tested on the global model; of personal ones three are read.
+    # The global model is tested on all clients, personal models on three.
     assert record.accuracy is not None
     assert record.accuracy_spread is not None
     assert record.accuracy_spread.clients == (1300 if method == "fedavg" else 3)
     main = loop._method.predictor_on("local_test")
-    assert record.accuracy["local_test"][main] == pytest.approx(mean_accuracy(told), abs=1e-3)
-    assert RoundRecord.model_validate(told) == record
+    assert record.accuracy["local_test"][main] == pytest.approx(mean_accuracy(written), abs=1e-3)
+    assert RoundRecord.model_validate(written) == record
 
 
-def test_a_record_of_few_clients_has_no_spread(tmp_path: Path) -> None:
+def test_record_of_few_clients_has_no_spread(tmp_path: Path) -> None:
     save_vectors(tmp_path / "all.npz", num_train=60, num_test=9)
     record = build_federation(small(tmp_path, partition__kind="iid")).run_round(evaluate=True)
     assert "accuracy_spread" not in record.to_json()

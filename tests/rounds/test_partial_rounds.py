@@ -13,7 +13,7 @@ from mpfedcl.prototypes import Prototypes
 from small_experiments import build_federation, small
 
 
-def test_a_client_that_sends_no_prototypes_has_none_in_the_pool(images: Path) -> None:
+def test_client_that_sends_no_prototypes_has_none_in_the_pool(images: Path) -> None:
     federation, engine = watch(small(images, prototypes__pool_ttl=3))
     federation.run_round(evaluate=False)
     assert "client-1" in federation.pool.names
@@ -27,14 +27,14 @@ def test_a_client_that_sends_no_prototypes_has_none_in_the_pool(images: Path) ->
     assert "client-1" not in federation.pool.names
 
 
-def test_only_those_who_are_asked_download(images: Path) -> None:
+def test_only_sampled_clients_download(images: Path) -> None:
     federation, engine = watch(small(images, fraction=0.3))
     record = federation.run_round(evaluate=False)
     assert len(engine.asked[0]) == 1
     assert record.bytes["down"] == engine.broadcasts[0].num_bytes
 
 
-def test_averaged_readings_are_everybodys_personal_ones_of_those_who_trained(images: Path) -> None:
+def test_global_predictors_cover_all_clients_and_personal_ones_the_trained(images: Path) -> None:
     experiment = small(images, fraction=0.3, partition__test="matched")
     record = build_federation(experiment).run_round(evaluate=True)
     assert record.accuracy is not None
@@ -44,15 +44,15 @@ def test_averaged_readings_are_everybodys_personal_ones_of_those_who_trained(ima
     assert personal == record.accuracy_per_client[trained]
     assert [name for name, v in record.accuracy_per_client.items() if v is not None] == [trained]
     federation = build_federation(experiment.replace(method="fedavg"))
-    everybody = federation.run_round(evaluate=True)
-    assert everybody.accuracy_per_client is not None
-    own = [value for value in everybody.accuracy_per_client.values() if value is not None]
+    every = federation.run_round(evaluate=True)
+    assert every.accuracy_per_client is not None
+    own = [value for value in every.accuracy_per_client.values() if value is not None]
     assert len(own) == 3
-    assert everybody.accuracy is not None
-    assert everybody.accuracy["local_test"]["global_classifier"] == pytest.approx(sum(own) / 3)
+    assert every.accuracy is not None
+    assert every.accuracy["local_test"]["global_classifier"] == pytest.approx(sum(own) / 3)
 
 
-def test_clients_that_sat_out_keep_their_personal_models(images: Path) -> None:
+def test_clients_that_were_not_sampled_keep_their_personal_models(images: Path) -> None:
     federation, engine = watch(small(images, "fedproto", fraction=0.3))
     for _ in range(4):
         federation.run_round(evaluate=False)
@@ -61,9 +61,9 @@ def test_clients_that_sat_out_keep_their_personal_models(images: Path) -> None:
     assert {name for name, _ in engine.personal_models({})} == ever
 
 
-def test_a_client_that_sat_out_takes_up_the_shared_parameters_of_now(images: Path) -> None:
+def test_client_that_was_not_sampled_uses_the_current_shared_parameters(images: Path) -> None:
     class Personal(Method):
-        """FedPer: the classifier stays at home."""
+        """FedPer: the classifier stays on the client."""
 
         def shared(self, parameter: str) -> bool:
             return not parameter.startswith("classifier")
@@ -78,8 +78,8 @@ def test_a_client_that_sat_out_takes_up_the_shared_parameters_of_now(images: Pat
     assert len(behind) >= len(models) - 1
 
 
-def test_personal_models_of_some_clients_are_read(images: Path) -> None:
-    # On a test that all share, the global model would be judged.
+def test_personal_models_of_some_clients_are_evaluated(images: Path) -> None:
+    # On a shared test set, the primary predictor would be the global model.
     matched = {"partition__test": "matched", "partition__kind": "iid"}
     experiment = small(images, clients=5, evaluate_clients=2, engine="loop", **matched)
     some = build_federation(experiment).run_round(evaluate=True)
@@ -101,7 +101,7 @@ def test_personal_models_of_some_clients_are_read(images: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "auto"])
-def test_models_are_kept_for_those_who_are_asked_only(images: Path, engine: str) -> None:
+def test_models_are_kept_only_for_evaluated_clients(images: Path, engine: str) -> None:
     federation = build_federation(small(images, clients=5, evaluate_clients=2, engine=engine))
     federation.run_round(evaluate=False)
     assert dict(federation.engine.personal_models({})) == {}

@@ -1,4 +1,4 @@
-"""Who takes part: the same clients as when all names were walked over in each round."""
+"""Sampling of clients: the same names as numpy draws from the whole list."""
 
 from statistics import median_low
 
@@ -14,9 +14,7 @@ NAMES = st.lists(st.text("abcé0-", min_size=1, max_size=4), unique=True, min_si
 
 
 @given(names=NAMES, share=st.floats(0, 1), number=st.integers(1, 5))
-def test_the_names_drawn_are_those_that_numpy_draws(
-    names: list[str], share: float, number: int
-) -> None:
+def test_sampled_names_equal_those_of_numpy(names: list[str], share: float, number: int) -> None:
     ordered, count = sorted(names), round(share * len(names))
     key = (7, number, "sample of clients")
     wanted = numpy_generator(*key).choice(ordered, count, replace=False)
@@ -24,7 +22,7 @@ def test_the_names_drawn_are_those_that_numpy_draws(
 
 
 @pytest.mark.parametrize("count", [1, 190, 210, 11_000])
-def test_they_are_with_many_clients_where_numpy_draws_in_another_way(count: int) -> None:
+def test_sampled_names_of_many_clients_equal_those_of_numpy(count: int) -> None:
     names = [f"client-{number:05}" for number in range(12_000)]
     wanted = numpy.random.default_rng(3).choice(names, count, replace=False)
     found = sample_names(names, count, numpy.random.default_rng(3))
@@ -32,7 +30,7 @@ def test_they_are_with_many_clients_where_numpy_draws_in_another_way(count: int)
 
 
 @given(names=NAMES, data=st.data())
-def test_others_are_all_but_those_left_out(names: list[str], data: st.DataObject) -> None:
+def test_others_exclude_the_given_names(names: list[str], data: st.DataObject) -> None:
     ordered = sorted(names)
     away = data.draw(st.sets(st.sampled_from(ordered)))
     others = Others(ordered, away)
@@ -42,7 +40,7 @@ def test_others_are_all_but_those_left_out(names: list[str], data: st.DataObject
         others[len(wanted)]
 
 
-def test_clients_that_come_later_are_seen_where_they_may_come() -> None:
+def test_late_clients_join_only_an_open_population() -> None:
     sizes = {"b": 3, "a": 5}
     fixed, open_ = (Population(sizes, is_fixed=each) for each in (True, False))
     for each in (fixed, open_):

@@ -1,4 +1,4 @@
-"""Processors of updates: clipping by hand, in stacks, and of clients that do not clip."""
+"""Processors of updates: clipping by hand, in stacks, and on the server."""
 
 import gc
 import math
@@ -38,14 +38,14 @@ def make_update(w: list[float], **others: list[float]) -> Update:
     return Update("a", 1, tensors, Prototypes.empty(2), 0.0)
 
 
-def test_nothing_asked_for_is_nothing_done() -> None:
+def test_no_processor_without_settings() -> None:
     update = make_update([100.0, 1.0])
     assert chain(None).names == ()
     assert chain(None).outgoing(update, broadcast()) is update
 
 
-def test_a_long_change_is_shortened_and_keeps_its_direction() -> None:
-    # (3, 4) has norm 5; what is not a parameter counts as it is.
+def test_clipped_change_keeps_its_direction() -> None:
+    # (3, 4) has norm 5; a tensor that is not a parameter counts with its own norm.
     clipped = chain(2.5).outgoing(make_update([4.0, 5.0]), broadcast())
     assert tensors_of(clipped)["w"].tolist() == [2.5, 3.0]
     assert clipped.processed == ("clip",)
@@ -54,7 +54,7 @@ def test_a_long_change_is_shortened_and_keeps_its_direction() -> None:
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0], [2.0, 1.0], [math.nan, 1.0], [math.inf, 1.0]])
-def test_a_short_change_and_one_that_is_none_stay(values: list[float]) -> None:
+def test_small_and_nonfinite_changes_are_not_clipped(values: list[float]) -> None:
     update = make_update(values)
     assert chain(1.0).outgoing(update, broadcast()) is update
 
@@ -63,30 +63,30 @@ def test_a_short_change_and_one_that_is_none_stay(values: list[float]) -> None:
     st.lists(st.floats(-1e3, 1e3, allow_nan=False), min_size=2, max_size=2),
     st.floats(1e-3, 1e3),
 )
-def test_no_change_is_longer_than_the_limit(values: list[float], limit: float) -> None:
+def test_clipped_norm_is_at_most_the_limit(values: list[float], limit: float) -> None:
     clipped = chain(limit).outgoing(make_update(values), broadcast())
     change = tensors_of(clipped)["w"] - START["w"]
     assert float(change.norm()) <= limit * (1 + 1e-9)
-    # Who has clipped is not clipped again.
+    # A clipped update is not clipped again.
     assert chain(limit).incoming(clipped, broadcast()) is clipped
 
 
-def test_who_has_not_clipped_is_clipped_to_the_limit_itself() -> None:
+def test_unclipped_update_is_clipped_on_arrival() -> None:
     clipped = chain(2.5).incoming(make_update([4.0, 5.0]), broadcast())
     assert tensors_of(clipped)["w"].tolist() == [2.5, 3.0]
 
 
-def test_withheld_updates_pass() -> None:
+def test_withheld_updates_are_not_clipped() -> None:
     update = replace(make_update([9.0, 9.0]), averaged=None)
     assert chain(1.0).outgoing(update, broadcast()) is update
 
 
 def three_clients() -> Stack:
-    """One within a limit of 2.5, two beyond it."""
+    """Return a stack of one client within a limit of 2.5 and two beyond it."""
     return Stack(START["w"], [[1.5, 1.0], [4.0, 5.0], [1.0, 11.0]])
 
 
-def test_in_a_stack_clients_are_clipped_together() -> None:
+def test_clients_of_a_stack_are_clipped_together() -> None:
     stack, processors = three_clients(), chain(2.5)
     found = []
     for index in range(3):
@@ -103,13 +103,13 @@ def test_in_a_stack_clients_are_clipped_together() -> None:
     assert clipped.squared_changes == [0.25, 6.25, 6.25]
 
 
-def test_a_client_that_does_not_clip_is_clipped(images: Path) -> None:
+def test_client_that_does_not_clip_is_clipped_by_the_server(images: Path) -> None:
     experiment = small(images, "fedavg", update__clip=0.5)
 
-    def lie(engine: Engine) -> Engine:
+    def tamper(engine: Engine) -> Engine:
         return TamperingEngine(engine, with_tensor("hidden.0.weight", lambda w: w + 100))
 
-    federation = build_federation(experiment, lie)
+    federation = build_federation(experiment, tamper)
     start = {name: each.clone() for name, each in federation.state.server.params.items()}
     record = federation.run_round(evaluate=False)
     assert VICTIM in record.processed["clip"]
@@ -120,11 +120,11 @@ def test_a_client_that_does_not_clip_is_clipped(images: Path) -> None:
     assert math.sqrt(moved) <= 0.5
 
 
-def test_what_cannot_be_processed_is_rejected_with_the_guards_words(images: Path) -> None:
-    def lie(engine: Engine) -> Engine:
+def test_update_that_cannot_be_clipped_is_rejected_by_validation(images: Path) -> None:
+    def tamper(engine: Engine) -> Engine:
         return TamperingEngine(engine, with_tensor("classifier.bias", lambda b: b[:2]))
 
-    record = build_federation(small(images, "fedavg", update__clip=0.5), lie).run_round(
+    record = build_federation(small(images, "fedavg", update__clip=0.5), tamper).run_round(
         evaluate=False
     )
     assert record.clients.rejected == {VICTIM: "tensor classifier.bias has shape [2]; expected [3]"}
@@ -139,34 +139,34 @@ def test_what_cannot_be_processed_is_rejected_with_the_guards_words(images: Path
         ("classifier.bias", lambda b: b.long(), "has type torch.int64"),
     ],
 )
-def test_clipping_makes_nothing_fit_that_does_not(
+def test_clipping_does_not_hide_wrong_shapes_and_types(
     images: Path, name: str, change: Callable[[Tensor], Tensor], reason: str
 ) -> None:
-    def lie(engine: Engine) -> Engine:
+    def tamper(engine: Engine) -> Engine:
         return TamperingEngine(engine, with_tensor(name, change))
 
-    record = build_federation(small(images, "fedavg", update__clip=1e-6), lie).run_round(
+    record = build_federation(small(images, "fedavg", update__clip=1e-6), tamper).run_round(
         evaluate=False
     )
     assert reason in record.clients.rejected[VICTIM]
 
 
-def test_who_says_so_a_thousand_times_is_rejected(images: Path) -> None:
-    def lie(engine: Engine) -> Engine:
+def test_update_processed_twice_by_one_processor_is_rejected(images: Path) -> None:
+    def tamper(engine: Engine) -> Engine:
         return TamperingEngine(engine, with_field(processed=("clip",) * 1000))
 
-    record = build_federation(small(images, "fedavg", update__clip=1.0), lie).run_round(
+    record = build_federation(small(images, "fedavg", update__clip=1.0), tamper).run_round(
         evaluate=False
     )
     assert record.clients.rejected == {VICTIM: "it was processed twice by the same processor"}
 
 
-def test_a_huge_limit_clips_nothing() -> None:
+def test_huge_limit_clips_nothing() -> None:
     update = make_update([4.0, 5.0])
     assert chain(1e200).outgoing(update, broadcast()) is update
 
 
-def test_after_a_round_no_model_is_kept() -> None:
+def test_no_model_is_kept_after_a_round() -> None:
     stack, processors = three_clients(), chain(2.5)
     update = replace(make_update([0.0, 0.0]), averaged=StackMember(stack, 1))
     processors.outgoing(update, broadcast())

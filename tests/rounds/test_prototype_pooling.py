@@ -1,4 +1,4 @@
-"""The pool that a server sends: whole, or merged to a bound."""
+"""The prototype pool that the server sends: whole, or merged to a bound."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def run(images: Path, rounds: int = 3, **changes: Any) -> tuple[RoundLoop, list[
     return federation, records
 
 
-def test_a_bound_above_all_pools_changes_no_bit(images: Path) -> None:
+def test_bound_above_the_pool_size_is_bit_identical(images: Path) -> None:
     whole, _ = run(images)
     bounded, records = run(images, prototypes__pool_size=12)
     assert_same_tensors(whole.state.server.params, bounded.state.server.params)
@@ -26,37 +26,37 @@ def test_a_bound_above_all_pools_changes_no_bit(images: Path) -> None:
     assert "pool" not in records[-1].remarks
 
 
-def test_a_small_bound_holds_and_is_on_record(images: Path) -> None:
+def test_small_bound_holds_and_is_recorded(images: Path) -> None:
     whole, before = run(images)
     bounded, records = run(images, prototypes__pool_size=3)
     assert int(torch.bincount(bounded.pool.labels).max()) == 3
     assert bounded.pool.names == ("group-1", "group-2")
     # The first broadcast has no pool yet.
     assert "pool" not in records[0].remarks
-    told = records[1].remarks["pool"]
-    assert told["merged_into"] == 9 < told["prototypes"]
-    assert 0 < told["spread_kept"] <= 1
+    remarks = records[1].remarks["pool"]
+    assert remarks["merged_into"] == 9 < remarks["prototypes"]
+    assert 0 < remarks["spread_kept"] <= 1
     assert records[1].bytes["down"] < before[1].bytes["down"]
     assert records[1].bytes["up"] == before[1].bytes["up"]
-    # Clients contrast with what they are sent, so they train otherwise.
+    # Clients contrast with the merged pool, so their losses differ.
     assert records[1].loss != before[1].loss
     assert len(whole.pool) > len(bounded.pool)
 
 
-def test_engines_agree_on_it(images: Path) -> None:
+def test_engines_agree_on_the_merged_pool(images: Path) -> None:
     settings: dict[str, Any] = {"prototypes__pool_size": 3, "dtype": "float64"}
     loop, _ = run(images, engine="loop", **settings)
     stacked, _ = run(images, engine="stacked", **settings)
     torch.testing.assert_close(loop.pool.vectors, stacked.pool.vectors, rtol=1e-5, atol=1e-9)
 
 
-def test_a_method_that_sends_one_per_class_is_left_alone(images: Path) -> None:
+def test_bound_does_not_affect_one_prototype_per_class(images: Path) -> None:
     whole, _ = run(images, method="fedproto")
     bounded, _ = run(images, method="fedproto", prototypes__pool_size=1)
     assert torch.equal(whole.pool.vectors, bounded.pool.vectors)
 
 
-def test_a_method_whose_clients_look_themselves_up_is_refused(images: Path) -> None:
+def test_pool_size_is_rejected_if_clients_need_their_own_prototypes(images: Path) -> None:
     with pytest.raises(InvalidInput, match=r"prototypes\.pool_size is 2; with method fedpcl"):
         run(images, method="fedpcl", prototypes__pool_size=2)
     with pytest.raises(InvalidInput, match=r"prototypes\.pool_size is 0"):

@@ -22,6 +22,7 @@ from mpfedcl.experiment.settings import ValidationSettings
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.aggregation.mean import WeightedMean
+from mpfedcl.rounds.engine import Members
 from mpfedcl.rounds.reputation import (
     DIRECTION,
     NORM,
@@ -50,7 +51,7 @@ def draw(seed: int, size: int = 20_000) -> Tensor:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_sketch_keeps_the_cosine(share: float) -> None:
+def test_sketch_keeps_the_cosine(share: float) -> None:
     one, other = draw(1), draw(2)
     mixed = share * one + math.sqrt(1 - share**2) * other
     wanted = float(torch.nn.functional.cosine_similarity(one, mixed, dim=0))
@@ -58,7 +59,7 @@ def test_a_sketch_keeps_the_cosine(share: float) -> None:
     assert found == pytest.approx(wanted, abs=5 / 64)
 
 
-def test_a_sketch_has_length_one_and_depends_on_names() -> None:
+def test_sketch_has_norm_one_and_depends_on_names() -> None:
     values = draw(1)
     assert float(sketch({"w": values}).norm()) == pytest.approx(1)
     assert torch.equal(sketch({"w": values}), sketch({"w": values.clone()}))
@@ -66,27 +67,27 @@ def test_a_sketch_has_length_one_and_depends_on_names() -> None:
     assert not bool(sketch({"w": torch.zeros(5)}).any())
 
 
-def make_round(seed: int, liars: int = 0, clients: int = 10) -> dict[str, Tensor]:
-    """Return sketches of clients that share a direction; the first ones turn their signs."""
+def make_round(seed: int, malicious: int = 0, clients: int = 10) -> dict[str, Tensor]:
+    """Return sketches of clients with a common direction; the first ones flip their signs."""
     common = draw(1000 + seed)
     found = {}
     for number in range(clients):
         change = 0.5 * common + draw(100 * seed + number)
-        found[f"client-{number}"] = sketch({"w": -change if number < liars else change})
+        found[f"client-{number}"] = sketch({"w": -change if number < malicious else change})
     return found
 
 
-def test_liars_lose_their_weight_and_honest_clients_do_not() -> None:
+def test_only_malicious_clients_lose_their_weight() -> None:
     reputations: dict[str, float] = {}
     for seed in range(8):
-        reputations = update_reputations(reputations, make_round(seed, liars=2), 2.0)
+        reputations = update_reputations(reputations, make_round(seed, malicious=2), 2.0)
         trust = {name: trusted(each, 2.0) for name, each in reputations.items()}
         assert {trust["client-0"], trust["client-1"]} == {0.0}
         assert {trust[f"client-{n}"] for n in range(2, 10)} == {1.0}
 
 
-def test_who_has_lost_trust_is_back_only_after_long() -> None:
-    reputations = update_reputations({}, make_round(0, liars=1), 2.0)
+def test_lost_trust_recovers_slowly() -> None:
+    reputations = update_reputations({}, make_round(0, malicious=1), 2.0)
     for seed in range(1, 20):
         reputations = update_reputations(reputations, make_round(seed), 2.0)
     assert trusted(reputations["client-0"], 2.0) == 0
@@ -96,19 +97,19 @@ def test_who_has_lost_trust_is_back_only_after_long() -> None:
 
 
 @given(st.integers(0, 4))
-def test_fewer_than_five_are_not_compared(clients: int) -> None:
+def test_fewer_than_five_clients_are_not_compared(clients: int) -> None:
     before = {"client-1": -1.0}
     assert update_reputations(before, make_round(1, 1, clients), 2.0) == before
 
 
-def test_equal_changes_and_none() -> None:
+def test_reputation_of_equal_and_zero_changes() -> None:
     same = dict.fromkeys("abcdef", sketch({"w": draw(1)}))
     assert set(update_reputations({}, same, 2.0).values()) == {0.0}
     none = same | {"g": torch.zeros_like(same["a"])}
     assert update_reputations({}, none, 2.0).keys() == same.keys()
 
 
-def test_the_formula_by_hand() -> None:
+def test_reputation_matches_a_hand_computation() -> None:
     rows = {name: sketch({"w": draw(seed)}) for seed, name in enumerate("abcde")}
     before = {"b": -2.25}
     cosines = {}
@@ -130,12 +131,12 @@ def test_the_formula_by_hand() -> None:
 @pytest.mark.parametrize(
     ("standing", "part"), [(0.0, 1.0), (-2.0, 1.0), (-2.25, 0.5), (-2.5, 0.0), (-6.0, 0.0)]
 )
-def test_trust_falls_over_half_a_deviation(standing: float, part: float) -> None:
+def test_trust_falls_over_half_a_standard_deviation(standing: float, part: float) -> None:
     assert trusted(standing, 2.0) == pytest.approx(part)
 
 
 class TurningEngine(MeddledEngine):
-    """An engine one of whose clients turns the sign of its change."""
+    """An engine with one client that flips the sign of its change."""
 
     def meddle(
         self, broadcast: Broadcast, names: Sequence[str], updates: Iterable[Update]
@@ -149,7 +150,7 @@ class TurningEngine(MeddledEngine):
             yield replace(update, averaged=turned)
 
 
-def test_a_turned_sign_counts_for_nothing(tmp_path: Path) -> None:
+def test_client_with_a_flipped_sign_is_recorded(tmp_path: Path) -> None:
     save_images(tmp_path / "one.npz", num_train=300)
     experiment = small(
         tmp_path, "fedavg", clients=8, validation__bounds="on", partition__kind="iid"
@@ -179,7 +180,7 @@ def aggregate(
     return float(made.result()["w"]), made
 
 
-def test_a_claim_weighs_at_most_three_median_clients() -> None:
+def test_weight_is_at_most_three_median_clients() -> None:
     sizes = {"a": 10, "b": 20, "c": 10_000_000}
     found, made = aggregate({"a": 1.0, "b": 1.0, "c": -1.0}, sizes, 1.0)
     assert found == pytest.approx((10 + 20 - 60) / 90)
@@ -187,12 +188,12 @@ def test_a_claim_weighs_at_most_three_median_clients() -> None:
     assert made.processed == {SHARE: ["c"]}
 
 
-def test_of_two_clients_neither_sets_its_own_bound() -> None:
+def test_one_of_two_clients_cannot_raise_its_own_bound() -> None:
     _, made = aggregate({"a": 1.0, "b": 1.0}, {"a": 10, "b": 10_000}, 1.0)
     assert made.weights["b"] == pytest.approx(30)
 
 
-def test_what_the_operator_states_counts() -> None:
+def test_sizes_stated_by_the_operator_override_the_bound() -> None:
     sizes = {"a": 10, "b": 20, "c": 1000}
     _, made = aggregate({"a": 1.0, "b": 1.0, "c": 1.0}, sizes, 1.0, sizes=("c:500",))
     assert made.weights["c"] == pytest.approx(500)
@@ -202,29 +203,29 @@ def test_what_the_operator_states_counts() -> None:
 
 
 @pytest.mark.parametrize("odd", ["c", "c:", ":5", "c:0", "c:-1", "c:1.5", "c:10000000000000"])
-def test_a_size_is_a_name_and_a_number(odd: str) -> None:
+def test_invalid_sizes_are_rejected(odd: str) -> None:
     with pytest.raises(InvalidInput, match=r"validation\.sizes\.0 is "):
         ValidationSettings(sizes=(odd,))
     assert ValidationSettings(sizes=("a:b:12",)).stated_sizes == {"a:b": 12}
 
 
-def test_a_long_change_is_clipped_to_the_last_rounds_median() -> None:
+def test_large_change_is_clipped_to_the_median_of_the_last_round() -> None:
     sizes = dict.fromkeys("abc", 10)
     found, made = aggregate({"a": 1.0, "b": 2.0, "c": 90.0}, sizes, 2.0, clip_factor=1.5)
     assert found == pytest.approx((1 + 2 + 3) / 3)
     assert made.processed == {NORM: ["c"]}
-    # As they came, or the bound would shrink from round to round.
+    # The median is taken before clipping, or the bound would shrink from round to round.
     assert made.median_norm == 2.0
 
 
-def test_in_the_first_round_the_bound_is_this_rounds_median() -> None:
+def test_bound_of_the_first_round_is_its_own_median() -> None:
     sizes = dict.fromkeys("abc", 10)
     found, made = aggregate({"a": 1.0, "b": -2.0, "c": 90.0}, sizes, None, clip_factor=1.5)
     assert found == pytest.approx((1 - 2 + 3) / 3)
     assert made.processed == {NORM: ["c"]}
 
 
-def test_who_did_not_move_says_nothing_of_lengths() -> None:
+def test_zero_changes_do_not_count_for_the_median_norm() -> None:
     sizes = dict.fromkeys("abcd", 10)
     found, made = aggregate({"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}, sizes, None)
     assert found == pytest.approx(0.25)
@@ -233,7 +234,7 @@ def test_who_did_not_move_says_nothing_of_lengths() -> None:
     assert (found, made.median_norm) == (0.0, None)
 
 
-def test_a_stacks_clients_are_bounded_alike() -> None:
+def test_clients_of_a_stack_have_the_same_bounds() -> None:
     stack = Stack(BROADCAST.params["w"], [[1.0], [2.0], [90.0]])
     for length in (None, 2.0):
         bounds = RelativeBounds(ValidationSettings(clip_factor=1.5), 10, length)
@@ -250,7 +251,7 @@ def noisy(engine: Engine) -> Engine:
     return TamperingEngine(engine, with_tensor("hidden.0.weight", lambda w: w + noise))
 
 
-def test_after_noise_no_honest_client_is_rejected(images: Path) -> None:
+def test_bounds_keep_honest_clients_despite_a_noisy_one(images: Path) -> None:
     experiment = small(images, "fedavg", clients=5, validation__bounds="on")
     federation = build_federation(experiment, noisy)
     for _ in range(4):
@@ -259,14 +260,14 @@ def test_after_noise_no_honest_client_is_rejected(images: Path) -> None:
         assert VICTIM in record.processed[NORM]
         assert record.loss is not None
         assert record.loss < 5
-    # Without bounds the model is gone.
+    # Without bounds the model is useless.
     federation = build_federation(experiment.replace(validation__bounds="off"), noisy)
     federation.run_round(evaluate=False)
     record = federation.run_round(evaluate=False)
     assert record.clients.rejected or record.loss is None or record.loss > 50
 
 
-def test_a_simulation_is_bounded_only_if_asked(images: Path) -> None:
+def test_bounds_are_off_in_a_simulation_by_default(images: Path) -> None:
     plain = build_federation(small(images, "fedavg"))
     off = build_federation(small(images, "fedavg", validation__bounds="off"))
     tight = build_federation(
@@ -283,7 +284,7 @@ def test_a_simulation_is_bounded_only_if_asked(images: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
-def test_a_bounded_run_resumes_with_the_same_bits(
+def test_resume_of_a_bounded_run_is_bit_identical(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     changes = {"validation__bounds": "on", "validation__clip_factor": 0.8, "model__hidden": HIDDEN}
@@ -298,7 +299,7 @@ def test_a_bounded_run_resumes_with_the_same_bits(
     assert any(NORM in record["processed"] for record in read_records(whole.path))
 
 
-def test_lengths_that_are_unknown_bound_nothing() -> None:
+def test_unknown_norms_bound_nothing() -> None:
     bounds = RelativeBounds(ValidationSettings(), None, None)
     assert bounds.largest_norm is None
     assert bounds.norm_limit([]) is None
@@ -307,7 +308,7 @@ def test_lengths_that_are_unknown_bound_nothing() -> None:
     assert math.isinf(bounds._most_samples)
 
 
-def test_sums_that_claim_too_much_are_rejected_with_the_remedy() -> None:
+def test_sums_of_too_many_samples_are_rejected_with_the_remedy() -> None:
     bounds = RelativeBounds(ValidationSettings(), 10, None)
     assert bounds.check_claim("a", 150) is None
     reason = bounds.check_claim("c", 151)
@@ -318,13 +319,13 @@ def test_sums_that_claim_too_much_are_rejected_with_the_remedy() -> None:
     assert stated.check_claim("c", 152) is not None
 
 
-def test_a_prototype_of_a_class_that_was_not_announced_is_rejected(images: Path) -> None:
+def test_prototype_of_an_unannounced_class_is_rejected(images: Path) -> None:
     federation = build_federation(small(images))
     counts = {name: [size, size, size] for name, size in federation.engine.sizes.items()}
     counts[VICTIM] = [0, *counts[VICTIM][1:]]
 
     def announce(engine: Engine) -> Engine:
-        engine.label_counts = counts
+        engine.members = Members(engine.sizes, counts)
         return engine
 
     record = build_federation(small(images), announce).run_round(evaluate=False)
@@ -334,7 +335,7 @@ def test_a_prototype_of_a_class_that_was_not_announced_is_rejected(images: Path)
     assert list(record.clients.rejected) == [VICTIM]
 
 
-def test_a_withheld_update_passes_the_bounds(images: Path) -> None:
+def test_withheld_update_passes_the_bounds(images: Path) -> None:
     federation = build_federation(small(images, "local", validation__bounds="on"))
     record = federation.run_round(evaluate=False)
     assert record.clients.rejected == {}

@@ -1,4 +1,4 @@
-"""Robust rules: loops from the papers' formulas, and what a few liars can do to them."""
+"""Byzantine-robust rules against loops from the papers' formulas and malicious clients."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ Rows = NDArray[numpy.float64]
 
 
 def combine(rule: str, rows: Rows | Sequence[Sequence[float]], **settings: object) -> Rows:
-    """Return what a rule makes of clients, each of two tensors: a number and the rest."""
+    """Return a rule's result for clients of two tensors: one value and the rest."""
     made = make(rule, rows, **settings)
     found = made.result()
     return numpy.concatenate([found["a"].numpy(), found["b"].numpy()])
@@ -39,7 +39,7 @@ def make(rule: str, rows: Rows | Sequence[Sequence[float]], **settings: object) 
     for number, row in enumerate(rows):
         values = torch.tensor(row, dtype=torch.float64)
         tensors = {"a": values[:1], "b": values[1:]}
-        # Weights are claims, and must not count.
+        # Weights are claims of the clients and must not count.
         made.add(Update(f"client-{number:02}", 1, tensors, Prototypes.empty(2), 0.0), 10.0**number)
     return made
 
@@ -49,7 +49,7 @@ def draw(count: int, seed: int = 0) -> Rows:
 
 
 @given(st.integers(3, 12), st.integers(0, 50), st.sampled_from([0.0, 0.2, 0.3]))
-def test_the_trimmed_mean_leaves_out_both_ends(count: int, seed: int, share: float) -> None:
+def test_trimmed_mean_drops_both_ends(count: int, seed: int, share: float) -> None:
     rows, wanted = draw(count, seed), []
     cut = min((count - 1) // 2, max(1, int(share * count + 1e-9)))
     for column in rows.T:
@@ -67,14 +67,14 @@ def score_by_krum(rows: Rows, attackers: int) -> list[float]:
 
 
 @given(st.integers(5, 12), st.integers(0, 50))
-def test_krum_takes_the_one_with_the_nearest_neighbors(count: int, seed: int) -> None:
+def test_krum_selects_the_update_with_the_nearest_neighbors(count: int, seed: int) -> None:
     rows = draw(count, seed)
     scores = score_by_krum(rows, max(1, int(0.2 * count + 1e-9)))
     numpy.testing.assert_allclose(combine("krum", rows), rows[scores.index(min(scores))])
 
 
 @given(st.integers(5, 12), st.integers(0, 50))
-def test_multi_krum_takes_the_mean_of_the_best(count: int, seed: int) -> None:
+def test_multi_krum_is_the_mean_of_the_best_updates(count: int, seed: int) -> None:
     rows, attackers = draw(count, seed), max(1, int(0.2 * count + 1e-9))
     scores = score_by_krum(rows, attackers)
     best = sorted(range(count), key=scores.__getitem__)[: count - attackers]
@@ -82,7 +82,7 @@ def test_multi_krum_takes_the_mean_of_the_best(count: int, seed: int) -> None:
 
 
 @given(st.integers(3, 12), st.integers(0, 50))
-def test_the_geometric_median_has_the_least_sum_of_distances(count: int, seed: int) -> None:
+def test_geometric_median_minimizes_the_sum_of_distances(count: int, seed: int) -> None:
     rows = draw(count, seed)
     found = combine("geometric-median", rows)
 
@@ -97,8 +97,8 @@ def test_the_geometric_median_has_the_least_sum_of_distances(count: int, seed: i
     assert best <= min(map(total, rows)) + 1e-4
 
 
-def test_the_geometric_median_of_a_triangle() -> None:
-    # The Fermat point of an equilateral triangle is its centre; where an angle has 120 degrees or
+def test_geometric_median_of_a_triangle_is_its_fermat_point() -> None:
+    # The Fermat point of an equilateral triangle is its center; with an angle of 120 degrees or
     # more it is that corner.
     triangle = [[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]]
     numpy.testing.assert_allclose(
@@ -109,52 +109,54 @@ def test_the_geometric_median_of_a_triangle() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 50))
-def test_centered_clipping_is_the_papers_loop(count: int, seed: int) -> None:
+def test_centered_clipping_equals_the_loop_of_the_paper(count: int, seed: int) -> None:
     rows = draw(count, seed)
     middles = []
     for one in rows:
         away = sorted(math.dist(one, other) for other in rows)
         middles.append(away[(count - 1) // 2])
-    centre = rows[middles.index(min(middles))]
+    center = rows[middles.index(min(middles))]
     for _ in range(3):
-        away = [math.dist(row, centre) for row in rows]
+        away = [math.dist(row, center) for row in rows]
         radius = numpy.median(away)
         steps = [
-            (row - centre) * (min(1.0, radius / far) if far else 1.0)
+            (row - center) * (min(1.0, radius / far) if far else 1.0)
             for row, far in zip(rows, away, strict=True)
         ]
-        centre = centre + sum(steps) / count
-    numpy.testing.assert_allclose(combine("centered-clipping", rows), centre, atol=1e-9)
+        center = center + sum(steps) / count
+    numpy.testing.assert_allclose(combine("centered-clipping", rows), center, atol=1e-9)
 
 
 @pytest.mark.parametrize("rule", ROBUST)
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_equal_updates_are_the_result(rule: str, count: int) -> None:
+def test_result_of_equal_updates_is_that_update(rule: str, count: int) -> None:
     row = [0.1, -2.0, 1e5]
     numpy.testing.assert_allclose(combine(rule, [row] * count), row, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-def test_two_clients_are_averaged_or_one_is_taken(rule: str) -> None:
+def test_result_for_two_clients_is_on_the_line_between_them(rule: str) -> None:
     found = combine(rule, [[0.0, 0.0], [2.0, 4.0]])
     numpy.testing.assert_allclose(found, [1.0, 2.0], atol=1.0 + 1e-9)
     assert found[1] == pytest.approx(2 * found[0])
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-@pytest.mark.parametrize("lie", [1e6, -1e30, 3.0])
-def test_a_fifth_of_liars_moves_the_result_little(rule: str, lie: float) -> None:
+@pytest.mark.parametrize("attack", [1e6, -1e30, 3.0])
+def test_result_with_a_fifth_of_malicious_clients_stays_near_the_honest_mean(
+    rule: str, attack: float
+) -> None:
     rows = draw(10)
     honest = rows[2:].copy()
-    rows[:2] = lie
+    rows[:2] = attack
     found = combine(rule, rows)
-    # Nobody among the honest is farther from the honest mean than the result is.
+    # The result is no farther from the honest mean than the farthest honest client.
     farthest = max(math.dist(row, honest.mean(0)) for row in honest)
     assert math.dist(found, honest.mean(0)) <= farthest
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-def test_the_order_of_clients_decides_nothing(rule: str) -> None:
+def test_order_of_clients_does_not_matter(rule: str) -> None:
     rows = draw(9)
     wanted = combine(rule, rows)
     for seed in range(3):
@@ -163,7 +165,7 @@ def test_the_order_of_clients_decides_nothing(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-def test_ties_go_to_the_first_name(rule: str) -> None:
+def test_ties_are_broken_by_name(rule: str) -> None:
     rows = [[0.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [0.5, 0.5]]
     assert numpy.array_equal(combine(rule, rows), combine(rule, rows))
     if rule == "krum":
@@ -175,11 +177,11 @@ def test_buckets_are_drawn_by_the_round_and_averaged(rule: str) -> None:
     rows = draw(9)
     order = numpy_generator(0, 3, "buckets of clients").permutation(9)
     buckets = numpy.array([rows[order[first : first + 2]].mean(0) for first in range(0, 9, 2)])
-    # One of nine is expected to lie, and so one of five buckets.
+    # One of nine clients is expected to be malicious, and so is one of five buckets.
     numpy.testing.assert_allclose(combine(rule, rows, bucket=2), combine(rule, buckets), atol=1e-9)
 
 
-def test_where_too_few_came_the_record_says_so() -> None:
+def test_too_few_updates_are_recorded() -> None:
     made = make("krum", draw(2))
     numpy.testing.assert_allclose(made.result()["a"].numpy(), draw(2).mean(0)[:1])
     assert made.remarks() == ["Among 2 updates the rule krum withstands 0 hostile ones."]
@@ -196,7 +198,7 @@ def test_where_too_few_came_the_record_says_so() -> None:
         ("median", 10, {"attackers": 0.49, "bucket": 2}, "withstands 2"),
     ],
 )
-def test_what_a_rule_cannot_withstand_is_refused(
+def test_more_attackers_than_a_rule_withstands_are_rejected(
     rule: str, clients: int, settings: dict[str, float], most: str
 ) -> None:
     experiment = Experiment(aggregation={"rule": rule, **settings})
@@ -206,6 +208,6 @@ def test_what_a_rule_cannot_withstand_is_refused(
     find_aggregator(rule).check(experiment.replace(aggregation__attackers=0.1), clients)
 
 
-def test_buckets_of_the_mean_are_refused() -> None:
+def test_buckets_with_the_mean_are_rejected() -> None:
     with pytest.raises(InvalidInput, match="bucket is 2; with aggregation"):
         find_aggregator("mean").check(Experiment(aggregation={"bucket": 2}), 10)

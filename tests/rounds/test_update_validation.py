@@ -1,4 +1,4 @@
-"""The validator: one bad update costs one client its round, and the others nothing."""
+"""Update validation: an invalid update is rejected and does not affect other clients."""
 
 import math
 from dataclasses import replace
@@ -41,7 +41,7 @@ def without(images: Path) -> tuple[RoundLoop, list[RoundRecord]]:
 
 
 @pytest.mark.parametrize("name", ALL_BAD)
-def test_a_bad_update_is_as_if_it_had_not_come(
+def test_invalid_update_does_not_affect_the_model(
     images: Path, without: tuple[RoundLoop, list[RoundRecord]], name: str
 ) -> None:
     tamper, reason = ALL_BAD[name]
@@ -81,7 +81,7 @@ def test_weights_that_the_method_does_not_share_are_rejected(images: Path, metho
     assert BIAS in record.clients.rejected[VICTIM]
 
 
-def test_an_unknown_client_is_rejected_and_the_one_it_hid_is_missing(
+def test_unknown_client_is_rejected_and_the_replaced_one_is_missing(
     images: Path, without: tuple[RoundLoop, list[RoundRecord]]
 ) -> None:
     attacked = build_federation(
@@ -93,7 +93,7 @@ def test_an_unknown_client_is_rejected_and_the_one_it_hid_is_missing(
     assert_same_state(attacked, without[0])
 
 
-def test_a_second_answer_counts_for_nothing(images: Path) -> None:
+def test_second_update_of_a_client_is_rejected(images: Path) -> None:
     def answer_twice(update: Update) -> list[Update]:
         other = {name: value + 1 for name, value in tensors_of(update).items()}
         return [update, replace(update, averaged=other)]
@@ -108,7 +108,7 @@ def test_a_second_answer_counts_for_nothing(images: Path) -> None:
     assert_same_state(attacked, honest)
 
 
-def test_a_client_that_was_not_asked_is_rejected(images: Path) -> None:
+def test_client_that_was_not_sampled_is_rejected(images: Path) -> None:
     experiment = small(images, fraction=0.3)
     (record,) = run_rounds(build_federation(experiment), 1)
     (asked,) = record.clients.answered
@@ -129,7 +129,7 @@ def test_a_client_that_was_not_asked_is_rejected(images: Path) -> None:
     assert record.clients.missing == [asked]
 
 
-def test_a_missing_client_is_listed(images: Path) -> None:
+def test_missing_client_is_listed(images: Path) -> None:
     federation = build_federation(small(images), lambda engine: TamperingEngine(engine, drop))
     for record in run_rounds(federation):
         assert record.clients.answered == ["client-0", "client-2"]
@@ -139,7 +139,7 @@ def test_a_missing_client_is_listed(images: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("evaluate", [True, False])
-def test_nobody_accepted_leaves_the_state_unchanged(
+def test_round_with_only_rejected_updates_changes_nothing(
     images: Path, method: str, evaluate: bool
 ) -> None:
     is_bad = False
@@ -168,7 +168,7 @@ def test_nobody_accepted_leaves_the_state_unchanged(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["iid", "label", "quantity"])
-def test_an_honest_run_is_never_rejected(images: Path, method: str, kind: str) -> None:
+def test_honest_updates_are_never_rejected(images: Path, method: str, kind: str) -> None:
     experiment = small(images, method, partition__kind=kind, partition__alpha=0.3, train__lr=0.5)
     for record in run_rounds(build_federation(experiment), 3):
         assert record.clients.rejected == {}
@@ -176,14 +176,14 @@ def test_an_honest_run_is_never_rejected(images: Path, method: str, kind: str) -
         assert len(record.clients.answered) == 3
 
 
-def test_the_bound_on_norms_is_a_setting(images: Path) -> None:
+def test_max_norm_is_a_setting(images: Path) -> None:
     federation = build_federation(small(images, validation__max_norm=1e-4))
     (record,) = run_rounds(federation, 1)
     assert record.unchanged
     assert all("at most 0.0001" in reason for reason in record.clients.rejected.values())
 
 
-def test_the_bound_holds_for_the_change_not_for_the_weights(images: Path) -> None:
+def test_max_norm_bounds_the_change_not_the_weights(images: Path) -> None:
     federation = build_federation(small(images, validation__max_norm=1.0))
     weights = federation.state.server.params.values()
     assert math.sqrt(sum(float(value.square().sum()) for value in weights)) > 1
@@ -191,11 +191,11 @@ def test_the_bound_holds_for_the_change_not_for_the_weights(images: Path) -> Non
         assert record.clients.rejected == {}
 
 
-# What looks sound and is not
+# Updates that look valid
 
 
 def stretch(length: float) -> Tamper:
-    """Return a tampering that makes the client's first prototype that long."""
+    """Return a tampering that scales the client's first prototype to the norm `length`."""
 
     def tamper(update: Update) -> list[Update]:
         vectors = update.prototypes.vectors.clone()
@@ -206,7 +206,7 @@ def stretch(length: float) -> Tamper:
 
 
 @pytest.mark.parametrize("length", [1.01, 100.0, 9e5])
-def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: float) -> None:
+def test_prototype_with_a_norm_above_one_is_rejected(images: Path, length: float) -> None:
     attacked = build_federation(
         small(images), lambda engine: TamperingEngine(engine, stretch(length))
     )
@@ -217,9 +217,7 @@ def test_a_mean_of_unit_vectors_is_no_longer_than_one(images: Path, length: floa
 @pytest.mark.parametrize(
     ("count", "reasons"), [(8, []), (9, ["a class has 9 prototypes; at most 8"])]
 )
-def test_a_class_has_at_most_what_is_ever_chosen(
-    images: Path, count: int, reasons: list[str]
-) -> None:
+def test_prototypes_per_class_are_limited(images: Path, count: int, reasons: list[str]) -> None:
     ones = torch.ones(count, dtype=torch.int64)
     send = with_field(prototypes=Prototypes(torch.eye(count, 4), 0 * ones, ones))
     experiment = small(images, prototypes__per_class="auto", partition__kind="iid")
@@ -239,7 +237,9 @@ def test_a_class_has_at_most_what_is_ever_chosen(
         {"client": ["client-1"]},
     ],
 )
-def test_what_is_no_update_costs_nobody_else(images: Path, changes: dict[str, Any]) -> None:
+def test_malformed_update_does_not_affect_other_clients(
+    images: Path, changes: dict[str, Any]
+) -> None:
     attacked = build_federation(
         small(images), lambda engine: TamperingEngine(engine, with_field(**changes))
     )
@@ -251,7 +251,7 @@ def test_what_is_no_update_costs_nobody_else(images: Path, changes: dict[str, An
     assert_same_state(attacked, without)
 
 
-def test_no_graph_is_kept_of_what_a_client_sent(images: Path) -> None:
+def test_autograd_graph_of_an_update_is_dropped(images: Path) -> None:
     def attach(update: Update) -> list[Update]:
         sums = {name: value.clone().requires_grad_() for name, value in tensors_of(update).items()}
         return [replace(update, averaged=sums)]
@@ -262,7 +262,7 @@ def test_no_graph_is_kept_of_what_a_client_sent(images: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedproto", "local"])
-def test_a_rejected_client_goes_back_to_what_it_was(images: Path, method: str) -> None:
+def test_state_of_a_rejected_client_is_rolled_back(images: Path, method: str) -> None:
     experiment = small(images, method)
     federation = build_federation(
         experiment, lambda engine: TamperingEngine(engine, with_field(loss=float("nan")))
@@ -275,7 +275,7 @@ def test_a_rejected_client_goes_back_to_what_it_was(images: Path, method: str) -
 
 
 class OddWeights(FedAvg):
-    """Weighs clients by a formula that fails for one of them."""
+    """Weights clients by a formula that fails for one of them."""
 
     weights = {"client-0": 2.0, VICTIM: math.nan, "client-2": 3.0}  # noqa: RUF012
 
@@ -284,7 +284,7 @@ class OddWeights(FedAvg):
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
-def test_a_weight_that_is_none_costs_one_client(
+def test_client_with_an_invalid_weight_is_rejected(
     images: Path, weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(OddWeights.weights, VICTIM, weight)
@@ -295,7 +295,7 @@ def test_a_weight_that_is_none_costs_one_client(
     assert all(bool(each.isfinite().all()) for each in federation.state.server.params.values())
 
 
-def test_a_formula_that_fails_costs_one_client(
+def test_client_whose_weight_fails_is_rejected(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(OddWeights.weights, VICTIM)
@@ -304,10 +304,10 @@ def test_a_formula_that_fails_costs_one_client(
     assert record.clients.rejected == {VICTIM: "it cannot be weighed (KeyError)"}
 
 
-def test_only_a_method_that_withholds_may(images: Path) -> None:
-    def lie(engine: Engine) -> Engine:
+def test_withheld_update_is_rejected_unless_the_method_allows_it(images: Path) -> None:
+    def tamper(engine: Engine) -> Engine:
         return TamperingEngine(engine, with_field(averaged=None))
 
-    record = build_federation(small(images, "fedavg"), lie).run_round(evaluate=False)
+    record = build_federation(small(images, "fedavg"), tamper).run_round(evaluate=False)
     reason = "it withholds its update; this method never does"
     assert record.clients.rejected == {VICTIM: reason}

@@ -1,4 +1,4 @@
-"""The validator's bounds to the last number, on updates that are made by hand."""
+"""Exact bounds of update validation, on handmade updates."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from validation_cases import Usual, make_guard, prepare
+from validation_cases import Usual, make_validator, prepare
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import StackedSums
@@ -21,7 +21,7 @@ WEIGHT = "classifier.weight"
 
 
 class AddsUp(CollectsStatistics):
-    """Sends sums beside its model, of which nothing is known."""
+    """Sends sums of unknown meaning next to its model."""
 
     name = "adds-up"
 
@@ -30,7 +30,7 @@ class AddsUp(CollectsStatistics):
 
 
 class Withholds(Method):
-    """May have nothing to send."""
+    """May withhold its update."""
 
     name = "withholds"
     may_withhold = True
@@ -43,10 +43,10 @@ class Withholds(Method):
 
 @pytest.fixture(scope="module")
 def usual() -> Usual:
-    return make_guard(prepare())
+    return make_validator(prepare())
 
 
-def test_an_honest_update_is_sound(usual: Usual) -> None:
+def test_honest_update_is_accepted(usual: Usual) -> None:
     validator, broadcast, update = usual
     assert validator.check_form(update) is None
     assert validator.check_shapes(update) is None
@@ -71,7 +71,9 @@ def test_an_honest_update_is_sound(usual: Usual) -> None:
         ({"averaged": None}, "it withholds its update; this method never does"),
     ],
 )
-def test_plain_values(usual: Usual, changes: dict[str, Any], reason: str | None) -> None:
+def test_plain_values_of_an_update_are_validated(
+    usual: Usual, changes: dict[str, Any], reason: str | None
+) -> None:
     validator, broadcast, update = usual
     assert validator.check(replace(update, **changes), broadcast) == reason
 
@@ -92,35 +94,37 @@ def test_plain_values(usual: Usual, changes: dict[str, Any], reason: str | None)
         ({"averaged": StackMember(None, 0)}, None),  # type: ignore[arg-type]
     ],
 )
-def test_the_form(usual: Usual, changes: dict[str, Any], reason: str | None) -> None:
+def test_structure_of_an_update_is_validated(
+    usual: Usual, changes: dict[str, Any], reason: str | None
+) -> None:
     validator, _, update = usual
     assert validator.check_form(replace(update, **changes)) == reason
 
 
-def test_the_form_of_what_this_process_added_up(usual: Usual) -> None:
+def test_sums_of_this_process_have_a_valid_structure(usual: Usual) -> None:
     validator, _, update = usual
     stack = StackedSums(torch.ones(2, 5), torch.tensor([0, 1]), [2], 3, None)
     assert validator.check_form(replace(update, summed=stack.member(0))) is None
 
 
-def test_names_shapes_and_types(usual: Usual) -> None:
+def test_names_shapes_and_types_of_tensors_are_validated(usual: Usual) -> None:
     validator, broadcast, update = usual
     assert isinstance(update.averaged, dict)
     weight = update.averaged[WEIGHT]
 
-    def judge(**tensors: Any) -> str | None:
+    def check(**tensors: Any) -> str | None:
         made = {**update.averaged, **tensors}  # type: ignore[dict-item]
         kept = {name: value for name, value in made.items() if value is not None}
         return validator.check(replace(update, averaged=kept), broadcast)
 
-    assert judge(x=weight) == "tensors ['x'] are missing or unknown"
+    assert check(x=weight) == "tensors ['x'] are missing or unknown"
     four = dict.fromkeys("wxyz", weight)
-    assert judge(**four) == "tensors ['w', 'x', 'y'] are missing or unknown"
-    assert judge(**{WEIGHT: None}) == f"tensors ['{WEIGHT}'] are missing or unknown"
-    said = judge(**{WEIGHT: weight.T})
-    assert said == f"tensor {WEIGHT} has shape [5, 3]; expected [3, 5]"
-    said = judge(**{WEIGHT: weight.double()})
-    assert said == f"tensor {WEIGHT} has type torch.float64; expected torch.float32"
+    assert check(**four) == "tensors ['w', 'x', 'y'] are missing or unknown"
+    assert check(**{WEIGHT: None}) == f"tensors ['{WEIGHT}'] are missing or unknown"
+    reason = check(**{WEIGHT: weight.T})
+    assert reason == f"tensor {WEIGHT} has shape [5, 3]; expected [3, 5]"
+    reason = check(**{WEIGHT: weight.double()})
+    assert reason == f"tensor {WEIGHT} has type torch.float64; expected torch.float32"
     extra = replace(update, summed={"s": torch.zeros(1)})
     assert validator.check(extra, broadcast) == "tensors ['s'] are missing or unknown"
 
@@ -132,22 +136,24 @@ def move(update: Update, by: float) -> Update:
     return replace(update, averaged=changed)
 
 
-def test_the_change_is_bounded() -> None:
-    validator, broadcast, update = make_guard(prepare(validation__max_norm=4.0, dtype="float64"))
+def test_norm_of_the_change_is_bounded() -> None:
+    validator, broadcast, update = make_validator(
+        prepare(validation__max_norm=4.0, dtype="float64")
+    )
     for name, value in broadcast.params.items():
         value.zero_()
         assert isinstance(update.averaged, dict)
         update.averaged[name].zero_()
     assert validator.check(move(update, 4.0), broadcast) is None
-    said = validator.check(move(update, -4.01), broadcast)
-    assert said == "the model changed by 4.01; at most 4"
+    reason = validator.check(move(update, -4.01), broadcast)
+    assert reason == "the model changed by 4.01; at most 4"
     for odd in (math.nan, math.inf, -math.inf, 1e200):
-        said = validator.check(move(update, odd), broadcast)
-        assert said == "a tensor holds values that are not finite"
-    # What the broadcast did not carry has changed by all that it is.
+        reason = validator.check(move(update, odd), broadcast)
+        assert reason == "a tensor holds values that are not finite"
+    # A tensor that was not in the broadcast has changed by its whole value.
     without = replace(broadcast, params={})
     assert validator.check(move(update, 4.01), without) == "the model changed by 4.01; at most 4"
-    # The change counts, not the weights.
+    # The bound applies to the change, not to the weights.
     for name, value in broadcast.params.items():
         value.fill_(100.0)
         assert isinstance(update.averaged, dict)
@@ -156,41 +162,41 @@ def test_the_change_is_bounded() -> None:
     assert validator.check(move(update, 4.01), broadcast) == "the model changed by 4.01; at most 4"
 
 
-def test_a_part_of_a_stack_is_judged_by_what_it_says(usual: Usual) -> None:
+def test_member_of_a_stack_is_validated_by_its_reported_change(usual: Usual) -> None:
     validator, broadcast, update = usual
     stack: Any = SimpleNamespace(squared_changes=[0.0, 4e12, math.nan], template=validator.template)
 
-    def judge(index: int) -> str | None:
+    def check(index: int) -> str | None:
         return validator.check(replace(update, averaged=StackMember(stack, index)), broadcast)
 
-    assert judge(0) is None
-    assert judge(1) == "the model changed by 2e+06; at most 1e+06"
-    assert judge(2) == "a tensor holds values that are not finite"
+    assert check(0) is None
+    assert check(1) == "the model changed by 2e+06; at most 1e+06"
+    assert check(2) == "a tensor holds values that are not finite"
 
 
-def test_only_who_may_withholds() -> None:
-    validator, broadcast, update = make_guard(prepare(Withholds))
+def test_method_that_may_withhold_is_accepted_without_tensors() -> None:
+    validator, broadcast, update = make_validator(prepare(Withholds))
     assert validator.check(replace(update, averaged=None), broadcast) is None
 
 
-def test_who_trains_nothing_needs_no_loss() -> None:
-    validator, broadcast, update = make_guard(prepare("fedncm"))
+def test_method_without_training_needs_no_loss() -> None:
+    validator, broadcast, update = make_validator(prepare("fedncm"))
     assert update.loss is None
     assert validator.check(update, broadcast) is None
-    said = validator.check(replace(update, loss=math.nan), broadcast)
-    assert said == "loss is nan; it must be finite"
+    reason = validator.check(replace(update, loss=math.nan), broadcast)
+    assert reason == "loss is nan; it must be finite"
 
 
-def test_announced_counts_are_held_against_the_sums() -> None:
+def test_sums_must_match_the_announced_counts() -> None:
     assembly = prepare("fedncm")
-    validator, broadcast, update = make_guard(assembly, label_counts={"a": [10, 0, 0]})
+    validator, broadcast, update = make_validator(assembly, label_counts={"a": [10, 0, 0]})
     features = torch.nn.functional.normalize(torch.ones(10, 4), dim=1)
     labels = torch.zeros(10, dtype=torch.int64)
     honest = replace(update, summed=collect_statistics(assembly.method, features, labels))
     assert validator.check(honest, broadcast) is None
-    other, _, _ = make_guard(assembly, label_counts={"a": [9, 1, 0]})
+    other, _, _ = make_validator(assembly, label_counts={"a": [9, 1, 0]})
     assert other.check(honest, broadcast) is not None
-    unannounced, _, _ = make_guard(assembly)
+    unannounced, _, _ = make_validator(assembly)
     assert unannounced.check(honest, broadcast) is None
 
 
@@ -206,13 +212,13 @@ def test_announced_counts_are_held_against_the_sums() -> None:
     ],
 )
 def test_sums_are_bounded(values: Sequence[float], reason: str | None) -> None:
-    validator, broadcast, update = make_guard(prepare(AddsUp))
+    validator, broadcast, update = make_validator(prepare(AddsUp))
     summed = {**update.summed, "sums": torch.tensor(values, dtype=torch.float64)}
     assert validator.check(replace(update, summed=summed), broadcast) == reason
 
 
-def test_sums_of_this_process_are_finite_or_not() -> None:
-    validator, _, update = make_guard(prepare("fedncm"))
+def test_sums_of_this_process_must_be_finite() -> None:
+    validator, _, update = make_validator(prepare("fedncm"))
     features = torch.ones(2, 4)
     features[1, 0] = math.nan
     stack = StackedSums(features, torch.tensor([0, 1]), [1, 1], 3, None)

@@ -1,4 +1,4 @@
-"""Misplaced prototypes and odd sums: found by hand, never in honest runs, and judged by enough."""
+"""Misplaced prototypes and outlying sums: detected, never in honest runs, with enough clients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ CORNERS = torch.eye(3)
 
 
 def make_client(seed: int, order: tuple[int, ...] = (0, 1, 2), count: int = 9) -> Prototypes:
-    """Return one prototype a class near a corner each; `order` says which corner."""
+    """Return one prototype per class, each near the corner given by `order`."""
     noise = 0.1 * torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
     vectors = CORNERS[list(order)] + noise
     return Prototypes(vectors, torch.arange(3), torch.full((3,), count))
@@ -31,7 +31,7 @@ def make_clients(number: int) -> dict[str, Prototypes]:
     return {f"client-{seed}": make_client(seed) for seed in range(number)}
 
 
-def test_a_centre_is_the_geometric_median_of_the_holders() -> None:
+def test_center_is_the_geometric_median_of_the_holders() -> None:
     clients = make_clients(6)
     centers = find_centers(clients, 4)
     assert centers.checked.tolist() == [True, True, True, False]
@@ -45,36 +45,36 @@ def test_a_centre_is_the_geometric_median_of_the_holders() -> None:
             assert best <= (points - moved).norm(dim=1).sum() + 1e-9
 
 
-def test_permuted_prototypes_are_left_out() -> None:
-    clients = make_clients(6) | {"liar": make_client(9, (1, 2, 0))}
+def test_permuted_prototypes_are_dropped() -> None:
+    clients = make_clients(6) | {"malicious": make_client(9, (1, 2, 0))}
     kept = drop_misplaced(clients, 3, 4.0)
-    assert kept.dropped == {"liar": [0, 1, 2]}
-    assert len(kept.prototypes["liar"]) == 0
+    assert kept.dropped == {"malicious": [0, 1, 2]}
+    assert len(kept.prototypes["malicious"]) == 0
     assert kept.unchecked == []
     assert all(kept.prototypes[name] is clients[name] for name in make_clients(6))
 
 
-def test_one_prototype_may_be_left_out_alone() -> None:
+def test_single_misplaced_prototype_is_dropped() -> None:
     rows = make_client(9)
     both = Prototypes(
         torch.cat([rows.vectors, CORNERS[1:2]]),
         torch.tensor([0, 1, 2, 0]),
         torch.tensor([9, 9, 9, 1]),
     )
-    kept = drop_misplaced(make_clients(6) | {"liar": both}, 3, 4.0)
-    assert kept.dropped == {"liar": [0]}
-    assert kept.prototypes["liar"].labels.tolist() == [0, 1, 2]
+    kept = drop_misplaced(make_clients(6) | {"malicious": both}, 3, 4.0)
+    assert kept.dropped == {"malicious": [0]}
+    assert kept.prototypes["malicious"].labels.tolist() == [0, 1, 2]
 
 
-def test_fewer_than_five_holders_are_not_judged() -> None:
-    clients = make_clients(3) | {"liar": make_client(9, (1, 2, 0))}
+def test_fewer_than_five_holders_are_not_checked() -> None:
+    clients = make_clients(3) | {"malicious": make_client(9, (1, 2, 0))}
     kept = drop_misplaced(clients, 3, 4.0)
     assert (kept.dropped, kept.unchecked) == ({}, [0, 1, 2])
     assert find_odd_clients(clients, 3, 4.0) == {}
 
 
-def test_a_class_that_no_model_tells_apart_is_left_alone() -> None:
-    # All have class 0 where the others' class 1 is: nobody is right.
+def test_class_that_no_model_separates_is_kept() -> None:
+    # All clients have class 0 where class 1 is, so no client is an outlier.
     clients = {f"client-{seed}": make_client(seed, (1, 1, 2)) for seed in range(7)}
     assert drop_misplaced(clients, 3, 4.0).dropped.keys() <= clients.keys()
     left = drop_misplaced(clients, 3, 4.0).prototypes
@@ -82,14 +82,14 @@ def test_a_class_that_no_model_tells_apart_is_left_alone() -> None:
     assert held >= 3
 
 
-def test_a_prototype_out_of_all_proportion_is_left_out() -> None:
+def test_prototype_with_an_extreme_norm_is_dropped() -> None:
     rows = make_client(9)
     long = replace(rows, vectors=rows.vectors * torch.tensor([[1.0], [1.0], [50.0]]))
-    kept = drop_misplaced(make_clients(6) | {"liar": long}, 3, 4.0)
-    assert kept.dropped == {"liar": [2]}
+    kept = drop_misplaced(make_clients(6) | {"malicious": long}, 3, 4.0)
+    assert kept.dropped == {"malicious": [2]}
 
 
-def test_nothing_and_nobody() -> None:
+def test_no_clients_and_no_prototypes_are_accepted() -> None:
     assert drop_misplaced({}, 3, 4.0).prototypes == {}
     none = {"a": Prototypes.empty(3)}
     assert drop_misplaced(none, 3, 4.0).prototypes == none
@@ -99,7 +99,7 @@ def test_nothing_and_nobody() -> None:
 
 
 @given(st.permutations(range(7)))
-def test_the_order_of_clients_decides_nothing(order: list[int]) -> None:
+def test_order_of_clients_does_not_matter(order: list[int]) -> None:
     clients = make_clients(6) | {"client-6": make_client(9, (1, 2, 0))}
     names = list(clients)
     shuffled = {names[place]: clients[names[place]] for place in order}
@@ -110,7 +110,7 @@ def test_the_order_of_clients_decides_nothing(order: list[int]) -> None:
 
 
 def draw_means(counts: list[int], seed: int, shift: float = 0.0, turn: int = 0) -> Prototypes:
-    """Return the class means of unit vectors around three directions, as sums say them."""
+    """Return the class means of unit vectors around three directions, as sums give them."""
     draw = torch.Generator().manual_seed(seed)
     own = shift * torch.randn(20, generator=draw, dtype=torch.float64)
     means = []
@@ -123,7 +123,7 @@ def draw_means(counts: list[int], seed: int, shift: float = 0.0, turn: int = 0) 
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1])
-def test_honest_class_means_differ_by_chance_or_by_client(shift: float) -> None:
+def test_honest_class_means_are_accepted(shift: float) -> None:
     clients = {
         f"client-{seed}": draw_means([1 + seed % 4, 30, 5 * seed + 1], seed, shift)
         for seed in range(12)
@@ -131,18 +131,18 @@ def test_honest_class_means_differ_by_chance_or_by_client(shift: float) -> None:
     assert find_odd_clients(clients, 3, 4.0) == {}
 
 
-def test_permuted_and_overstated_class_means_are_odd() -> None:
+def test_permuted_and_overstated_class_means_are_outliers() -> None:
     clients = {f"client-{seed}": draw_means([20, 30, 10], seed) for seed in range(8)}
-    liar = draw_means([20, 30, 10], 99, turn=1)
+    malicious = draw_means([20, 30, 10], 99, turn=1)
     boast = draw_means([2, 3, 1], 98)
     boast = replace(boast, counts=boast.counts * 1000)
-    odd = find_odd_clients(clients | {"liar": liar, "boast": boast}, 3, 4.0)
-    assert sorted(odd) == ["boast", "liar"]
-    assert odd["liar"] > 10
+    odd = find_odd_clients(clients | {"malicious": malicious, "boast": boast}, 3, 4.0)
+    assert sorted(odd) == ["boast", "malicious"]
+    assert odd["malicious"] > 10
 
 
 def turn_sums(update: Update) -> list[Update]:
-    """Tell of each class what is true of the next one; all plausible in itself."""
+    """Report for each class the sums of another one; each is plausible by itself."""
     summed = dict(update.summed)
     turned = {**summed, "sums": summed["sums"].roll(1, 0), "counts": summed["counts"].roll(1, 0)}
     return [replace(update, summed=turned)]
@@ -150,20 +150,23 @@ def turn_sums(update: Update) -> list[Update]:
 
 @pytest.mark.parametrize("method", ["fedgauss", "fedncm"])
 @pytest.mark.parametrize("bounds", ["on", "off"])
-def test_a_client_with_odd_sums_is_as_if_it_had_not_come(
+def test_client_with_outlying_sums_does_not_affect_the_model(
     tmp_path: Path, method: str, bounds: str
 ) -> None:
     save_vectors(tmp_path / "one.npz", num_train=240, width=12)
     changes = {"partition__kind": "iid", "clients": 8, "validation__bounds": bounds}
     experiment = small(tmp_path, method, **changes)
 
-    def lie(engine: Engine) -> Engine:
+    def tamper(engine: Engine) -> Engine:
         return TamperingEngine(engine, turn_sums)
 
     def stay_away(engine: Engine) -> Engine:
         return TamperingEngine(engine, lambda _: [])
 
-    attacked, without = build_federation(experiment, lie), build_federation(experiment, stay_away)
+    attacked, without = (
+        build_federation(experiment, tamper),
+        build_federation(experiment, stay_away),
+    )
     record = attacked.run_round(evaluate=False)
     without.run_round(evaluate=False)
     if bounds == "off":
@@ -176,21 +179,21 @@ def test_a_client_with_odd_sums_is_as_if_it_had_not_come(
     assert attacked.pool.names == without.pool.names
 
 
-def test_misplaced_prototypes_are_on_record(images: Path) -> None:
+def test_misplaced_prototypes_are_recorded(images: Path) -> None:
     corners = torch.eye(4)[:3]
 
-    def tell(update: Update) -> list[Update]:
+    def misplace(update: Update) -> list[Update]:
         vectors = corners.roll(1, 0) if update.client == VICTIM else corners
         rows = Prototypes(vectors, torch.arange(3), torch.ones(3, dtype=torch.int64))
         return [replace(update, prototypes=rows)]
 
     names = [f"client-{number}" for number in range(6)]
     experiment = small(images, partition__kind="iid", clients=6, validation__bounds="on")
-    federation = build_federation(experiment, lambda each: TamperingEngine(each, tell, names))
+    federation = build_federation(experiment, lambda each: TamperingEngine(each, misplace, names))
     record = federation.run_round(evaluate=False)
     assert record.processed[MISPLACED] == [VICTIM]
-    assert record.remarks["prototypes_left_out"] == {VICTIM: [0, 1, 2]}
+    assert record.remarks["prototypes_dropped"] == {VICTIM: [0, 1, 2]}
     assert record.clients.rejected == {}
     assert sorted(federation.pool.names) == [name for name in names if name != VICTIM]
     few = build_federation(small(images, validation__bounds="on")).run_round(evaluate=False)
-    assert few.remarks["prototypes_not_judged"]["classes"] == [0, 1, 2]
+    assert few.remarks["prototypes_not_checked"]["classes"] == [0, 1, 2]

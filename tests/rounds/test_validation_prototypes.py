@@ -1,4 +1,4 @@
-"""The validator's bounds on prototypes, to the last number."""
+"""Exact bounds of update validation on prototypes."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from validation_cases import Usual, make_guard, prepare
+from validation_cases import Usual, make_validator, prepare
 
 from mpfedcl.prototypes import Prototypes
 
 
 @pytest.fixture(scope="module")
 def usual() -> Usual:
-    return make_guard(prepare())
+    return make_validator(prepare())
 
 
 def rows(
@@ -48,53 +48,53 @@ LABELS = "prototype labels must lie in 0..2"
         (rows([0], [1], width=4), "prototype vectors has shape [1, 4]; expected [1, 5]"),
     ],
 )
-def test_prototypes(usual: Usual, prototypes: Prototypes, reason: str | None) -> None:
+def test_prototypes_are_validated(usual: Usual, prototypes: Prototypes, reason: str | None) -> None:
     validator, broadcast, update = usual
     assert validator.check(replace(update, prototypes=prototypes), broadcast) == reason
 
 
-def test_prototypes_of_other_types_and_shapes(usual: Usual) -> None:
+def test_types_and_shapes_of_prototypes_are_validated(usual: Usual) -> None:
     validator, broadcast, update = usual
 
-    def judge(**columns: Tensor) -> str | None:
+    def check(**columns: Tensor) -> str | None:
         made = object.__new__(Prototypes)
         for name in ("vectors", "labels", "counts"):
             object.__setattr__(made, name, columns.get(name, getattr(rows([0], [1]), name)))
         return validator.check(replace(update, prototypes=made), broadcast)
 
-    assert judge() is None
-    said = judge(labels=torch.tensor([0.0]))
-    assert said == "prototype labels has type torch.float32; expected torch.int64"
-    said = judge(counts=torch.tensor([1.0]))
-    assert said == "prototype counts has type torch.float32; expected torch.int64"
-    said = judge(vectors=torch.zeros(1, 5).double())
-    assert said == "prototype vectors has type torch.float64; expected torch.float32"
-    said = judge(counts=torch.tensor([1, 1]))
-    assert said == "prototype counts has shape [2]; expected [1]"
-    said = judge(labels=torch.tensor([[0]]))
-    assert said == "prototype labels has shape [1, 1]; expected [-1]"
+    assert check() is None
+    reason = check(labels=torch.tensor([0.0]))
+    assert reason == "prototype labels has type torch.float32; expected torch.int64"
+    reason = check(counts=torch.tensor([1.0]))
+    assert reason == "prototype counts has type torch.float32; expected torch.int64"
+    reason = check(vectors=torch.zeros(1, 5).double())
+    assert reason == "prototype vectors has type torch.float64; expected torch.float32"
+    reason = check(counts=torch.tensor([1, 1]))
+    assert reason == "prototype counts has shape [2]; expected [1]"
+    reason = check(labels=torch.tensor([[0]]))
+    assert reason == "prototype labels has shape [1, 1]; expected [-1]"
 
 
-def test_prototypes_that_nobody_shares() -> None:
-    validator, broadcast, update = make_guard(prepare("fedavg"))
-    said = validator.check(replace(update, prototypes=rows([0], [1])), broadcast)
-    assert said == "prototypes came although the method shares none"
-    said = validator.check(replace(update, prototypes=rows([], [], width=4)), broadcast)
-    assert said == "prototype vectors has shape [0, 4]; expected [0, 5]"
+def test_prototypes_of_a_method_without_them_are_rejected() -> None:
+    validator, broadcast, update = make_validator(prepare("fedavg"))
+    reason = validator.check(replace(update, prototypes=rows([0], [1])), broadcast)
+    assert reason == "prototypes came although the method shares none"
+    reason = validator.check(replace(update, prototypes=rows([], [], width=4)), broadcast)
+    assert reason == "prototype vectors has shape [0, 4]; expected [0, 5]"
     assert validator.check(replace(update, prototypes=rows([], [])), broadcast) is None
 
 
-def test_any_number_of_prototypes_where_the_method_says_so() -> None:
-    validator, broadcast, update = make_guard(prepare("dp-fedcl"))
+def test_method_without_a_limit_accepts_any_number_of_prototypes() -> None:
+    validator, broadcast, update = make_validator(prepare("dp-fedcl"))
     many = replace(update, prototypes=rows([0] * 9, [1] * 9))
     assert validator.check(many, broadcast) is None
 
 
 @pytest.mark.parametrize(("length", "is_sound"), [(2.0, True), (2.0019, True), (2.003, False)])
-def test_raw_embeddings_are_as_long_as_a_change_may_be(length: float, is_sound: bool) -> None:
-    validator, broadcast, update = make_guard(prepare("fedproto", validation__max_norm=2.0))
-    said = validator.check(replace(update, prototypes=rows([0], [1], length=length)), broadcast)
-    assert said == (None if is_sound else "a prototype has norm 2; at most 2.002")
+def test_norm_of_raw_embeddings_is_bounded_by_max_norm(length: float, is_sound: bool) -> None:
+    validator, broadcast, update = make_validator(prepare("fedproto", validation__max_norm=2.0))
+    reason = validator.check(replace(update, prototypes=rows([0], [1], length=length)), broadcast)
+    assert reason == (None if is_sound else "a prototype has norm 2; at most 2.002")
 
 
 @pytest.mark.parametrize(
@@ -115,21 +115,21 @@ def test_raw_embeddings_are_as_long_as_a_change_may_be(length: float, is_sound: 
         ),
     ],
 )
-def test_prototypes_are_held_to_what_was_announced(
+def test_prototype_counts_must_match_the_announced_counts(
     held: list[int], prototypes: Prototypes, reason: str | None
 ) -> None:
-    validator, broadcast, update = make_guard(prepare(), label_counts={"a": held})
-    said = validator.check(replace(update, prototypes=prototypes), broadcast)
-    assert said == (None if reason is None else f"prototypes of {reason}")
+    validator, broadcast, update = make_validator(prepare(), label_counts={"a": held})
+    found = validator.check(replace(update, prototypes=prototypes), broadcast)
+    assert found == (None if reason is None else f"prototypes of {reason}")
 
 
-def test_under_a_budget_nobody_says_how_many() -> None:
+def test_max_images_bounds_counts_under_differential_privacy() -> None:
     assembly = prepare(privacy__epsilon=3.0, network__max_images=12)
-    validator, broadcast, update = make_guard(assembly, label_counts={"a": [0, 0, 0]})
+    validator, broadcast, update = make_validator(assembly, label_counts={"a": [0, 0, 0]})
     silent = replace(update, loss=None)
     assert validator.check(silent, broadcast) is None
     assert validator.check(replace(silent, prototypes=rows([0], [12])), broadcast) is None
-    said = validator.check(replace(silent, prototypes=rows([0], [13])), broadcast)
-    assert said == "prototype counts must be at least 1 and sum to at most 12"
-    said = validator.check(replace(silent, loss=math.nan), broadcast)
-    assert said == "loss is nan; it must be finite"
+    reason = validator.check(replace(silent, prototypes=rows([0], [13])), broadcast)
+    assert reason == "prototype counts must be at least 1 and sum to at most 12"
+    reason = validator.check(replace(silent, loss=math.nan), broadcast)
+    assert reason == "loss is nan; it must be finite"

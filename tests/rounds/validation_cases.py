@@ -1,4 +1,4 @@
-"""A validator for a tiny model, what was sent, and an honest update."""
+"""A validator for a tiny model, a broadcast, and an honest update."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def prepare(method: str | type[Method] = "mp-fedcl", **changes: Any) -> Assembly
     return assemble(resolved, model, num_classes=3, input_size=4, method_class=found)
 
 
-def make_guard(assembly: Assembly, **options: Any) -> Usual:
+def make_validator(assembly: Assembly, **options: Any) -> Usual:
     """Return a validator, a broadcast and an honest update without any prototype."""
     like = next(iter(assembly.initial.values()))
     params = {n: v for n, v in assembly.initial.items() if assembly.method.shared(n)}

@@ -8,9 +8,9 @@ import pytest
 
 from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, resume, run
-from mpfedcl.network.server.serve import check_experiment
 from mpfedcl.runs.checkpoint import _sign, load_checkpoint
 from mpfedcl.runs.observer import Observer
+from mpfedcl.runs.plan import Facts, plan
 from small_experiments import Say, assert_same_run, flags, read_records, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
@@ -32,7 +32,7 @@ def one_round() -> Observer:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stopped_run_is_resumed_to_the_same_bits(
+def test_resume_of_a_stopped_run_is_bit_identical(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     """Clients are under way at each stop: some have trained already, others have not."""
@@ -47,7 +47,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
-def test_answers_under_way_are_in_the_checkpoint(images: Path, tmp_path: Path) -> None:
+def test_updates_under_way_are_in_the_checkpoint(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedasync", engine="stacked", **SLOW)
     run(experiment, tmp_path / "run")
     manifest = json.loads((tmp_path / "run/checkpoint/round-000002.json").read_bytes())
@@ -57,7 +57,9 @@ def test_answers_under_way_are_in_the_checkpoint(images: Path, tmp_path: Path) -
     assert b"sent/" in content
 
 
-def test_a_crash_at_a_file_operation_changes_nothing(images: Path, tmp_path: Path) -> None:
+def test_resume_after_a_crash_at_a_file_operation_is_bit_identical(
+    images: Path, tmp_path: Path
+) -> None:
     experiment = small(images, "aso-fed", rounds=3, **SLOW)
     with OPERATIONS.watch(tmp_path / "whole") as seen:
         run(experiment, tmp_path / "whole")
@@ -69,7 +71,7 @@ def test_a_crash_at_a_file_operation_changes_nothing(images: Path, tmp_path: Pat
         assert_same_run(path, tmp_path / "whole")
 
 
-def test_rounds_on_the_clock_go_on_where_they_stopped(images: Path, tmp_path: Path) -> None:
+def test_resume_restores_the_simulated_clock(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedproto", rounds=3, systems__kind="tiers", systems__drop=0.3)
     run(experiment, tmp_path / "whole")
     run(experiment, tmp_path / "parts", one_round())
@@ -90,9 +92,7 @@ def forge(path: Path, **changes: Any) -> Path:
     return newest.parent
 
 
-def test_a_checkpoint_without_a_model_that_somebody_has_is_none(
-    images: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_without_a_dispatched_model_is_damaged(images: Path, tmp_path: Path) -> None:
     run(small(images, "fedasync", **SLOW), tmp_path / "run")
     found, problems = load_checkpoint(forge(tmp_path / "run", version=10**6))
     assert found is not None
@@ -101,7 +101,7 @@ def test_a_checkpoint_without_a_model_that_somebody_has_is_none(
 
 
 @pytest.mark.parametrize("changes", [{"client": "nobody"}, {"round": 3}, {"tier": 1}])
-def test_a_strangers_checkpoint_is_refused_in_one_sentence(
+def test_checkpoint_of_another_experiment_is_rejected(
     images: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     run(small(images, "fedasync", **SLOW), tmp_path / "run")
@@ -132,25 +132,27 @@ def test_a_strangers_checkpoint_is_refused_in_one_sentence(
         ({"method": "fedavg", "public__size": 5}, "public.size is 5; over a network"),
     ],
 )
-def test_over_a_network_it_is_refused(images: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_settings_for_simulations_are_rejected_over_a_network(
+    images: Path, changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
-        check_experiment(small(images, **changes))
+        plan(small(images, **changes), Facts(over_network=True))
     assert str(caught.value).startswith(sentence)
 
 
-def test_over_a_network_time_is_real(images: Path) -> None:
+def test_systems_are_not_simulated_over_a_network(images: Path) -> None:
     """Written down, so that a resumed run is of the same kind."""
-    found = check_experiment(small(images, "fedasync"))
+    found = plan(small(images, "fedasync"), Facts(over_network=True)).experiment
     assert found.systems.kind == "none"
     assert found.validation.bounds == "off"
-    assert check_experiment(found) == found
+    assert plan(found, Facts(over_network=True)).experiment == found
     with pytest.raises(
         InvalidInput, match=r"^systems.kind is 'none'; with fedasync, which is async"
     ):
         run(found)
 
 
-def test_the_command_refuses_workers_in_one_sentence(images: Path, said: Say) -> None:
+def test_workers_with_an_asynchronous_method_are_a_one_line_error(images: Path, said: Say) -> None:
     words = flags(images, method="fedasync", workers=2)
     code, _, errors = said("run", *words)
     assert code == 2

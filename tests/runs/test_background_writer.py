@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from mpfedcl import resume, run
-from mpfedcl.runs.background_writer import BackgroundWriter
-from mpfedcl.runs.checkpoint import load_checkpoint
+from mpfedcl.runs.checkpoint import BackgroundWriter, load_checkpoint
 from mpfedcl.runs.observer import Observer
 from small_experiments import assert_same_run, read_records, small
 
 TINY = (16, 8)
 
 
-def test_one_after_the_other_and_all_at_the_end() -> None:
+def test_writes_are_in_order_and_finished_at_the_end() -> None:
     done: list[int] = []
     may_go_on = threading.Event()
 
@@ -38,7 +37,7 @@ def fail() -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_what_fails_is_raised_once_by_whoever_waits() -> None:
+def test_failure_is_raised_once_by_the_next_wait() -> None:
     with BackgroundWriter() as writer:
         with pytest.raises(OSError, match="No space"):
             writer.begin(fail)
@@ -50,7 +49,7 @@ def test_what_fails_is_raised_once_by_whoever_waits() -> None:
         fail_last(None)
 
 
-def test_what_ends_the_run_is_told_and_not_what_it_led_to() -> None:
+def test_error_of_the_run_takes_precedence_over_a_failed_write() -> None:
     with pytest.raises(KeyboardInterrupt):
         fail_last(KeyboardInterrupt())
 
@@ -65,7 +64,7 @@ def fail_last(error: BaseException | None) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_a_run_that_is_stopped_has_its_last_round_on_disk(
+def test_stopped_run_has_its_last_round_on_disk(
     images: Path, tmp_path: Path, error: type[BaseException] | None
 ) -> None:
     experiment = small(images, "fedproto", rounds=5, model__hidden=TINY)

@@ -9,6 +9,7 @@ import pytest
 from mpfedcl import resume, run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
+from mpfedcl.runs.plan import plan
 from small_experiments import (
     HIDDEN,
     Warnings,
@@ -45,7 +46,7 @@ def drop_checkpoints(path: Path, after: int) -> None:
         ("fedavg", {"fraction": 0.6, "privacy__noise": 1.5}),
     ],
 )
-def test_a_round_that_is_run_again_gives_the_same_bits(
+def test_repeated_private_round_is_bit_identical(
     images: Path, tmp_path: Path, method: str, changes: dict[str, Any]
 ) -> None:
     path = run(small(images, method, rounds=3, **BUDGET | changes), tmp_path / "run").path
@@ -59,7 +60,7 @@ def test_a_round_that_is_run_again_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("model", ["central", "local"])
-def test_one_shot_that_is_run_again_gives_the_same_bits(
+def test_repeated_private_one_shot_run_is_bit_identical(
     vectors: Path, tmp_path: Path, model: str
 ) -> None:
     experiment = small(vectors, "fedgauss", privacy__model=model, **BUDGET)
@@ -79,9 +80,7 @@ def test_one_shot_that_is_run_again_gives_the_same_bits(
     }
 
 
-def test_what_is_spent_grows_to_the_budget_and_stands_everywhere(
-    images: Path, tmp_path: Path
-) -> None:
+def test_spent_epsilon_grows_to_the_budget_and_is_recorded(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "fedavg", rounds=3, **BUDGET), tmp_path / "run").path
     spent = spent_by_round(path)
     assert spent == sorted(spent)
@@ -96,13 +95,13 @@ def test_what_is_spent_grows_to_the_budget_and_stands_everywhere(
     assert not list((path / "models").iterdir())
 
 
-def test_more_rounds_than_the_budget_covers_are_refused(images: Path, tmp_path: Path) -> None:
+def test_more_rounds_than_the_budget_covers_are_rejected(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "fedavg", rounds=2, **BUDGET), tmp_path / "run").path
     with pytest.raises(InvalidInput, match=r"privacy.epsilon is 4; 4.000 is spent after 2 rounds"):
         resume(path, rounds=3)
 
 
-def test_a_run_stops_before_its_budget_is_exceeded(images: Path, tmp_path: Path) -> None:
+def test_run_stops_before_its_budget_is_exceeded(images: Path, tmp_path: Path) -> None:
     # One release with this noise costs 1.24, and three cost 2.35; four cost 2.8.
     experiment = small(images, "fedavg", rounds=9, privacy__noise=3.07, privacy__epsilon=2.5)
     warnings = Warnings()
@@ -115,7 +114,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(images: Path, tmp_path: Path)
     assert "The privacy budget covers 3 of 9 rounds; the run ends after round 3." in warnings
 
 
-def test_releases_that_are_lost_are_paid_for_again(images: Path, tmp_path: Path) -> None:
+def test_lost_releases_are_charged_again(images: Path, tmp_path: Path) -> None:
     path = run(small(images, "fedavg", rounds=2, **BUDGET), tmp_path / "run").path
     drop_checkpoints(path, after=0)
     for file in (path / FOLDER).glob("release-*"):
@@ -125,6 +124,16 @@ def test_releases_that_are_lost_are_paid_for_again(images: Path, tmp_path: Path)
     ledger = read_ledger(path)
     assert ledger is not None
     assert ledger.spent <= 4.0 + 1e-6
+
+
+def test_prototype_releases_count_when_rounds_are_limited(images: Path) -> None:
+    settings = {"rounds": 9, "privacy__noise": 3.07, "privacy__epsilon": 2.5}
+    rounds = {
+        method: plan(small(images, method, **settings)).experiment.rounds
+        for method in ("fedavg", "mp-fedcl")
+    }
+    # A round of MP-FedCL releases a model and prototypes, so its budget covers fewer rounds.
+    assert rounds["mp-fedcl"] < rounds["fedavg"] == 3
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -56,7 +56,7 @@ def kinds_in_files(path: Path) -> list[str]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", CASES)
-def test_a_run_in_parts_is_the_run_in_memory(
+def test_resumed_run_with_state_files_equals_the_run_in_memory(
     images: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, path = experiment_of(images, method), tmp_path / "run"
@@ -93,7 +93,7 @@ def test_resume_after_a_crash_at_any_state_file_is_bit_identical(
 
 
 @pytest.mark.usefixtures("in_files")
-def test_the_checkpoint_before_a_damaged_one_has_its_states(images: Path, tmp_path: Path) -> None:
+def test_checkpoint_before_a_damaged_one_has_its_states(images: Path, tmp_path: Path) -> None:
     experiment, path = experiment_of(images, "fedproto"), tmp_path / "run"
     run(experiment, tmp_path / "whole")
     done: list[object] = []
@@ -106,9 +106,7 @@ def test_the_checkpoint_before_a_damaged_one_has_its_states(images: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("in_files")
-def test_a_file_that_is_lost_or_damaged_is_said_in_one_sentence(
-    images: Path, tmp_path: Path
-) -> None:
+def test_lost_or_damaged_state_file_is_a_one_line_error(images: Path, tmp_path: Path) -> None:
     experiment, path = experiment_of(images, "fedproto"), tmp_path / "run"
     done: list[object] = []
     run(experiment, path, Observer(on_round=done.append, should_stop=lambda: len(done) == 3))
@@ -121,9 +119,7 @@ def test_a_file_that_is_lost_or_damaged_is_said_in_one_sentence(
         resume(path)
 
 
-def test_processes_share_the_file_and_another_number_of_them_goes_on(
-    images: Path, tmp_path: Path
-) -> None:
+def test_state_files_support_another_number_of_processes(images: Path, tmp_path: Path) -> None:
     experiment = experiment_of(images, "scaffold").replace(clients=5, dtype="float64")
     run(experiment, tmp_path / "alone")
     (tmp_path / "settings.toml").write_text(experiment.replace(rounds=2).to_toml())

@@ -121,7 +121,7 @@ def make_experiment(case: Callable[[Path], dict[str, Any]], root: Path, method: 
 @pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_degenerate_data(
+def test_every_method_completes_on_degenerate_data(
     tmp_path: Path, case: Callable[[Path], dict[str, Any]], method: str
 ) -> None:
     run(make_experiment(case, tmp_path / "data", method), tmp_path / "run")
@@ -154,7 +154,7 @@ def test_degenerate_data_can_be_shown(
     assert (tmp_path / "run" / "partition.png").exists()
 
 
-def test_one_class_is_always_right(tmp_path: Path) -> None:
+def test_accuracy_with_one_class_is_100(tmp_path: Path) -> None:
     run(make_experiment(one_class_in_all, tmp_path / "data", "mp-fedcl"), tmp_path / "run")
     predictors = read_summary(tmp_path / "run")["predictors"]
     # Of everybody's images nobody estimates a prior.
@@ -173,7 +173,7 @@ def test_prototypes_of_identical_images_are_not_repeated(tmp_path: Path) -> None
         assert len(own) == 1 or float((own - own[0]).norm(dim=1).max()) < 1e-5
 
 
-def test_a_client_without_tests_has_no_accuracy_and_does_not_count(tmp_path: Path) -> None:
+def test_client_without_test_samples_is_left_out_of_the_mean(tmp_path: Path) -> None:
     run(make_experiment(a_client_without_tests, tmp_path / "data", "local"), tmp_path / "run")
     partition = json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]
     each = read_summary(tmp_path / "run")["accuracy_per_client"]

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_plac
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_a_second_run_opens_no_image(
+def test_second_run_opens_no_image(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(pictured(pictures), tmp_path / "first")
@@ -44,7 +44,7 @@ def test_a_second_run_opens_no_image(
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_a_changed_image_is_encoded_anew(pictures: Path, tmp_path: Path) -> None:
+def test_changed_image_is_encoded_again(pictures: Path, tmp_path: Path) -> None:
     first = run(pictured(pictures), tmp_path / "first")
     for path in sorted((pictures / "photo" / "dog").iterdir()):
         Image.fromarray(numpy.full((30, 30, 3), 255, dtype=numpy.uint8)).save(path)
@@ -54,7 +54,7 @@ def test_a_changed_image_is_encoded_anew(pictures: Path, tmp_path: Path) -> None
     ).read_bytes()
 
 
-def test_the_head_is_sized_by_the_encoder_and_the_classes(pictures: Path, tmp_path: Path) -> None:
+def test_head_size_depends_on_encoder_and_classes(pictures: Path, tmp_path: Path) -> None:
     summary = run(pictured(pictures), tmp_path / "run").summary
     assert summary is not None
     assert summary["parameters_sent"] == 512 * 256 + 256 + 256 * 4 + 4
@@ -62,13 +62,13 @@ def test_the_head_is_sized_by_the_encoder_and_the_classes(pictures: Path, tmp_pa
 
 
 @pytest.mark.thorough
-def test_resnet18_trains_too(pictures: Path, tmp_path: Path) -> None:
+def test_resnet18_encoder_is_trained(pictures: Path, tmp_path: Path) -> None:
     assert parameters_sent(pictures, tmp_path, "fedavg") == 11_176_512 + 512 * 256 + 256 + 1028
 
 
 @pytest.mark.usefixtures("narrow_resnet")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg", "fedproto"])
-def test_the_encoder_trains_too(pictures: Path, tmp_path: Path, method: str) -> None:
+def test_encoder_is_trained_with_every_method(pictures: Path, tmp_path: Path, method: str) -> None:
     # All of the encoder but its running statistics, and the head.
     shapes = ResNet18().shapes().items()
     encoder = sum(math.prod(shape) for name, shape in shapes if not is_statistic(name))
@@ -86,14 +86,14 @@ def parameters_sent(pictures: Path, tmp_path: Path, method: str) -> int:
     return sent
 
 
-def test_without_weights_the_run_stops_with_a_sentence(pictures: Path, tmp_path: Path) -> None:
+def test_missing_encoder_weights_are_a_one_line_error(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="random-resnet18"):
         run(pictured(pictures, encoder__name="resnet18"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_a_broken_picture_and_an_empty_class_are_named(pictures: Path, tmp_path: Path) -> None:
+def test_broken_image_and_empty_class_are_named(pictures: Path, tmp_path: Path) -> None:
     (pictures / "photo" / "cat" / "9.jpg").write_bytes(b"\xff\xd8 cut off")
     with pytest.raises(InvalidInput, match=r"photo/cat/9\.jpg"):
         run(pictured(pictures), tmp_path / "run")
@@ -112,7 +112,7 @@ def test_a_broken_picture_and_an_empty_class_are_named(pictures: Path, tmp_path:
         ({"encoder__weights": Path("x.pth")}, "encoder.weights"),
     ],
 )
-def test_refuses_encoders_that_cannot_be(
+def test_invalid_encoders_are_rejected(
     pictures: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
@@ -121,11 +121,11 @@ def test_refuses_encoders_that_cannot_be(
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_a_run_is_not_gone_on_with_behind_another_encoder(pictures: Path, tmp_path: Path) -> None:
+def test_resume_with_another_encoder_is_rejected(pictures: Path, tmp_path: Path) -> None:
     result = run(pictured(pictures), tmp_path / "run")
     file = result.path / "experiment.toml"
     file.write_text(file.read_text().replace('"random-resnet18"', '"random-resnet18:7"'))
-    with pytest.raises(InvalidInput, match="begun on other data"):
+    with pytest.raises(InvalidInput, match="started with other data"):
         resume(result.path, rounds=3)
 
 
@@ -136,7 +136,7 @@ def test_a_run_is_not_gone_on_with_behind_another_encoder(pictures: Path, tmp_pa
     ("encoder", "features"),
     [("resnet18", 512), (f"onnx:{SHARED / 'weights' / 'mobilenet_v2_imagenet.onnx'}", 1280)],
 )
-def test_office10_by_its_protocol(tmp_path: Path, encoder: str, features: int) -> None:
+def test_office10_run_follows_its_protocol(tmp_path: Path, encoder: str, features: int) -> None:
     starts: list[int] = []
     experiment = Experiment(rounds=1).replace(
         dataset__name="office10",

@@ -14,8 +14,8 @@ from command_processes import (
     call,
     command,
     environment,
+    into_a_closed_pipe,
     into_a_full_disk,
-    to_nobody,
 )
 from mpfedcl import resume, run
 from mpfedcl.cli.main import main
@@ -66,7 +66,7 @@ MOMENTS = {"mp-fedcl": ((1, 0.0037), (9, 0.0113)), "fedproto": ((5, 0.0061),)}
 
 
 @pytest.mark.parametrize("method", MOMENTS)
-def test_kill_at_any_moment(
+def test_run_killed_at_any_moment_resumes_bit_identically(
     images: Path, tmp_path: Path, start: Callable[..., Process], method: str
 ) -> None:
     path = tmp_path / "killed"
@@ -85,7 +85,7 @@ def test_kill_at_any_moment(
 
 
 @pytest.mark.usefixtures("small_model")
-def test_kill_before_the_first_round(
+def test_run_killed_before_the_first_round_is_resumed(
     images: Path, tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     path = tmp_path / "killed"
@@ -99,7 +99,7 @@ def test_kill_before_the_first_round(
     assert [record["round"] for record in result.history] == [1, 2]
 
 
-def test_ctrl_c_ends_after_the_round(
+def test_first_ctrl_c_ends_after_the_round(
     images: Path, tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     path = tmp_path / "stopped"
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_after_the_round(
     assert_same_run(path, tmp_path / "whole")
 
 
-def test_two_ctrl_c_end_at_once_and_nobody_else_writes_meanwhile(
+def test_second_ctrl_c_ends_at_once_and_the_folder_is_locked_until_then(
     images: Path,
     tmp_path: Path,
     processes: list[subprocess.Popen[str]],
@@ -160,7 +160,7 @@ def test_two_ctrl_c_end_at_once_and_nobody_else_writes_meanwhile(
     assert resume(path).accuracy is not None
 
 
-def test_two_processes_start_in_one_folder(
+def test_one_of_two_processes_in_a_folder_is_rejected(
     images: Path, tmp_path: Path, start: Callable[..., Process]
 ) -> None:
     path = tmp_path / "one"
@@ -175,7 +175,7 @@ def test_two_processes_start_in_one_folder(
     assert_same_run(path, tmp_path / "whole")
 
 
-def test_a_disk_that_is_full_from_the_start(images: Path, tmp_path: Path) -> None:
+def test_full_disk_at_the_start_is_a_one_line_error(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     ended = call("run", *flags(images), "--out", path, cwd=tmp_path, file_size=100)
     assert ended.returncode == 2
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_from_the_start(images: Path, tmp_path: Path) -> Non
     assert_same_run(path, tmp_path / "whole")
 
 
-def test_a_disk_that_fills_up_on_the_way(images: Path, tmp_path: Path) -> None:
+def test_run_on_a_disk_that_fills_up_can_be_resumed(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     ended = call("run", *flags(images), "--out", path, cwd=tmp_path, file_size=1_000_000)
     assert ended.returncode == 2
@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_on_the_way(images: Path, tmp_path: Path) -> None:
     assert_same_run(path, tmp_path / "whole")
 
 
-def test_a_full_disk_behind_standard_output(tmp_path: Path) -> None:
+def test_full_disk_behind_standard_output_is_a_one_line_error(tmp_path: Path) -> None:
     ended = call("methods", "--json", cwd=tmp_path, program=into_a_full_disk)
     assert ended.returncode == 2
     assert ended.stderr.startswith("mpfedcl: ")
@@ -212,14 +212,14 @@ def test_a_full_disk_behind_standard_output(tmp_path: Path) -> None:
     assert "No space left" in ended.stderr
 
 
-def test_a_reader_that_goes_away(tmp_path: Path) -> None:
-    ended = call("methods", cwd=tmp_path, program=to_nobody)
+def test_closed_pipe_prints_no_error(tmp_path: Path) -> None:
+    ended = call("methods", cwd=tmp_path, program=into_a_closed_pipe)
     assert ended.returncode != 0
     assert ended.stderr == ""
 
 
 @pytest.mark.thorough
-def test_a_reader_that_goes_away_from_a_program_of_its_own(tmp_path: Path) -> None:
+def test_closed_pipe_of_a_separate_process_prints_no_error(tmp_path: Path) -> None:
     """What Python itself does when it ends must stay silent, too."""
     predictor, writing = os.pipe()
     os.close(predictor)

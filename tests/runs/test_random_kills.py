@@ -51,7 +51,7 @@ def _experiment(images: Path, method: str) -> Experiment:
     return small(images, method, **CHANGES)
 
 
-def test_kills_at_random_moments(images: Path, tmp_path: Path) -> None:
+def test_runs_killed_at_random_moments_resume_bit_identically(images: Path, tmp_path: Path) -> None:
     wholes = [Whole(images, tmp_path, method) for method in METHODS]
     end = time.monotonic() + MOST_SECONDS
     hits: Counter[str] = Counter()

@@ -40,7 +40,7 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_methods")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", SCAFFOLD])
-def test_a_crash_before_any_file_operation_changes_nothing(
+def test_resume_after_a_crash_at_any_file_operation_is_bit_identical(
     images: Path, tmp_path: Path, method: str
 ) -> None:
     # Four rounds, so that checkpoints are dropped and two are written while the next round trains;
@@ -67,7 +67,7 @@ def test_a_crash_before_any_file_operation_changes_nothing(
 
 
 @pytest.mark.thorough
-def test_a_crash_while_more_rounds_are_run(images: Path, tmp_path: Path) -> None:
+def test_crash_while_more_rounds_are_run_is_resumed(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedproto", rounds=2, model__hidden=TINY)
     run(experiment.replace(rounds=3), tmp_path / "whole")
     run(experiment, tmp_path / "two")
@@ -85,7 +85,7 @@ def test_a_crash_while_more_rounds_are_run(images: Path, tmp_path: Path) -> None
         assert_same_run(path, tmp_path / "whole")
 
 
-def test_crash_after_crash(images: Path, tmp_path: Path) -> None:
+def test_repeated_crashes_are_resumed(images: Path, tmp_path: Path) -> None:
     experiment = small(images, rounds=4)
     run(experiment, tmp_path / "whole")
     path = tmp_path / "broken"
@@ -131,7 +131,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_stopped_run_goes_on(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_stopped_run_is_resumed(images: Path, tmp_path: Path, whole: Path) -> None:
     stop_after(images, tmp_path / "run", 2)
     result = resume(tmp_path / "run")
     assert_same_run(tmp_path / "run", whole)
@@ -139,7 +139,7 @@ def test_a_stopped_run_goes_on(images: Path, tmp_path: Path, whole: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_a_damaged_newest_checkpoint(
+def test_resume_skips_a_damaged_newest_checkpoint(
     images: Path, tmp_path: Path, whole: Path, suffix: str
 ) -> None:
     stop_after(images, tmp_path / "run", 3)
@@ -151,7 +151,9 @@ def test_a_damaged_newest_checkpoint(
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_no_sound_checkpoint_starts_over(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_run_without_a_valid_checkpoint_starts_over(
+    images: Path, tmp_path: Path, whole: Path
+) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 3)
     for each in (path / "checkpoint").glob("*.safetensors"):
@@ -164,7 +166,7 @@ def test_no_sound_checkpoint_starts_over(images: Path, tmp_path: Path, whole: Pa
     assert_same_run(path, whole)
 
 
-def test_starting_over_can_be_interrupted_too(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_run_that_starts_over_can_be_interrupted(images: Path, tmp_path: Path, whole: Path) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 3)
     for each in (path / "checkpoint").glob("*.safetensors"):
@@ -177,7 +179,7 @@ def test_starting_over_can_be_interrupted_too(images: Path, tmp_path: Path, whol
     assert_same_run(path, whole)
 
 
-def test_a_half_written_record(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_half_written_record_is_replaced(images: Path, tmp_path: Path, whole: Path) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 3)
     records = path / "rounds.jsonl"
@@ -186,9 +188,7 @@ def test_a_half_written_record(images: Path, tmp_path: Path, whole: Path) -> Non
     assert_same_run(path, whole)
 
 
-def test_a_record_of_a_round_that_no_checkpoint_knows(
-    images: Path, tmp_path: Path, whole: Path
-) -> None:
+def test_record_without_a_checkpoint_is_replaced(images: Path, tmp_path: Path, whole: Path) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 2)
     with (path / "rounds.jsonl").open("a") as file:
@@ -197,9 +197,7 @@ def test_a_record_of_a_round_that_no_checkpoint_knows(
     assert_same_run(path, whole)
 
 
-def test_a_damaged_record_costs_that_record_alone(
-    images: Path, tmp_path: Path, whole: Path
-) -> None:
+def test_damaged_record_loses_only_that_record(images: Path, tmp_path: Path, whole: Path) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 3)
     lines = (path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
@@ -210,7 +208,9 @@ def test_a_damaged_record_costs_that_record_alone(
     assert_same_results(path, whole)
 
 
-def test_records_that_are_gone(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_resume_without_records_keeps_the_results(
+    images: Path, tmp_path: Path, whole: Path
+) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 3)
     (path / "rounds.jsonl").unlink()
@@ -224,7 +224,7 @@ def test_records_that_are_gone(images: Path, tmp_path: Path, whole: Path) -> Non
 
 @pytest.mark.usefixtures("own_methods")
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", "local", SCAFFOLD])
-def test_more_rounds_are_as_if_asked_for_at_once(images: Path, tmp_path: Path, method: str) -> None:
+def test_run_extended_by_rounds_is_bit_identical(images: Path, tmp_path: Path, method: str) -> None:
     run(small(images, method, rounds=4), tmp_path / "four")
     run(small(images, method, rounds=2), tmp_path / "more")
     result = resume(tmp_path / "more", rounds=4)
@@ -232,7 +232,7 @@ def test_more_rounds_are_as_if_asked_for_at_once(images: Path, tmp_path: Path, m
     assert result.accuracy == read_summary(tmp_path / "four")["accuracy"]
 
 
-def test_more_rounds_that_are_interrupted(images: Path, tmp_path: Path) -> None:
+def test_interrupted_extension_is_resumed(images: Path, tmp_path: Path) -> None:
     run(small(images, rounds=4), tmp_path / "four")
     path = tmp_path / "more"
     run(small(images, rounds=2), path)
@@ -252,7 +252,7 @@ def test_resuming_a_complete_run_is_harmless(images: Path, tmp_path: Path, whole
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_fewer_rounds_than_done_are_refused(whole: Path) -> None:
+def test_fewer_rounds_than_done_are_rejected(whole: Path) -> None:
     before = read_summary(whole), results_of(whole), read_records(whole)
     with pytest.raises(InvalidInput, match="rounds is 3; "):
         resume(whole, rounds=3)
@@ -260,7 +260,7 @@ def test_fewer_rounds_than_done_are_refused(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluate_every", [1, 3])
-def test_fewer_rounds_than_begun_with_never_make_half_a_result(
+def test_fewer_rounds_than_planned_are_rejected(
     images: Path, tmp_path: Path, evaluate_every: int
 ) -> None:
     # Round 2 was not run as the last one: nothing was evaluated, perhaps, and no model written.
@@ -279,14 +279,14 @@ def test_fewer_rounds_than_begun_with_never_make_half_a_result(
 # What must not be gone on with
 
 
-def test_a_folder_without_a_run(tmp_path: Path) -> None:
+def test_resume_of_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(InvalidInput, match="must be a folder that holds a run"):
             resume(path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_of_a_newer_format(images: Path, tmp_path: Path) -> None:
+def test_resume_of_a_newer_format_is_rejected(images: Path, tmp_path: Path) -> None:
     stop_after(images, tmp_path / "run", 1)
     file = tmp_path / "run" / "experiment.toml"
     file.write_text(file.read_text().replace(f"format = {FORMAT}", "format = 99"))
@@ -294,19 +294,19 @@ def test_a_run_of_a_newer_format(images: Path, tmp_path: Path) -> None:
         resume(tmp_path / "run")
 
 
-def test_data_that_have_changed(tmp_path: Path) -> None:
+def test_resume_on_changed_data_is_rejected(tmp_path: Path) -> None:
     save_images(tmp_path / "data" / "a.npz")
     experiment = small(tmp_path / "data")
     run(experiment, tmp_path / "run")
     before = read_summary(tmp_path / "run"), read_records(tmp_path / "run")
     save_images(tmp_path / "data" / "a.npz", num_train=63)
-    with pytest.raises(InvalidInput, match="begun on other data"):
+    with pytest.raises(InvalidInput, match="started with other data"):
         resume(tmp_path / "run", rounds=4)
     assert (read_summary(tmp_path / "run"), read_records(tmp_path / "run")) == before
     assert Experiment.from_toml(tmp_path / "run" / "experiment.toml").rounds == 2
 
 
-def test_a_run_that_another_process_is_writing(images: Path, tmp_path: Path, whole: Path) -> None:
+def test_resume_of_a_locked_run_is_rejected(images: Path, tmp_path: Path, whole: Path) -> None:
     path = tmp_path / "run"
     stop_after(images, path, 2)
     with (path / ".lock").open() as lock:

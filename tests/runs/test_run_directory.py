@@ -13,7 +13,7 @@ from mpfedcl.runs.observer import Observer
 from small_experiments import small
 
 
-def test_a_result_without_a_folder_given(
+def test_default_folder_is_named_after_the_experiment(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,13 +34,13 @@ def test_observers_see_each_round(images: Path, tmp_path: Path) -> None:
     assert seen == [1, 2]
 
 
-def test_stopping_before_the_first_round(images: Path, tmp_path: Path) -> None:
+def test_run_stopped_before_the_first_round_has_no_summary(images: Path, tmp_path: Path) -> None:
     result = run(small(images), tmp_path / "run", Observer(should_stop=lambda: True))
     assert result.summary is None
     assert result.history == []
 
 
-def test_a_folder_is_locked_until_closed(images: Path, tmp_path: Path) -> None:
+def test_folder_is_locked_until_closed(images: Path, tmp_path: Path) -> None:
     experiment = small(images).resolved()
     with RunDirectory.create(tmp_path / "run", experiment):
         for attempt in (RunDirectory.resume, lambda path: RunDirectory.create(path, experiment)):
@@ -50,7 +50,7 @@ def test_a_folder_is_locked_until_closed(images: Path, tmp_path: Path) -> None:
         assert directory.read_experiment() == experiment
 
 
-def test_a_refused_folder_is_not_left_locked(images: Path, tmp_path: Path) -> None:
+def test_rejected_folder_is_not_left_locked(images: Path, tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "run", small(images)).close()
     for _ in range(2):
         with pytest.raises(InvalidInput, match="already holds a run"):
@@ -66,7 +66,9 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 1), ("", 1), ("2,1", 1), ("0", 1), ("2", 2)])
-def test_threads(monkeypatch: pytest.MonkeyPatch, asked: str | None, given: int) -> None:
+def test_number_of_threads_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, given: int
+) -> None:
     before = torch.get_num_threads()
     # Set first, so that the test leaves the environment as it found it.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

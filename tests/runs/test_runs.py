@@ -55,7 +55,7 @@ def shares_prototypes(result: RunResult) -> bool:
 # Files
 
 
-def test_the_files(result: RunResult) -> None:
+def test_run_directory_has_the_expected_files(result: RunResult) -> None:
     found = {each.name for each in result.path.iterdir() if not each.name.startswith(".")}
     wanted = {"experiment.toml", "rounds.jsonl", "summary.json", "models", "checkpoint"}
     wanted |= {"partition.json", "confusion.json", "calibration.json", "CARD.md"}
@@ -64,7 +64,7 @@ def test_the_files(result: RunResult) -> None:
     assert found == wanted
 
 
-def test_the_personal_models(result: RunResult) -> None:
+def test_personal_models_have_the_expected_tensors(result: RunResult) -> None:
     names = sorted(each.name for each in (result.path / "models").iterdir())
     assert names == [f"{client}.safetensors" for client in CLIENTS]
     for name in names:
@@ -84,7 +84,7 @@ def test_the_personal_models(result: RunResult) -> None:
         assert all(bool(value.isfinite().all()) for value in params.values())
 
 
-def test_the_global_model_is_the_mean_of_the_personal_ones(runs: dict[str, RunResult]) -> None:
+def test_global_model_is_the_mean_of_the_personal_ones(runs: dict[str, RunResult]) -> None:
     path = runs["mp-fedcl"].path
     partition = json.loads((path / "partition.json").read_text())
     averaged = load_file(path / "model.safetensors")
@@ -97,7 +97,7 @@ def test_the_global_model_is_the_mean_of_the_personal_ones(runs: dict[str, RunRe
         torch.testing.assert_close(value.double(), wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_the_pool(result: RunResult) -> None:
+def test_pool_of_a_run_is_read_back(result: RunResult) -> None:
     if not shares_prototypes(result):
         assert result.pool is None
         return
@@ -128,7 +128,7 @@ def test_the_pool(result: RunResult) -> None:
     assert list(result.pool.names) == names
 
 
-def test_the_partition(result: RunResult) -> None:
+def test_partition_file_lists_clients_and_classes(result: RunResult) -> None:
     partition = json.loads((result.path / "partition.json").read_text())
     assert partition["classes"] == ["0", "1", "2"]
     assert list(partition["clients"]) == CLIENTS
@@ -147,7 +147,7 @@ def assert_table(table: dict[str, Any]) -> None:
             assert value is None or 0 <= value <= 100
 
 
-def test_the_records(result: RunResult) -> None:
+def test_records_have_the_expected_keys(result: RunResult) -> None:
     records = read_records(result.path)
     assert [record["round"] for record in records] == [1, 2]
     assert records == result.history
@@ -165,7 +165,7 @@ def test_the_records(result: RunResult) -> None:
         assert record["unchanged"] is False
 
 
-def test_the_summary(result: RunResult) -> None:
+def test_summary_agrees_with_the_records(result: RunResult) -> None:
     summary, records = read_summary(result.path), read_records(result.path)
     last = records[-1]
     assert summary == result.summary
@@ -191,7 +191,7 @@ def test_the_summary(result: RunResult) -> None:
     assert {"mpfedcl", "python", "torch", "numpy"} <= summary["versions"].keys()
 
 
-def test_the_paper_s_table_of_what_is_sent(tmp_path: Path) -> None:
+def test_sent_values_match_the_table_of_the_paper(tmp_path: Path) -> None:
     experiment = Experiment(method="mp-fedcl", rounds=1).replace(
         partition__kind="iid", evaluate_every=1
     )
@@ -207,7 +207,7 @@ def test_the_paper_s_table_of_what_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "rounds", "read"), [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5])])
-def test_how_often_is_evaluated(
+def test_evaluation_interval_does_not_change_the_result(
     images: Path, tmp_path: Path, every: int, rounds: int, read: list[int]
 ) -> None:
     experiment = small(images, rounds=rounds, evaluate_every=every)
@@ -220,9 +220,7 @@ def test_how_often_is_evaluated(
     assert_same_results(tmp_path / "run", tmp_path / "always")
 
 
-def test_own_and_union_tests_differ_where_clients_have_tests_of_their_own(
-    images: Path, tmp_path: Path
-) -> None:
+def test_local_and_global_accuracy_differ_for_local_test_sets(images: Path, tmp_path: Path) -> None:
     result = run(
         small(images, "local", partition__test="matched", partition__kind="classes"),
         tmp_path / "run",
@@ -246,7 +244,7 @@ def test_own_and_union_tests_differ_where_clients_have_tests_of_their_own(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_experiment_can_be_run_again(
+def test_repeated_experiment_is_bit_identical(
     runs: dict[str, RunResult], tmp_path: Path, method: str
 ) -> None:
     path = runs[method].path
@@ -259,7 +257,7 @@ def test_the_experiment_can_be_run_again(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_seeds(images: Path, tmp_path: Path, dtype: str) -> None:
+def test_result_depends_on_the_seed(images: Path, tmp_path: Path, dtype: str) -> None:
     experiment = small(images, dtype=dtype)
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
         run(experiment.replace(seed=seed), tmp_path / name)
@@ -272,7 +270,7 @@ def test_seeds(images: Path, tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_double_precision(
+def test_double_precision_is_used_for_all_tensors(
     images: Path, tmp_path: Path, runs: dict[str, RunResult], method: str
 ) -> None:
     result = run(small(images, method, dtype="float64", rounds=1), tmp_path / "run")
@@ -287,7 +285,7 @@ def test_double_precision(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_not_more_personal_models_than_asked_for(images: Path, tmp_path: Path, method: str) -> None:
+def test_number_of_personal_models_is_limited(images: Path, tmp_path: Path, method: str) -> None:
     """Whether clients keep some of the model at home or not."""
     said: list[str] = []
     experiment = small(images, method, rounds=1, clients=4, most_personal_models=2)
@@ -296,4 +294,4 @@ def test_not_more_personal_models_than_asked_for(images: Path, tmp_path: Path, m
         "client-0",
         "client-1",
     ]
-    assert [each for each in said if "models/ has 2 personal models; 4 clients" in each] == said
+    assert [each for each in said if "models/ has 2 personalized models; 4 clients" in each] == said

@@ -50,7 +50,7 @@ ODD_VALUES: dict[str, Json] = {
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("name", [*ODD_LINES, *ODD_VALUES])
-def test_an_odd_line_is_left_out(tmp_path: Path, name: str, place: int) -> None:
+def test_invalid_record_is_skipped(tmp_path: Path, name: str, place: int) -> None:
     path = write_run(tmp_path / "run")
     file = path / "rounds.jsonl"
     lines = file.read_text().splitlines()
@@ -62,7 +62,7 @@ def test_an_odd_line_is_left_out(tmp_path: Path, name: str, place: int) -> None:
     assert [record.round for record in RunRecords.read(path).rounds] == left
 
 
-def test_a_round_that_comes_again_is_left_out(tmp_path: Path) -> None:
+def test_repeated_round_is_skipped(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     file = path / "rounds.jsonl"
     first, second, third = file.read_text().splitlines()
@@ -81,7 +81,7 @@ def path(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def test_odd_records_do_not_keep_a_run_from_going_on(path: Path, trained: Path) -> None:
+def test_invalid_records_do_not_prevent_a_resume(path: Path, trained: Path) -> None:
     odd = [*ODD_LINES.values(), '{"round": NaN}', '{"round": 1e999}', '{"round": 1}']
     with (path / "rounds.jsonl").open("a", encoding="latin-1") as file:
         file.write("\n".join(odd))
@@ -108,7 +108,7 @@ ODD_PARTITIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ODD_PARTITIONS)
-def test_an_odd_partition_is_told_in_a_sentence(path: Path, name: str) -> None:
+def test_invalid_partition_is_a_one_line_error(path: Path, name: str) -> None:
     file, odd = path / "partition.json", ODD_PARTITIONS[name]
     changed = {**json.loads(file.read_bytes()), **odd} if isinstance(odd, dict) and odd else odd
     file.write_text(json.dumps(changed))
@@ -128,7 +128,7 @@ def test_an_odd_partition_is_told_in_a_sentence(path: Path, name: str) -> None:
         ("federation.json", '{"run": "a", "input_size": 0, "encoder": ""}'),
     ],
 )
-def test_other_odd_files_are_told_in_a_sentence(tmp_path: Path, name: str, content: str) -> None:
+def test_invalid_json_files_are_a_one_line_error(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidInput, match=rf"{name} is not (as mpfedcl|valid JSON)"):
         RunDirectory(tmp_path).read_json(name)
@@ -145,7 +145,7 @@ def forge_state(path: Path, change: Callable[[Checkpoint], None]) -> None:
 
 
 @pytest.mark.parametrize("part", ["server.params", "prototypes", "nothing"])
-def test_a_checkpoint_of_another_model_is_refused(path: Path, part: str, trained: Path) -> None:
+def test_checkpoint_of_another_model_is_rejected(path: Path, part: str, trained: Path) -> None:
     def change(found: Checkpoint) -> None:
         if part == "server.params":
             found.state.server.params["hidden.0.weight"] = torch.zeros(3)
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_model_is_refused(path: Path, part: str, trained
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "models", "rounds.jsonl", ".change", "x"])
-def test_a_run_that_is_elsewhere_is_not_written_to(path: Path, tmp_path: Path, name: str) -> None:
+def test_links_in_a_run_directory_are_rejected(path: Path, tmp_path: Path, name: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     if (path / name).exists():
         (path / name).rename(elsewhere)
@@ -181,7 +181,7 @@ def test_a_run_that_is_elsewhere_is_not_written_to(path: Path, tmp_path: Path, n
     assert before == {each: each.stat().st_mtime_ns for each in (elsewhere, *elsewhere.glob("*"))}
 
 
-def test_what_a_killed_process_left_is_removed(path: Path, trained: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed(path: Path, trained: Path) -> None:
     for folder in (path, path / "checkpoint", path / "models"):
         (folder / f".x.json.{digest(b'')[:8]}.tmp").write_text("half")
     resume(path)

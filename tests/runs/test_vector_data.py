@@ -21,14 +21,16 @@ def on_vectors(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experime
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_on_every_engine(vectors: Path, tmp_path: Path, method: str) -> None:
+def test_engines_agree_for_every_method_on_vectors(
+    vectors: Path, tmp_path: Path, method: str
+) -> None:
     for engine in ("loop", "stacked"):
         run(on_vectors(vectors, method, engine=engine, dtype="float64"), tmp_path / engine)
     assert_close_results(tmp_path / "loop", tmp_path / "stacked", 1e-5)
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_two_workers(vectors: Path, tmp_path: Path) -> None:
+def test_two_workers_equal_one_on_vectors(vectors: Path, tmp_path: Path) -> None:
     for workers in (1, 2):
         experiment = on_vectors(vectors, workers=workers, dtype="float64")
         run(experiment, tmp_path / f"{workers}")
@@ -39,7 +41,9 @@ def test_two_workers(vectors: Path, tmp_path: Path) -> None:
     ("kind", "clients"),
     [("label", 3), ("iid", 3), ("classes", 3), ("quantity", 3), ("feature", None)],
 )
-def test_every_partition(vectors: Path, tmp_path: Path, kind: str, clients: int | None) -> None:
+def test_every_partition_trains_on_vectors(
+    vectors: Path, tmp_path: Path, kind: str, clients: int | None
+) -> None:
     experiment = on_vectors(vectors, partition__kind=kind, partition__test=None, rounds=6)
     result = run(experiment.replace(clients=clients, train__lr=0.3), tmp_path / "run")
     assert result.experiment.encoder.name == "none"
@@ -50,7 +54,7 @@ def test_every_partition(vectors: Path, tmp_path: Path, kind: str, clients: int 
     assert len(held["clients"]) == clients or list(held["clients"]) == ["north", "south"]
 
 
-def test_a_stopped_run_is_resumed_to_the_same_bits(vectors: Path, tmp_path: Path) -> None:
+def test_resume_of_a_stopped_run_is_bit_identical(vectors: Path, tmp_path: Path) -> None:
     experiment = on_vectors(vectors, rounds=4)
     run(experiment, tmp_path / "whole")
     rounds: list[None] = []
@@ -60,7 +64,7 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(vectors: Path, tmp_path: Path
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_refuses_to_resume_on_other_vectors(tmp_path: Path) -> None:
+def test_resume_on_other_vectors_is_rejected(tmp_path: Path) -> None:
     labels = numpy.arange(40) % 2
     for width in (3, 4):
         x = numpy.random.default_rng(0).normal(size=(40, width))
@@ -68,12 +72,12 @@ def test_refuses_to_resume_on_other_vectors(tmp_path: Path) -> None:
         numpy.savez(tmp_path / "data" / "a.npz", x_train=x, y_train=labels)
         if width == 3:
             run(on_vectors(tmp_path / "data", clients=2), tmp_path / "run")
-    with pytest.raises(InvalidInput, match="was begun on other data"):
+    with pytest.raises(InvalidInput, match="was started with other data"):
         resume(tmp_path / "run", rounds=3)
 
 
 @pytest.mark.usefixtures("forked_jobs")
-def test_the_commands(vectors: Path, tmp_path: Path, said: Say) -> None:
+def test_commands_support_vectors(vectors: Path, tmp_path: Path, said: Say) -> None:
     words = [word for word in flags(vectors) if word not in ("--encoder.name", "none")]
     compared = ("--methods", "fedavg", "local", "--seeds", "0", "--out", tmp_path / "compared")
     assert said("compare", *words, *compared)[0] == 0
@@ -81,10 +85,10 @@ def test_the_commands(vectors: Path, tmp_path: Path, said: Say) -> None:
     shown = ("--dataset.root", vectors, "--clients", "3", "--out", tmp_path / "show.png")
     code, out, _ = said("data", "show", "folder", *shown)
     assert code == 0
-    assert "There is no contact sheet: the samples are vectors of 5 numbers." in out
+    assert "No contact sheet was drawn: the samples are vectors of 5 numbers." in out
     assert sorted(each.name for each in tmp_path.glob("*.png")) == ["show.png"]
     code, out, _ = said("data", "show", "folder", *shown, "--json")
-    assert json.loads(out)["pictures"] == [str(tmp_path / "show.png")]
+    assert json.loads(out)["figures"] == [str(tmp_path / "show.png")]
     code, _, error = said("run", *words, "--encoder.name", "resnet18", "--out", tmp_path / "no")
     assert code == 2
     assert "encoder.name is 'resnet18', but the samples are vectors of 5 numbers" in error

@@ -36,8 +36,8 @@ from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_so
 from mpfedcl.data.public.originals import is_prepared
 from mpfedcl.data.public.prepare import Preparation, prepare_set
 from mpfedcl.data.public.sources import PublicFile, PublicSource, fetch_plan
-from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import ImageFormat, SampleIndex
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import fit_tables
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.datasets import SPECIFICATIONS
@@ -48,8 +48,8 @@ from mpfedcl.report.tables import TextTable
 
 _MOST_CLASSES_SHOWN = 12
 _MOST_CLIENTS_SHOWN = 200
-_PICTURE = ImageFormat(96, 96, is_color=True)
-_PICTURE_FORMATS = (".png", ".pdf", ".svg")
+_THUMBNAIL = ImageFormat(96, 96, is_color=True)
+_FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def data_list_command(arguments: DataList) -> int:
@@ -64,12 +64,12 @@ def data_list_command(arguments: DataList) -> int:
         print(json.dumps(sets, indent=2))
         return 0
     rows = [[name, each["summary"], each["here"]] for name, each in sets.items()]
-    TextTable("data sets", ["name", "what it is", "here"], rows).show(stdout_console())
+    TextTable("data sets", ["name", "content", "available"], rows).show(stdout_console())
     return 0
 
 
 def data_cache_command(arguments: DataCache) -> int:
-    """Show the feature cache, after clearing it if asked to."""
+    """Show the feature cache, or clear it first."""
     cache = FeatureCache()
     if arguments.clear:
         cache.clear()
@@ -95,36 +95,36 @@ def data_cache_command(arguments: DataCache) -> int:
 
 
 def data_show_command(arguments: DataShow) -> int:
-    """Print and draw the samples that each client holds."""
-    if arguments.out.suffix not in _PICTURE_FORMATS:
+    """Print and draw the samples of each client."""
+    if arguments.out.suffix not in _FIGURE_SUFFIXES:
         raise InvalidInput(
-            f"out is {str(arguments.out)!r}; it must end in {' or '.join(_PICTURE_FORMATS)}."
+            f"out is {str(arguments.out)!r}; it must end in {' or '.join(_FIGURE_SUFFIXES)}."
         )
     experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
     content = expand_table(split.describe(sample_index.class_names))
-    from mpfedcl.report.run_figures import draw_contact_sheet, draw_partition
+    from mpfedcl.report.drawings import draw_contact_sheet, draw_partition
 
     title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
     draw_partition(content, title, arguments.out)
-    pictures = [str(arguments.out)]
+    figures = [str(arguments.out)]
     if sample_index.vector_width is None:
         sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
         draw_contact_sheet(*_pick_images(sample_index), arguments.name, sheet)
-        pictures.append(str(sheet))
+        figures.append(str(sheet))
     if arguments.json:
-        print(json.dumps({"pictures": pictures, **content}, indent=2))
+        print(json.dumps({"figures": figures, **content}, indent=2))
         return 0
     _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(
         stdout_console()
     )
-    stdout_console().print("\n  ".join(["pictures:", *pictures]))
+    stdout_console().print("\n  ".join(["figures:", *figures]))
     if sample_index.vector_width is not None:
         for notice in sample_index.notices:
             stdout_console().print(notice)
-        stdout_console().print(f"There is no contact sheet: the samples are {sample_index}.")
+        stdout_console().print(f"No contact sheet was drawn: the samples are {sample_index}.")
     return 0
 
 
@@ -136,14 +136,14 @@ def _pick_images(sample_index: SampleIndex) -> tuple[dict[str, list[Images | Non
         picked[domain.name] = []
         for label in range(len(classes)):
             rows = domain.train.rows[domain.train.labels == label][:1]
-            images = sample_index.store.load(rows, _PICTURE)
+            images = sample_index.store.load(rows, _THUMBNAIL)
             picked[domain.name].append(images[0] if len(rows) else None)
     return picked, classes
 
 
 def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
     classes: list[str] = content["classes"]
-    # What does not fit 100 columns is only counted; the picture shows all classes.
+    # Classes that do not fit 100 columns are only counted; the figure shows them all.
     listed = sum(max(3, len(name)) + 3 for name in classes) <= 66
     columns = [*classes] if listed else ["classes held"]
     rows = []
@@ -152,12 +152,12 @@ def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
         held = [str(n) if n else "·" for n in client["train"]]
         cells = held if listed else [str(sum(n > 0 for n in client["train"]))]
         rows.append([name, *cells, f"{sum(client['train']):,}", f"{client['test']:,}"])
-    note = f"and {more:,} clients more, which --json lists." if more > 0 else ""
+    note = f"and {more:,} more clients, which --json lists." if more > 0 else ""
     return TextTable(title, ["client", *columns, "train", "test"], rows, note)
 
 
 def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None) -> int:
-    """Download what a set needs, prepare it, and tell what is left to do by hand."""
+    """Download and prepare a data set, and print the steps that are left to the user."""
     plan, replace = fetch_plan(arguments.name), arguments.replace
     data = _data_folder(arguments.root)
     folder, originals = data / plan.set_name, data / "originals"
@@ -169,7 +169,7 @@ def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None)
             fetch_source(public_source, download_folder, retries, report)
         stdout_console().print(f"originals of {public_source.name}: {download_folder}")
     originals.mkdir(parents=True, exist_ok=True)
-    # A whole set also takes the parts that were put there by hand; a part takes only itself.
+    # A whole set includes parts that the user put there; a part includes only itself.
     fetched = {domain for public_source in plan.sources for domain in public_source.domains}
     only = None if arguments.name == plan.set_name else fetched
     preparation = prepare_set(plan.set_name, originals, folder, replace, only)
@@ -180,7 +180,7 @@ def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None)
 
 
 def data_prepare_command(arguments: DataPrepare) -> int:
-    """Prepare what is found in a folder, and tell what is missing."""
+    """Prepare the original files in a folder, and list those that are missing."""
     name, source = arguments.name, arguments.source
     folder = _data_folder(arguments.root) / name
     preparation = prepare_set(name, source.expanduser(), folder, arguments.replace)
@@ -188,7 +188,7 @@ def data_prepare_command(arguments: DataPrepare) -> int:
         sought = "; ".join(f"{domain}: {what}" for domain, what in preparation.missing.items())
         if preparation.kept:
             raise InvalidInput(
-                f"{folder} has {', '.join(preparation.kept)} already and nothing else was found; "
+                f"{folder} already has {', '.join(preparation.kept)}, and nothing else was found; "
                 f"--replace must be given to prepare them again{f' ({sought})' if sought else ''}."
             )
         raise InvalidInput(
@@ -200,7 +200,7 @@ def data_prepare_command(arguments: DataPrepare) -> int:
 
 
 def data_encode_command(arguments: DataEncode) -> int:
-    """Write feature files of pictures, and tell what is in them."""
+    """Encode images into feature files, and list them."""
     root, out = arguments.root.expanduser(), arguments.out.expanduser()
     written = write_feature_files(root, out, arguments.encoder, arguments.weights)
     lines = [f"  {path.name}: {count:,} vectors" for path, count in written.items()]
@@ -213,17 +213,17 @@ def _data_folder(root: Path | None) -> Path:
     return find_data_folder(DatasetSettings(root=root))[0]
 
 
-def _print_preparation(name: str, preparation: "Preparation") -> None:
+def _print_preparation(name: str, preparation: Preparation) -> None:
     lines = [f"{name}: {preparation.folder}"]
     lines += [f"  prepared {domain}: {what}" for domain, what in preparation.prepared.items()]
-    lines += [f"  kept {domain}: it was there already" for domain in preparation.kept]
+    lines += [f"  kept {domain}: it already exists" for domain in preparation.kept]
     lines += [f"  missing {domain}: {what}" for domain, what in preparation.missing.items()]
     stdout_console().print("\n".join(lines))
 
 
 @contextmanager
 def _show_downloads(public_source: PublicSource) -> Iterator[DownloadProgress]:
-    """Draw a bar a file, on a terminal only."""
+    """Show a progress bar per file, on a terminal only."""
     console = stderr_console()
     columns = (
         TextColumn("{task.description}"),

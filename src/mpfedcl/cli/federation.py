@@ -1,7 +1,7 @@
 """Run federations over a network: `federation init`, `server`, `client`, `start`, `update`.
 
-Modules that need torch are imported by the functions that use them: the processes of a server and
-of a client run for months, and stay small.
+Modules that need torch are imported by the functions that use them, because the processes of a
+server and of a client run for months and must stay small.
 """
 
 import contextlib
@@ -38,40 +38,46 @@ from mpfedcl.network.flower.programs import (
     LAST_WORDS,
     check_connection,
     client_executor_command,
+    end,
+    end_of_log,
     environment,
     is_loopback,
+    is_port_in_use,
     is_server_running,
     local_address,
     refuse_broken_flower,
     require_flower,
+    running,
     server_executor_command,
+    start,
     superlink_command,
+    wait_for_port,
     write_connection,
 )
-from mpfedcl.network.processes import end, end_of_log, is_port_in_use, running, start, wait_for_port
 from mpfedcl.network.server.status import read_status, stop_file
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
 
-_SERVER_POLL_SECONDS = 0.5
+_SERVER_POLL_SECONDS, _STATUS_POLL_SECONDS = 0.5, 0.3
 _CLIENTS_SECONDS = 5.0
-"""Between two checks for clients that were added while the server runs."""
-_EXECUTOR_RESTART_SECONDS = 5.0
-"""Before a process for the next run, if the one before ended badly."""
-_CLIENT_RESTART_SECONDS = 2.0
-"""Before a process that has ended is started again."""
-_STATUS_POLL_SECONDS = 0.3
+"""Interval of checks for clients that were added while the server runs."""
+_EXECUTOR_RESTART_SECONDS, _CLIENT_RESTART_SECONDS = 5.0, 2.0
+"""Delay before a failed process is started again."""
 _SERVER_CHECK_SECONDS, _SERVER_CHECK_TRIES = 5.0, 5
-"""How often the server is checked, and how many failed tries mean that it has gone."""
+"""Interval of server checks, and the failed tries after which the server counts as lost."""
 _SILENT_SECONDS = 60.0
-"""A run's process touches its status every second; one silent for this long has gone."""
-_ENDS = ("done", "stopped", "failed")
+"""Age of a status at which its process counts as lost; it is touched every second."""
 _BEGIN_SECONDS = 120.0
-"""Until the server's process has written its first status."""
-_UPDATE_EVENTS = {"joined": "has joined", "replaced": "has started over in", "left": "has left"}
+"""Time limit for the first status of a run."""
+_ENDS = ("done", "stopped", "failed")
+_UPDATE_EVENTS = {
+    "joined": "has joined",
+    "replaced": "has replaced its data in",
+    "left": "has left",
+}
 
 
 def federation_init_command(arguments: FederationInit) -> int:
-    """Make or extend a federation's folder."""
+    """Create or extend the folder of a federation."""
     if (arguments.clients is None) == (not arguments.names):
         raise InvalidInput("one of --clients and --names must be given.")
     if arguments.clients is not None and not 1 <= arguments.clients <= 1000:
@@ -86,23 +92,23 @@ def federation_init_command(arguments: FederationInit) -> int:
     console = stdout_console()
     console.print(f"{folder.root}: {len(folder.clients)} clients, {', '.join(folder.clients)}")
     console.print(f"Next: mpfedcl federation server {folder.root}")
-    console.print(f"What goes to which machine: {folder.root / 'README.md'}")
+    console.print(f"Files for each machine: {folder.root / 'README.md'}")
     return 0
 
 
 def federation_server_command(arguments: FederationServer) -> int:
-    """Run Flower's SuperLink, let the clients' keys in, and run what is submitted."""
+    """Run Flower's SuperLink, register the clients' keys, and execute submitted runs."""
     folder = ServerFolder.open(arguments.directory)
     console = stderr_console()
     host = local_address(arguments.bind)
     _check_server(arguments, folder)
     if is_port_in_use(host, folder.port):
         raise InvalidInput(
-            f"port is {folder.port}, which is already in use: end what listens there, or make a "
-            "federation with another port: mpfedcl federation init NEW_FOLDER --port N."
+            f"port is {folder.port}, which is in use; it must be free: end the other process, or "
+            "create another federation: mpfedcl federation init NEW_FOLDER --port N."
         )
     write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
-    # No run outlives the server that it ran on.
+    # A run ends with its server.
     folder.status.unlink(missing_ok=True)
     log = folder.server / "superlink.log"
     command = superlink_command(folder, arguments.bind, is_insecure=arguments.insecure)
@@ -117,14 +123,14 @@ def federation_server_command(arguments: FederationServer) -> int:
                 f"log: {log}. Ctrl-C ends it."
             )
             _supervise_server(arguments, folder, process, log)
-            raise InvalidInput(f"the server ended; {log} says why: {end_of_log(log).rstrip('.')}.")
+            raise InvalidInput(f"the server ended ({log}): {end_of_log(log).rstrip('.')}.")
     except KeyboardInterrupt:
         console.print("Server ended.")
         return 0
 
 
 def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
-    """Refuse settings that are not safe, and warn about weak ones."""
+    """Reject unsafe settings, and warn about weak ones."""
     require_flower("mpfedcl.network.flower.control")
     _check_folder(folder.server)
     folder.make_secret()
@@ -136,25 +142,24 @@ def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     if arguments.insecure and not is_local:
         raise InvalidInput(
             f"bind is {arguments.bind!r}; with --insecure it must be 127.0.0.1: without TLS the "
-            "secret and all that clients send can be read on the network."
+            "secret and all updates are readable on the network."
         )
     if arguments.insecure:
         stderr_console().print(
-            "Without TLS and keys: every user of this machine can take part as a client, under any "
-            "name. Starting a run still needs the secret."
+            "Without TLS and keys, every user of this machine can take part as any client. "
+            "Starting a run still needs the secret."
         )
     elif not is_local:
         stderr_console().print(
-            f"Listening at {arguments.bind}: whoever reaches the port needs a client's key to take "
-            "part and the secret to start runs. nginx in front of it (server/nginx.conf) keeps "
-            "everybody else out."
+            f"Listening on {arguments.bind}: taking part requires the key of a client, starting a "
+            "run the secret. A reverse proxy (server/nginx.conf) rejects all other connections."
         )
 
 
 def _supervise_server(
     arguments: FederationServer, folder: ServerFolder, process: subprocess.Popen[bytes], log: Path
 ) -> None:
-    """Keep a process ready for the next run, and let new clients in, while the server runs."""
+    """Keep a process ready for the next run and register new clients, while the server runs."""
     known, checked = folder.clients, time.monotonic()
     run_lines = RunLines()
     while process.poll() is None:
@@ -168,22 +173,22 @@ def _supervise_server(
                 if time.monotonic() - checked > _CLIENTS_SECONDS:
                     checked = time.monotonic()
                     known = _register_new_clients(arguments, folder.root, known)
-        # One that has done its run ends with 0; another may end again at once.
+        # A process ends with 0 after its run; after a failure the next one may fail at once.
         if executor.poll() and process.poll() is None:
             time.sleep(_EXECUTOR_RESTART_SECONDS)
 
 
 class RunLines:
-    """Lines for the server's log of the run under way: one every few rounds, and how it ended."""
+    """Lines of the server's log about the current run: one every few rounds, and its end."""
 
     def __init__(self) -> None:
         self._milestones = Milestones()
         self._last = ""
 
     def read(self, status: Mapping[str, Any]) -> str:
-        """Return the next line of what the run's process says of itself; empty if nothing is new.
+        """Return the next line for a status of the run; empty if nothing is new.
 
-        The status of the run before is removed when a run is started.
+        An empty status means that a new run is about to begin.
         """
         before, self._last = self._last, str(status.get("what", ""))
         if not status:
@@ -200,8 +205,8 @@ class RunLines:
 
 
 def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
-    """Let clients in, and the server's user at the control path."""
-    # Only now: Flower takes a second to load.
+    """Register the clients, and give the server's user access to the control API."""
+    # Imported late: Flower takes a second to load.
     from mpfedcl.network.flower.control import lend_secret, register_clients
 
     lend_secret(folder)
@@ -212,7 +217,7 @@ def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> Non
 def _register_new_clients(
     arguments: FederationServer, root: Path, known: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Register clients that `init` has added since; return the known clients."""
+    """Register clients that `init` has added; return all registered clients."""
     try:
         folder = ServerFolder.open(root)
         if folder.clients != known and not arguments.insecure:
@@ -220,14 +225,14 @@ def _register_new_clients(
             new = [name for name in folder.clients if name not in known]
             stderr_console().print(f"New clients: {', '.join(new)}")
     except InvalidInput as error:
-        # A fault of a new client must not end a federation that works.
-        stderr_console().print(f"New clients cannot be let in yet: {error}")
+        # An error in a new client's files must not end the federation.
+        stderr_console().print(f"New clients cannot be registered yet: {error}")
         return known
     return folder.clients
 
 
 def _check_private(path: Path) -> None:
-    """Refuse a private key or secret that others can read."""
+    """Reject a private key or secret that others can read."""
     from mpfedcl.network.setup.keys import is_private
 
     if not path.is_file():
@@ -237,7 +242,7 @@ def _check_private(path: Path) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that others can change; warn where they can look into it."""
+    """Reject a folder that others can change; warn if they can read it."""
     from mpfedcl.network.setup.keys import find_open
 
     changeable, is_open = find_open(folder)
@@ -247,13 +252,13 @@ def _check_folder(folder: Path) -> None:
         )
     if is_open:
         stderr_console().print(
-            f"{folder} can be entered by other users of this machine, who can read all in it "
-            f"except keys and secrets; chmod 700 {folder} closes it."
+            f"Other users of this machine can read all of {folder} except keys and secrets; "
+            f"chmod 700 {folder} prevents this."
         )
 
 
 def _end_by_signals() -> None:
-    """Let SIGTERM, which systemd sends, end a program as Ctrl-C does."""
+    """Handle SIGTERM, which systemd sends, like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -263,7 +268,7 @@ def _end_by_signals() -> None:
 
 
 def federation_client_command(arguments: FederationClient) -> int:
-    """Run the process in which a client works, and start it again whenever it ends."""
+    """Run the process of a client, and restart it whenever it ends."""
     client = ClientFolder.open(arguments.directory, arguments.name)
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
@@ -276,9 +281,9 @@ def federation_client_command(arguments: FederationClient) -> int:
             f"max_epsilon is {arguments.max_epsilon:g}; it must be above 0 and at most 100."
         )
     if arguments.data is not None:
-        from mpfedcl.data.reader import open_own_samples
+        from mpfedcl.data.sources import open_own_samples
 
-        # Now, not in the first round: the user who starts a client is still watching.
+        # Checked now, while the user is watching, and not in the first round.
         open_own_samples(arguments.data, None)
     require_flower()
     _check_folder(client.root)
@@ -291,8 +296,8 @@ def federation_client_command(arguments: FederationClient) -> int:
         console.print(f"No server at {server} yet ({why}); {client.name} waits for it.")
     if arguments.insecure:
         console.print(
-            "Without TLS and keys: anybody on the network can read and change what is sent, and "
-            "anybody can pretend to be the server. Only for experiments on one machine."
+            "Without TLS and keys, others on the network can read and change messages, and "
+            "impersonate the server. Use this on one machine only."
         )
     _end_by_signals()
     try:
@@ -306,7 +311,7 @@ def federation_client_command(arguments: FederationClient) -> int:
 
 
 def _supervise_client(client: ClientFolder) -> None:
-    """Start the client's process, and start it again whenever it ends, until interrupted."""
+    """Start the client's process, and restart it whenever it ends, until interrupted."""
     console = stderr_console()
     while True:
         process = start(
@@ -324,19 +329,17 @@ def _supervise_client(client: ClientFolder) -> None:
         finally:
             end(process)
         if code == 2:
-            # It has said why it will not work: starting it again would not help.
-            raise InvalidInput(last[0] if last else f"{client.log} says why it ended.")
+            # Invalid input, which the process has reported: a restart would not help.
+            raise InvalidInput(last[0] if last else f"the client ended; see {client.log}.")
         if code == 1:
             refuse_broken_flower(client.log)
         ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
-        console.print(
-            f"{client.name}: its process {ended} and is started again; log: {client.log}."
-        )
+        console.print(f"{client.name}: its process {ended} and is restarted; log: {client.log}.")
         time.sleep(_CLIENT_RESTART_SECONDS)
 
 
 def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
-    """Show what the client's process says to its operator, and keep its last words."""
+    """Print the messages of the client's process, and keep its final error."""
     console = stderr_console()
     assert process.stdout is not None
     for line in process.stdout:
@@ -348,7 +351,7 @@ def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
 
 
 def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int | float]:
-    """Return the settings of the client's own process; none of it is sent to the server."""
+    """Return the settings of the client's process; they are not sent to the server."""
     paths = {
         "memory": client.memory,
         "data": arguments.data,
@@ -376,10 +379,10 @@ def federation_start_command(arguments: FederationStart) -> int:
     path = _choose_path(arguments)
     require_flower("mpfedcl.network.flower.control")
     if arguments.resume is None:
-        # Now: the user who starts a run is still watching, and the server may be far away.
-        from mpfedcl.network.server.serve import check_experiment
+        # Checked now, while the user is watching, and not by the server.
+        from mpfedcl.runs.plan import Facts, plan
 
-        check_experiment(arguments.settings)
+        plan(arguments.settings, Facts(over_network=True))
     again = f"mpfedcl federation start {folder.root} --resume {path}"
     follower = _follow_run(folder, path, _run_config(arguments, folder, path), again)
     return _report_end(arguments, follower, path)
@@ -388,14 +391,14 @@ def federation_start_command(arguments: FederationStart) -> int:
 def _follow_run(
     folder: ServerFolder, path: Path, run_config: dict[str, str], again: str
 ) -> "RunFollower":
-    """Submit a request to the server and show its progress until it has ended.
+    """Submit a request to the server and show its progress until it ends.
 
     `path` is the run directory, `again` the command that continues after an interruption.
     """
     under_way = read_status(folder.status)
     if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
-        raise InvalidInput(f"a run is under way on {folder.root}; it must end first.")
-    # Only now: Flower takes a second to load.
+        raise InvalidInput(f"{folder.root} is executing a run; it must end first.")
+    # Imported late: Flower takes a second to load.
     from mpfedcl.network.flower.control import stop_run, submit
 
     console = stderr_console()
@@ -421,22 +424,18 @@ def _follow_run(
 
 def _choose_path(arguments: FederationStart) -> Path:
     if arguments.resume is not None:
-        if arguments.out is not None or arguments.file is not None:
-            raise InvalidInput(
-                "resume allows only --rounds beside it; a file or --out must not be given."
-            )
         return arguments.resume
     method = arguments.settings.method.rpartition(":")[2]
     path = arguments.out or unused_folder(Path("runs") / f"{method}-{arguments.directory.name}")
     if path.exists() and any(path.iterdir()):
         raise InvalidInput(
-            f"out is {str(path)!r}; it must be a new or an empty folder, or be given as --resume."
+            f"out is {str(path)!r}; it must be a new or an empty folder; --resume continues a run."
         )
     return path
 
 
 def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) -> dict[str, str]:
-    """Return the run configuration: one document, and places on this machine."""
+    """Return the run configuration: the experiment, and paths on this machine."""
     places = {"status": str(folder.status.resolve())}
     if arguments.resume is not None:
         from mpfedcl.runs.directory import RunDirectory
@@ -447,13 +446,13 @@ def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) ->
         return {**places, **more, "resume": str(path.resolve())}
     experiment = arguments.settings
     if experiment.clients is None:
-        # Those of this federation, not as many as a benchmark has.
+        # All clients of the federation, instead of the data set's default.
         experiment = experiment.replace(clients=len(folder.clients))
     return {**places, "experiment": experiment.to_toml(), "out": str(path.resolve())}
 
 
 class RunFollower:
-    """Reads the status that the server's process writes, and shows it."""
+    """Reads and shows the status that the server's process writes."""
 
     def __init__(
         self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID, again: str
@@ -462,23 +461,23 @@ class RunFollower:
 
         self.status: dict[str, Any] = {}
         self.round = 0
-        """The last round that was seen to begin."""
+        """The last round that has begun."""
         self._folder, self._directory = folder, RunDirectory(path)
         self._bar, self._task, self._again = bar, task, again
         self._began = time.monotonic()
         self._reached = self._moved = self._began
         self._modified = 0.0
         self._refusals: dict[str, str] = {}
-        """Clients that may not take part, with the reasons that were shown."""
+        """Clients that do not take part, with the reasons shown so far."""
 
     def is_running(self) -> bool:
-        """Show where the run is; tell whether it is still under way."""
+        """Show the progress; return whether the run continues."""
         self.status = read_status(self._folder.status) or self.status
         if not self.status:
             if time.monotonic() - self._began > _BEGIN_SECONDS:
                 raise RunCutShort(
-                    f"the server has not begun within {_BEGIN_SECONDS:g} s; "
-                    f"{self._folder.server / 'superlink.log'} says why."
+                    f"the server did not begin within {_BEGIN_SECONDS:g} s; see "
+                    f"{self._folder.server / 'superlink.log'}."
                 )
             self._check_server()
             return True
@@ -489,7 +488,7 @@ class RunFollower:
             self.status = read_status(self._folder.status)
             if self.status.get("what") not in _ENDS:
                 raise RunCutShort(
-                    "the server's process has gone; what was done is kept. Resume with: "
+                    "the server's process was lost; completed rounds are kept. Resume with: "
                     f"{self._again}"
                 )
             return False
@@ -498,7 +497,7 @@ class RunFollower:
         return True
 
     def _is_moving(self) -> bool:
-        """Tell whether the run's process has touched its status of late."""
+        """Return whether the run's process has touched its status recently."""
         with contextlib.suppress(OSError):
             modified = self._folder.status.stat().st_mtime
             if modified != self._modified:
@@ -506,7 +505,7 @@ class RunFollower:
         return time.monotonic() - self._moved < _SILENT_SECONDS
 
     def _check_server(self) -> None:
-        """Refuse to wait without a server: a run does not outlive it, but its process may hang."""
+        """Raise an error if the server is lost: the run has ended, but its process may hang."""
         now = time.monotonic()
         if now - self._reached < _SERVER_CHECK_SECONDS:
             return
@@ -514,7 +513,7 @@ class RunFollower:
             self._reached = now
             return
         raise RunCutShort(
-            "the server has gone; what was done is kept. Start it again, then resume with: "
+            "the server was lost; completed rounds are kept. Restart it, then resume with: "
             f"{self._again}"
         )
 
@@ -523,7 +522,7 @@ class RunFollower:
 
         status = self.status
         if "wanted" in status:
-            note = f"{len(status['here'])} of {status['wanted']} clients are here"
+            note = f"{len(status['here'])} of {status['wanted']} clients are connected"
             self._bar.update(self._task, description=status["what"], note=note)
             self._show_refusals(status.get("refused", {}))
             return
@@ -542,7 +541,7 @@ class RunFollower:
         )
 
     def _show_refusals(self, refusals: Mapping[str, str]) -> None:
-        """Report at once which clients cannot take part: the wait may be long and in vain."""
+        """Report at once which clients cannot take part, because the wait may be long."""
         for name, why in sorted(refusals.items()):
             if self._refusals.get(name) != why:
                 self._bar.console.print(f"{name} does not take part: {why}")
@@ -556,11 +555,11 @@ def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -
 
     what = follower.status["what"]
     if what == "failed":
-        raise RunCutShort(str(follower.status.get("error", "the server's log says why")))
+        raise RunCutShort(str(follower.status.get("error", "see the log of the server")))
     directory = RunDirectory(path)
     records, experiment = directory.read_records(), directory.read_experiment()
     if what == "stopped":
-        # The record of the last round waits for its evaluation by clients with the next one.
+        # Clients evaluate a round with the next one, so the last record may be incomplete.
         done = max(len(records), follower.round)
         stderr_console().print(
             f"Stopped after round {done} of {experiment.rounds}. Resume with: mpfedcl "
@@ -576,7 +575,7 @@ def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -
 
 def _is_alive(number: int) -> bool:
     try:
-        # A zombie has ended; its parent has not noticed yet.
+        # A zombie has ended, but its parent has not noticed yet.
         return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:
         return True
@@ -585,7 +584,7 @@ def _is_alive(number: int) -> bool:
 
 
 def federation_update_command(arguments: FederationUpdate) -> int:
-    """Let one client join a finished one-shot run, start over in it, or leave it."""
+    """Let one client join a finished one-shot run, replace its data in it, or leave it."""
     folder = ServerFolder.open(arguments.directory)
     run, client = _check_update(arguments)
     require_flower("mpfedcl.network.flower.control")
@@ -599,15 +598,14 @@ def federation_update_command(arguments: FederationUpdate) -> int:
     again = f"mpfedcl federation update {folder.root} --run {run} --client {client}{leaves}"
     status = _follow_run(folder, run, request, again).status
     if status["what"] == "failed":
-        raise RunCutShort(str(status.get("error", "the server's log says why")))
+        raise RunCutShort(str(status.get("error", "see the log of the server")))
     _show_update(arguments, status["change"])
     return 0
 
 
 def _check_update(arguments: FederationUpdate) -> tuple[Path, str]:
-    """Return the run and the client; refuse bad input before the server is asked."""
-    from mpfedcl.inference.one_shot import is_one_shot
-    from mpfedcl.inference.one_shot_network import check_change
+    """Return the run and the client; reject invalid input before the server is contacted."""
+    from mpfedcl.inference.one_shot import check_change, is_one_shot
 
     for name in ("run", "client"):
         if getattr(arguments, name) is None:
@@ -618,8 +616,8 @@ def _check_update(arguments: FederationUpdate) -> tuple[Path, str]:
     assert arguments.client is not None
     if not is_one_shot(arguments.run):
         raise InvalidInput(
-            f"run is {str(arguments.run)!r}; it must be of a one-shot method, such as "
-            "fedgauss: the others have trained with their clients."
+            f"run is {str(arguments.run)!r}; it must be a run of a one-shot method, such as "
+            "fedgauss: other models have been trained with their clients."
         )
     check_change(arguments.run, arguments.client, leave=arguments.leave)
     return arguments.run, arguments.client
@@ -643,10 +641,10 @@ def _show_update(arguments: FederationUpdate, change: dict[str, Any]) -> None:
     if change["after"] is not None:
         console.print(
             f"accuracy % on its local test set: {percent(change['before'])} with the run's "
-            f"classifier before, {percent(change['after'])} with the client's own, which it has now"
+            f"classifier before, {percent(change['after'])} with the client's classifier now"
         )
     elif change["event"] != "left":
         console.print(
-            f"{client} did not get its classifier: it went away. Repeat the command when it is "
-            "back."
+            f"{client} did not receive its classifier, because it disconnected. Repeat the command "
+            "when it is connected."
         )

@@ -17,9 +17,9 @@ from mpfedcl.experiment.wording import describe_data
 from mpfedcl.inference.advice import CLASSIFIERS, Advice, advise
 from mpfedcl.inference.calibration import log_drift
 from mpfedcl.inference.contribution import OthersAccuracy, find_contributions
-from mpfedcl.inference.export.exporter import ExportSettings, export_run
+from mpfedcl.inference.export import ExportSettings, export_run
 from mpfedcl.inference.membership import JoinResult, join, leave, list_joined
-from mpfedcl.inference.predictor import Measured, Prediction, Predictor, load_predictor
+from mpfedcl.inference.predictor import Measured, Prediction, Predictor
 from mpfedcl.inference.samples import NamedSample, list_samples, read_batches
 from mpfedcl.report.tables import PREDICTOR_TITLES, TextTable, percent
 from mpfedcl.runs.directory import RunDirectory
@@ -30,7 +30,7 @@ _SHORTEST_NAME = 12
 _MOST_CLASSES_COUNTED = 6
 _MOST_CLASSES_OF_A_SET = 4
 _Batch = tuple[list[str], list[Measured], dict[int, str]]
-"""Names, the model outputs for readable samples, and the errors of the others by place."""
+"""Names, the model outputs of readable samples, and the errors of the others by position."""
 _JOIN_PREDICTORS = {
     "classifier": "classifier",
     "pool": "pool's prototypes",
@@ -50,7 +50,7 @@ def predict_command(arguments: Predict) -> int:
     if not arguments.images:
         raise InvalidInput("IMAGES is missing; give at least one (see mpfedcl predict --help).")
     console = stderr_console()
-    predictor = load_predictor(
+    predictor = Predictor.load(
         arguments.run,
         arguments.client,
         held_out=arguments.held_out,
@@ -96,11 +96,11 @@ def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
     if arguments.probabilities and not arguments.json:
         raise InvalidInput("probabilities is True; it must be given together with --json.")
     if arguments.estimate_prior:
-        predictor.refuse_to_estimate()
+        predictor.reject_estimate()
     if arguments.log and predictor.threshold is None:
         raise InvalidInput(
-            "log is True; it must be left out, because this model has no threshold for unknown "
-            "samples."
+            "log is True; it must be left out, because this model has no out-of-distribution "
+            "threshold."
         )
 
 
@@ -123,7 +123,8 @@ def _estimate_prior(predictor: Predictor, batches: Iterable[_Batch], console: Co
     shares = predictor.adopt_prior([part for _, measured, _ in batches for part in measured])
     common = sorted(shares.items(), key=lambda each: -each[1])
     console.print(
-        "Estimated shares: " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
+        "Estimated class prior: "
+        + ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
     )
 
 
@@ -131,7 +132,7 @@ def _report_drift(
     predictor: Predictor, predictions: Sequence[Prediction], arguments: Predict
 ) -> None:
     """Report drift of the samples as a whole."""
-    drift = predictor.judge_drift(predictions)
+    drift = predictor.detect_drift(predictions)
     if drift is None:
         return
     if drift.is_drift:
@@ -164,7 +165,7 @@ def _predictions_table(
         cells = [_classifier_cells(each)[: len(columns)] for _, each in predicted]
     widths = [max(len(row[n]) for row in [columns, *cells]) for n in range(len(columns))]
     room = max(_SHORTEST_NAME, _COLUMNS - sum(width + 3 for width in widths) - 3)
-    # The end of a long name tells samples apart.
+    # Long names are cut at the start, because their ends differ.
     names = [name if len(name) <= room else f"…{name[1 - room :]}" for name, _ in predicted]
     rows = [[name, *row] for name, row in zip(names, cells, strict=True)]
     return TextTable(title, [predictor.trained.input_format.noun, *columns], rows, note)
@@ -211,17 +212,17 @@ def _summarize_predictions(predictor: Predictor, predictions: Sequence[Predictio
     if (limit := predictor.threshold) is not None:
         unknown = sum(bool(each.unknown) for each in predictions)
         lines.append(
-            f"{unknown:,} unknown: farther than {limit.distance:.3f}, like "
+            f"{unknown:,} unknown: distance above {limit.distance:.3f}, as for "
             f"{limit.false_alarms:.1%} of {limit.images:,} held-out {noun}s"
         )
     return "\n".join(lines)
 
 
 def export_command(arguments: Export) -> int:
-    """Write the file, then print the result of the check."""
+    """Write the file and print the result of its check."""
     if arguments.check_images < 1:
         raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
-    predictor = load_predictor(
+    predictor = Predictor.load(
         arguments.run,
         arguments.client,
         held_out=arguments.held_out,
@@ -238,7 +239,7 @@ def export_command(arguments: Export) -> int:
     )
     console = stderr_console()
     with console.status("exporting") if console.is_terminal else nullcontext():
-        # Not into the run that a client has kept: later runs replace it.
+        # Not into the models that a client keeps, because later runs replace them.
         done = export_run(predictor, wanted, arguments.out, arguments.run)
     if arguments.json:
         told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
@@ -254,12 +255,12 @@ def export_command(arguments: Export) -> int:
     if (checked := note["checked"]) is not None:
         said = (
             f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
-            f"{checked['labels_differ']} labels differ, scores by up to "
+            f"{checked['labels_differ']} labels differ, scores differ by up to "
             f"{checked['largest_difference']:.1e}"
         )
         if checked["accuracy"] is not None:
-            said += f"; accuracy {checked['accuracy']:.1f} %, of PyTorch "
-            said += f"{checked['accuracy_of_pytorch']:.1f} %"
+            said += f"; accuracy {checked['accuracy']:.1f} %, "
+            said += f"with PyTorch {checked['accuracy_of_pytorch']:.1f} %"
         stdout_console().print(said)
     stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
     return 0
@@ -272,14 +273,13 @@ def join_command(arguments: Join) -> int:
     if arguments.data is None:
         return _list_joined(arguments)
     if arguments.name is None:
-        raise InvalidInput("name is missing; the new client must have one: --name clinic-7.")
+        raise InvalidInput("name is missing; it must name the new client: --name clinic-7.")
     console = stderr_console()
-    is_default = arguments.epochs == Join(arguments.run).epochs
     joined = join(
         arguments.run,
         arguments.data,
         arguments.name,
-        epochs=None if is_default else arguments.epochs,
+        epochs=arguments.epochs,
         lr=arguments.lr,
         test_fraction=arguments.test_fraction,
         weights=arguments.weights,
@@ -294,10 +294,8 @@ def join_command(arguments: Join) -> int:
     if arguments.json:
         told = {**joined.to_json(), "added": joined.was_added, "rejected": joined.rejected}
         print(json.dumps(told, indent=2))
-    elif joined.epochs is None:
-        _show_one_shot(arguments, joined)
     else:
-        _show_join(arguments, joined, joined.epochs)
+        _show_join(stdout_console(), arguments, joined)
     if arguments.add and joined.rejected is not None:
         raise InvalidInput(
             f"{joined.client} was not added: update validation rejects it ({joined.rejected})."
@@ -305,8 +303,16 @@ def join_command(arguments: Join) -> int:
     return 0
 
 
-def _show_join(arguments: Join, joined: JoinResult, epochs: int) -> None:
-    console = stdout_console()
+def _show_join(console: Console, arguments: Join, joined: JoinResult) -> None:
+    if joined.epochs is None:
+        _show_one_shot(console, arguments, joined)
+    else:
+        _show_trained(console, arguments, joined, joined.epochs)
+    if not joined.test_images:
+        console.print(f"No {joined.noun}s were held out for testing: the classes have too few.")
+
+
+def _show_trained(console: Console, arguments: Join, joined: JoinResult, epochs: int) -> None:
     rows = {"the run's model": joined.before}
     if epochs:
         rows[f"after {epochs} epoch{'s' if epochs > 1 else ''}, lr {joined.lr:g}"] = joined.after
@@ -316,56 +322,51 @@ def _show_join(arguments: Join, joined: JoinResult, epochs: int) -> None:
         ["model", *_JOIN_PREDICTORS.values()],
         [[name, *(percent(row[each]) for each in _JOIN_PREDICTORS)] for name, row in rows.items()],
     ).show(console)
-    if not joined.test_images:
-        console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
     console.print(
         f"{joined.prototypes} prototypes of {joined.train_images:,} {joined.noun}s of "
         f"{joined.classes_held} classes"
     )
     if joined.was_added:
         console.print(
-            f"added to the pool; take them out with: mpfedcl join {arguments.run} "
+            f"added to the pool; remove them with: mpfedcl join {arguments.run} "
             f"--leave {joined.client}"
         )
     elif joined.rejected is None:
         console.print("The run is unchanged; --add puts the prototypes into its pool.")
 
 
-def _show_one_shot(arguments: Join, joined: JoinResult) -> None:
-    console = stdout_console()
+def _show_one_shot(console: Console, arguments: Join, joined: JoinResult) -> None:
     before, after = joined.before, joined.after
     rows = {
-        "the federation's": (before, "classifier"),
-        f"the federation's with {joined.client}": (after, "classifier"),
-        f"{joined.client}'s own": (after, "personal"),
+        "federation": (before, "classifier"),
+        f"federation with {joined.client}": (after, "classifier"),
+        joined.client: (after, "personal"),
     }
     TextTable(
         f"{joined.client} {_JOIN_EVENTS[joined.event]} {arguments.run}: accuracy % on its "
         f"{joined.test_images:,} test {joined.noun}s",
-        ["classifier", "as it is", "with its label shares"],
+        ["classifier of", "plain", "with prior correction"],
         [
             [title, *(percent(found.get(key)) for key in (each, f"{each}_prior"))]
             for title, (found, each) in rows.items()
         ],
     ).show(console)
-    if not joined.test_images:
-        console.print(f"There is no {joined.noun} to test on: too few of a class to hold any out.")
     if joined.new_classes:
-        console.print(f"new to the federation: {', '.join(joined.new_classes)}")
+        console.print(f"new classes: {', '.join(joined.new_classes)}")
     console.print(
-        f"statistics of {joined.train_images:,} {joined.noun}s; {joined.client} has "
-        f"{joined.classes_held} classes now"
+        f"statistics of {joined.train_images:,} {joined.noun}s; {joined.client} now has "
+        f"{joined.classes_held} classes"
     )
     if joined.was_added:
         words = ["mpfedcl", "leave", str(arguments.run), f"--name={joined.client}"]
-        console.print(f"{joined.event}; take it out with: {shlex.join(words)}")
+        console.print(f"{joined.event}; remove it with: {shlex.join(words)}")
     elif joined.rejected is None:
         console.print("The federation is unchanged; --add adds these statistics to it.")
 
 
 def _leave_from_join(arguments: Join, name: str) -> int:
     if replace(arguments, leave=None, json=False) != Join(arguments.run):
-        raise InvalidInput(f"leave is {name!r}; it must be given alone, or with --json only.")
+        raise InvalidInput(f"leave is {name!r}; only --json may be given with it.")
     return leave_command(Leave(arguments.run, name, arguments.json))
 
 
@@ -388,7 +389,7 @@ def _list_joined(arguments: Join) -> int:
 
 
 def leave_command(arguments: Leave) -> int:
-    """Take a client out of a run."""
+    """Remove a client from a run."""
     if arguments.name is None:
         raise InvalidInput("name is missing; it must name the client that leaves: --name clinic-7.")
     pool = leave(arguments.run, arguments.name)
@@ -405,8 +406,8 @@ def leave_command(arguments: Leave) -> int:
 
 def contribution_command(arguments: Contribution) -> int:
     """Show the client contributions, and write them into the run directory."""
-    # Only now: matplotlib takes a second to load.
-    from mpfedcl.report.run_figures import draw_contributions
+    # Imported late: matplotlib takes a second to load.
+    from mpfedcl.report.drawings import draw_contributions
 
     console = stderr_console()
 
@@ -426,25 +427,16 @@ def contribution_command(arguments: Contribution) -> int:
         PREDICTOR_TITLES[each] for each in (found.predictor_global, found.predictor_local)
     ]
     note = (
-        f"Global test set: the test sets of the others together, by {predictors[0]}.\n"
-        f"Local test sets: those of the others, averaged, by {predictors[1]}.\n"
-        "Points: the gain of the others from the client; below 0 they do better without it.\n"
-        "The only client with a class looks harmful: the test sets of the others lack that class."
+        f"Global: accuracy on the union of the others' test sets, by {predictors[0]}.\n"
+        f"Local: mean accuracy on the others' local test sets, by {predictors[1]}.\n"
+        "Points: gain of the others from the client; negative if they do better without it.\n"
+        "The only client with a class seems harmful: the others' test sets lack that class."
     )
     if found.untested:
         note += f"\nWithout test samples here: {', '.join(found.untested)}."
     TextTable(
         f"client contributions in {arguments.run}: accuracy % of the others",
-        [
-            "client",
-            "train",
-            "global",
-            "without",
-            "points",
-            "local",
-            "without",
-            "points",
-        ],
+        ["client", "train", *("global", "without", "points"), *("local", "without", "points")],
         [
             [
                 each.client,
@@ -465,9 +457,11 @@ def _contribution_cells(found: OthersAccuracy) -> list[str]:
 
 
 def advise_command(arguments: Advise) -> int:
-    """Advise a client whether to join."""
+    """Estimate whether a client would gain from joining."""
     if arguments.data is None:
-        raise InvalidInput("data is missing; it must be the client's images: --data FOLDER.")
+        raise InvalidInput(
+            "data is missing; it must be the folder of the client's images: --data FOLDER."
+        )
     found = advise(
         arguments.run,
         arguments.data,
@@ -508,23 +502,23 @@ def _show_advice(arguments: Advise, found: Advice) -> None:
 
 def _describe_test(found: Advice) -> str:
     if found.folds == 1:
-        return f"{found.tested:,} {found.noun}s were held out; {found.train:,} were used to train."
+        return f"{found.tested:,} {found.noun}s were held out, {found.train:,} used for training."
     return (
-        f"Few could be held out, so each {found.noun} was tested once, in {found.folds} folds; "
-        f"about {found.train:,} were used to train each time."
+        f"Few could be held out, so each {found.noun} was tested once, in {found.folds} folds with "
+        f"about {found.train:,} training {found.noun}s each."
     )
 
 
 def _describe_need(found: Advice, most_gained: str) -> str:
     curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
-    told = f"Alone: {curve}. "
+    told = f"Local data only: {curve}. "
     if found.more_needed == 0:
-        return told + "Your own images do at least as well as the federation."
+        return told + "This is at least as accurate as the federation."
     if found.more_needed is None:
         return told + (
-            "This does not show how many more of your own would do as well as the federation."
+            "The number of additional images that would match the federation cannot be estimated."
         )
     return told + (
-        f"Very roughly {found.more_needed:,} more of your own would do as well as the federation; "
-        f"class {most_gained} would gain most."
+        f"Very roughly {found.more_needed:,} additional images would match the federation; class "
+        f"{most_gained} would gain most."
     )

@@ -1,4 +1,4 @@
-"""Parse the command line, call the command, and report errors in one sentence."""
+"""Parse the command line, call the command, and report errors in one line."""
 
 import contextlib
 import io
@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import tyro
+from pydantic.fields import FieldInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from mpfedcl.cli.arguments import (
     COMMANDS,
@@ -25,14 +33,13 @@ from mpfedcl.cli.arguments import (
     Run,
     Tune,
 )
-from mpfedcl.cli.flags import list_flags, settings_rules
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.core.plugins import allow_current_folder
 from mpfedcl.data.folders import find_set_folder
 from mpfedcl.data.public.sources import fetch_plan
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.experiment.method_settings import sections_of
+from mpfedcl.experiment.method_settings import is_declared, sections_of
 from mpfedcl.experiment.names import (
     check_encoder_name,
     check_method_name,
@@ -42,35 +49,25 @@ from mpfedcl.experiment.names import (
 )
 from mpfedcl.experiment.settings import Settings
 
-_FOOTER = """
-Each takes --help. A first look, on the data inside the package: mpfedcl run --rounds 10
-"""
-
-_NAME_WIDTH = 12
-"""Columns that the overview gives to names; longer ones push their usage to the right."""
-
-_WITH_FILE = Run | Compare | Tune | FederationStart
-"""Commands that take a file of settings."""
+_HEADINGS = {
+    "run": "Experiments",
+    "report": "Results",
+    "data": "Data",
+    "inference": "Finished runs",
+    "federation": "Federations over a network",
+    "privacy": "Privacy",
+}
+"""Headings of the overview, by the module that implements the commands."""
 
 _GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 """First words of commands that have two."""
 
-_ALL = "all"
-"""Stands for all methods that fit the data, in place of a method's name."""
-
+_UNION, _FROM = r"Error parsing --(\S+): no type matching .*", r" could be .* from \[(.*?)\].*"
 _PLAIN_ERRORS = {
-    r"Error parsing --(\S+): no type matching .*INT\|\{(\w+)\} could be .* from \[('.*?')\].*": (
-        r"--\1 is \3; it must be a whole number or \2"
-    ),
-    r"Error parsing --(\S+): no type matching .*FLOAT FLOAT FLOAT\} could be .* from \[(.*?)\].*": (
-        r"--\1 is \2; it must be three numbers"
-    ),
-    r"Error parsing --(\S+): no type matching .*INT could be .* from \[('.*?')\].*": (
-        r"--\1 is \2; it must be a whole number"
-    ),
-    r"Error parsing --(\S+): no type matching .*FLOAT could be .* from \[('.*?')\].*": (
-        r"--\1 is \2; it must be a number"
-    ),
+    rf"{_UNION}INT\|\{{(\w+)\}}{_FROM}": r"--\1 is \3; it must be a whole number or \2",
+    rf"{_UNION}FLOAT FLOAT FLOAT\}}{_FROM}": r"--\1 is \2; it must be three numbers",
+    rf"{_UNION}INT{_FROM}": r"--\1 is \2; it must be a whole number",
+    rf"{_UNION}FLOAT{_FROM}": r"--\1 is \2; it must be a number",
     r"Error parsing --(\S+): invalid literal for int\(\) with base 10: ('.*')": (
         r"--\1 is \2; it must be a whole number"
     ),
@@ -84,19 +81,16 @@ _PLAIN_ERRORS = {
         r"--\2 is \1; it must be one of \3"
     ),
 }
-"""Errors of Python and tyro about bad values, and how we word them."""
+"""Errors of Python and tyro about invalid values, and our wording."""
 
 _UNKNOWN_FLAG = r"Unrecognized options: .*?--([\w.-]+)"
 
 _OUT_OF_MEMORY = (
     "there is not enough memory; clients, model and samples must be fewer or smaller "
-    "(fewer --workers or --engine loop need less). What was done is kept."
+    "(fewer --workers or --engine loop need less). Completed rounds are kept."
 )
 
-_RESUME_ALLOWS = (
-    "resume allows only --rounds, --engine, --workers, --worker-timeout, --track and "
-    "--track-to beside it"
-)
+_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
 
 
 def start() -> NoReturn:
@@ -104,14 +98,14 @@ def start() -> NoReturn:
     try:
         main()
     finally:
-        # All is written. A second Ctrl-C while Python ends would end it by the signal instead.
+        # All files are written. Another Ctrl-C while Python exits would change the exit code.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and end the process.
+    """Run the command line and exit.
 
-    0 done, 1 another process was lost, 2 bad input, 3 some images could not be read, 130
+    Exit codes: 0 success, 1 a lost process, 2 invalid input, 3 unreadable images among others, 130
     interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
@@ -121,18 +115,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(2)
     except LostWorker as error:
-        # One process of a run speaks for all.
+        # Only one process of a run reports the error.
         from mpfedcl.engines.workers import is_worker
 
         if not is_worker():
             print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader has gone (`| head`). Python would complain once more when it closes stdout.
+        # The reader has exited (`| head`). Python would fail again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:
-        # Disk full, no permission, a read-only folder: the system's own words name the trouble.
+        # Disk full, no permission, a read-only folder: the system's message names the problem.
         where = f" {error.filename}" if error.filename else ""
         why = error.strerror or error
         print(f"mpfedcl: cannot use{where or ' a file'}: {why}.", file=sys.stderr)
@@ -148,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Tell whether memory ran out; torch has several words for it."""
+    """Return whether memory ran out, which torch reports in several ways."""
     words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
@@ -163,7 +157,7 @@ def _dispatch(argv: list[str]) -> int:
     arguments = parse(argv)
     _check_names(arguments)
     name, _ = _find_command(argv)
-    # Only now: what a command needs, torch above all, takes seconds to load.
+    # Imported late: torch takes seconds to load.
     module = import_module(f"mpfedcl.cli.{COMMANDS[name].module}")
     code: int = getattr(module, COMMANDS[name].function)(arguments)
     return code
@@ -171,12 +165,14 @@ def _dispatch(argv: list[str]) -> int:
 
 def _overview() -> str:
     """Return the help text that lists all commands."""
-    usages = {
-        f"  mpfedcl {each.name:{_NAME_WIDTH}} {each.usage}": each.help for each in COMMANDS.values()
-    }
-    width = max(map(len, usages))
-    lines = [f"{usage:{width}}  {words}" for usage, words in usages.items()]
-    return "\n".join(["mpfedcl: federated learning on non-IID client data", "", *lines, _FOOTER])
+    lines = ["mpfedcl: federated learning on non-IID client data", ""]
+    width = max(map(len, COMMANDS))
+    for module, heading in _HEADINGS.items():
+        lines.append(heading)
+        commands = [each for each in COMMANDS.values() if each.module == module]
+        lines += [f"  mpfedcl {each.name:{width}}  {each.summary}" for each in commands]
+    lines += ["", "`mpfedcl COMMAND --help` explains a command. To start: mpfedcl run --rounds 10"]
+    return "\n".join(lines) + "\n"
 
 
 def _is_bare_group(argv: list[str]) -> bool:
@@ -196,7 +192,7 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def parse(argv: list[str]) -> Any:
-    """Return a command's arguments: defaults, then the file's, then the flags'."""
+    """Return the arguments of a command: defaults, overridden by the file, then by the flags."""
     name, rest = _find_command(argv)
     command = COMMANDS[name].arguments
     sections: Mapping[str, type[Settings]] = {}
@@ -205,37 +201,37 @@ def parse(argv: list[str]) -> Any:
         sections = _import_own_methods(rest, from_files=not many)
     program = _Program(f"mpfedcl {name}", rest, sections)
     parsed = program.parse(command)
-    is_run, is_start = (isinstance(parsed, each) for each in (Run, FederationStart))
-    is_resumed = (is_run or is_start) and parsed.resume is not None
-    if is_resumed:
-        if is_run and (parsed.file is not None or parsed.out is not None):
-            raise InvalidInput(f"{_RESUME_ALLOWS}; a file or --out must not be given.")
-        path = parsed.resume / "experiment.toml"
+    file: Path | None = getattr(parsed, "file", None)
+    resumed: Path | None = getattr(parsed, "resume", None)
+    is_start = isinstance(parsed, FederationStart)
+    free = ("rounds",) if is_start else ("rounds", *RESULT_NEUTRAL_SETTINGS)
+    rule = f"resume allows only {', '.join(f'--{each}' for each in free).replace('_', '-')} with it"
+    if resumed is not None:
+        if file is not None or parsed.out is not None:
+            raise InvalidInput(f"{rule}; a file or --out must not be given.")
+        path = resumed / "experiment.toml"
         if not path.is_file():
-            raise InvalidInput(
-                f"resume is {str(parsed.resume)!r}; it must be a folder holding a run."
-            )
+            raise InvalidInput(f"resume is {str(resumed)!r}; it must be a folder that holds a run.")
         kept = Experiment.from_toml(path, complete=True)
-    elif isinstance(parsed, _WITH_FILE) and parsed.file is not None:
-        kept = Experiment.from_toml(parsed.file)
+    elif file is not None:
+        kept = Experiment.from_toml(file)
     else:
         return parsed
-    # Flags override the file, and only parsing tells which flags are given: parse again, with the
-    # file's settings as the defaults.
+    # Flags override the file, and only parsing shows which flags are given: parse again, with the
+    # settings of the file as the defaults.
     given = {"directory": parsed.directory} if is_start else {}
     parsed = program.parse(command, command(**given, settings=kept))
-    if is_resumed:
-        free = ("rounds", *RESULT_NEUTRAL_SETTINGS) if is_run else ("rounds",)
-        rule = _RESUME_ALLOWS if is_run else "resume allows only --rounds beside it"
-        if parsed.settings.replace(**{name: kept.setting(name) for name in free}) != kept:
+    if resumed is not None:
+        unchanged = parsed.settings.replace(**{name: kept.setting(name) for name in free})
+        if unchanged != kept:
             raise InvalidInput(f"{rule}; other settings stay as they were.")
     return parsed
 
 
 def _check_names(arguments: Any) -> None:
-    """Refuse unknown methods, data sets and encoders, and missing data, before torch is loaded."""
+    """Reject unknown methods, data sets and encoders, and missing data, before torch is loaded."""
     for method in getattr(arguments, "methods", ()):
-        if method != _ALL:
+        if method != "all":
             check_method_name(method)
     if isinstance(arguments, DataFetch):
         fetch_plan(arguments.name)
@@ -248,20 +244,20 @@ def _check_names(arguments: Any) -> None:
     spec = find_specification(dataset.name)
     if settings.encoder.name is not None:
         check_encoder_name(settings.encoder.name)
-    # Over a network the data are with the clients; a process that torchrun has started must first
-    # join the others, or they would wait for it.
+    # Over a network the clients hold the data. A process of torchrun must first join the others,
+    # which would wait for it.
     is_read_here = isinstance(arguments, Run | Compare | Tune | DataShow)
     if is_read_here and "RANK" not in os.environ and not spec.embedded and dataset.name != "table":
         find_set_folder(dataset)
 
 
 def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, type[Settings]]:
-    """Import methods of the user that a command names; return the sections of settings.
+    """Import custom methods that a command names; return the sections of their settings.
 
-    Their settings are flags, so they must be known before parsing. With `from_files`, a method that
-    no flag names is looked up in the file of settings or the run to resume.
+    Their settings are flags, which must be known before parsing. With `from_files`, a method that
+    no flag names is looked up in the file of settings or in the run to resume.
     """
-    # What follows the one value of --method may be a file.
+    # The word after the value of --method may be a file.
     said = [*_values_of("--method", words)[:1], *_values_of("--methods", words)]
     tracked = any(":" in name for name in _values_of("--track", words))
     if tracked or not all(map(is_built_in, said)):
@@ -271,7 +267,7 @@ def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, 
     sections = sections_of("")
     for name in said:
         if not is_built_in(name):
-            # Only now: it takes torch, which takes seconds to load.
+            # Imported late: torch takes seconds to load.
             import_module("mpfedcl.methods").find_method(name)
             sections |= sections_of(name)
     return sections
@@ -290,7 +286,7 @@ def _values_of(flag: str, words: Sequence[str]) -> list[str]:
 
 
 def _methods_in_files(words: Sequence[str]) -> Iterator[str]:
-    """Yield the methods named by files of settings among the words; parsing reports bad files."""
+    """Yield the methods named by files of settings; parsing reports invalid files."""
     resumed = [Path(word) / "experiment.toml" for word in _values_of("--resume", words)[:1]]
     for path in [*resumed, *(Path(word) for word in words if word.endswith(".toml"))]:
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -301,14 +297,14 @@ def _methods_in_files(words: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Program:
-    """A command's name as help shows it, its words, and the sections of settings of methods."""
+    """A command as help names it, its words, and the sections of settings of methods."""
 
     name: str
     words: list[str]
     sections: Mapping[str, type[Settings]]
 
     def parse(self, command: type[Any], default: Any = None) -> Any:
-        """Return the command's arguments; what is not given is as in `default`."""
+        """Return the command's arguments; those that are not given are as in `default`."""
         said, rules = io.StringIO(), settings_rules(self.sections)
         try:
             with contextlib.redirect_stderr(said):
@@ -317,28 +313,115 @@ class _Program:
         except SystemExit as end:
             if end.code in (0, None):
                 raise
-            sentence = _first_paragraph(said.getvalue())
-            if unknown := re.match(_UNKNOWN_FLAG, sentence):
-                raise InvalidInput(self._say_unknown(command, unknown[1])) from None
-            raise InvalidInput(f"{sentence} (see {self.name} --help).") from None
-
-    def _say_unknown(self, command: type[Any], flag: str) -> str:
-        question = did_you_mean_setting(flag, list_flags(command, self.sections), "--")
-        return f"--{flag} is not an option{question}; {self.name} --help lists them all."
+            message = _first_paragraph(said.getvalue())
+            if not (unknown := re.match(_UNKNOWN_FLAG, message)):
+                raise InvalidInput(f"{message} (see {self.name} --help).") from None
+            flag = unknown[1]
+            question = did_you_mean_setting(flag, list_flags(command, self.sections), "--")
+            raise InvalidInput(
+                f"--{flag} is not an option{question}; {self.name} --help lists them all."
+            ) from None
 
 
 def _first_paragraph(box: str) -> str:
-    """Return the first part of tyro's framed message as one sentence."""
-    lines = box.splitlines()
-    texts = [line.strip("│ ") for line in lines]
-    # If the locale has no frames, hyphens stand below the title.
+    """Return the first part of tyro's framed message on one line."""
+    texts = [line.strip("│ ") for line in box.splitlines()]
+    # If the locale has no frames, hyphens underline the title.
     rules = [
         at
         for at, text in enumerate(texts)
         if text.startswith(("╭", "╰")) or (text and set(text) <= {"─", "-"})
     ]
-    first, second = (*rules, len(lines), len(lines))[:2]
+    first, second = (*rules, len(texts), len(texts))[:2]
     sentence = " ".join(" ".join(texts[first + 1 : second]).split()).rstrip(".")
     for python, plain in _PLAIN_ERRORS.items():
         sentence = re.sub(python, plain, sentence)
     return sentence
+
+
+# Flags of settings: a new section of an experiment needs no change here
+
+
+def settings_rules(method_sections: Mapping[str, type[Settings]]) -> ConstructorRegistry:
+    """Return the registry with which `tyro.cli` parses settings and these sections of methods."""
+    rules = ConstructorRegistry()
+
+    @rules.struct_rule
+    def settings_flags(info: StructTypeInfo) -> StructConstructorSpec | None:
+        """Return the flags of a class of settings, in the order of its fields."""
+        if not (isinstance(info.type, type) and issubclass(info.type, Settings)):
+            return None
+        values = info.default if isinstance(info.default, Settings) else info.type()
+        fields = [
+            StructFieldSpec(
+                name,
+                _flag_type(field),
+                getattr(values, name),
+                # On one line; without a description, help shows the docstring of a section.
+                " ".join((field.description or "").split()) or None,
+            )
+            for name, field in info.type.model_fields.items()
+        ]
+        if not isinstance(values, Experiment):
+            return StructConstructorSpec(instantiate=info.type, fields=tuple(fields))
+        fields += [
+            StructFieldSpec(name, kind, getattr(values, name, kind()), None)
+            for name, kind in method_sections.items()
+        ]
+        unknown = {n: v for n, v in (values.model_extra or {}).items() if n not in method_sections}
+
+        def instantiate(method: str, **given: Any) -> Experiment:
+            # The table of a class that is not imported yet has no flags and is kept unchanged.
+            kept = {} if is_declared(method) else unknown
+            return Experiment(method=method, **given, **kept)
+
+        return StructConstructorSpec(instantiate=instantiate, fields=tuple(fields))
+
+    return rules
+
+
+def list_flags(command: type[Any], method_sections: Mapping[str, type[Settings]]) -> list[str]:
+    """Return the names of a command's flags, without the hyphens before them."""
+    found: list[str] = []
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            found += _setting_names(kind)
+            if issubclass(kind, Experiment):
+                for section, own in method_sections.items():
+                    found += [f"{section}.{each}" for each in own.model_fields]
+        elif tyro.conf.Positional not in get_args(hint):
+            found.append(name)
+    return [name.replace("_", "-") for name in found]
+
+
+def _setting_names(kind: type[Settings]) -> list[str]:
+    found: list[str] = []
+    for name, field in kind.model_fields.items():
+        within = field.annotation
+        if isinstance(within, type) and issubclass(within, Settings):
+            found += [f"{name}.{each}" for each in _setting_names(within)]
+        else:
+            found.append(name)
+    return found
+
+
+def _flag_type(field: FieldInfo) -> Any:
+    """Return the type of a setting, annotated if a data set or a method sets its default.
+
+    The help text names that default, so that "(default: None)" is not shown.
+    """
+    if field.default is not None:
+        return field.annotation
+    kinds = [each for each in get_args(field.annotation) if each is not NoneType]
+    metavar = "|".join(_metavar(each) for each in kinds)
+    return Annotated[field.annotation, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _metavar(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return " ".join(_metavar(each) for each in get_args(kind))
+    choices = ",".join(map(str, get_args(kind)))
+    return f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS.get(kind, "VALUE")

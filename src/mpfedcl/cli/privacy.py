@@ -1,4 +1,4 @@
-"""Plan privacy budgets and show what a client sends: `privacy plan`, `privacy receipt`."""
+"""Plan privacy budgets and show the messages of a client: `privacy plan`, `privacy receipt`."""
 
 import json
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
     console = stdout_console()
     whom = {"record": "one image", "client": "all images of one client"}[plan.unit]
     console.print(
-        f"What a budget costs, at delta {plan.delta:g}, if {whom} may be added or removed; noise "
-        f"is added by {'the server' if plan.model == 'central' else 'each client'}."
+        f"Cost of privacy budgets for adding or removing {whom}, at delta {plan.delta:g}; "
+        f"{'the server adds' if plan.model == 'central' else 'each client adds'} the noise."
     )
     if plan.rounds:
         _show_rounds(console, plan, [row for row in rows if isinstance(row, RoundsPlan)])
@@ -61,7 +61,7 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
 
 def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
     TextTable(
-        f"one exchange: {plan.images:,} images, {plan.clients:,} clients, {plan.classes:,} "
+        f"one-shot method: {plan.images:,} images, {plan.clients:,} clients, {plan.classes:,} "
         f"classes, {plan.dimensions:,} dimensions",
         [
             "epsilon",
@@ -69,7 +69,7 @@ def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
             "error of a mean",
             "noise with moments",
             "in the moment",
-            "over eigenvalue",
+            "per eigenvalue",
             "send",
         ],
         [
@@ -86,9 +86,9 @@ def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
         ],
     ).show(console)
     console.print(
-        "Noise: its standard deviation in each count and each number of a sum. Error of a mean: "
-        "its expected length, for features of length 1. Over eigenvalue: the most that noise adds "
-        "to the second moment in one direction, divided by the moment's mean. Second moments are "
+        "Noise: standard deviation in each count and each entry of a sum. Error of a mean: its "
+        "expected norm, for features of norm 1. Per eigenvalue: the largest effect of the noise on "
+        "the second moment in one direction, divided by the mean eigenvalue. Second moments are "
         "sent with --privacy.moments."
     )
 
@@ -97,7 +97,7 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
     TextTable(
         f"{plan.rounds:,} rounds: {plan.clients:,} clients, a fraction of {plan.fraction:g}, "
         f"{plan.parameters:,} parameters",
-        ["epsilon", "noise over clip", "error per round", "clients for 100 %", "model"],
+        ["epsilon", "noise / clip", "error per round", "clients for 100 %", "model"],
         [
             [
                 f"{row.epsilon:g}",
@@ -110,8 +110,8 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
         ],
     ).show(console)
     console.print(
-        "Error per round: the length of the noise in the mean change of the model, divided by the "
-        "longest change that a client may make (privacy.clip)."
+        "Error per round: norm of the noise in the mean model change, divided by the largest norm "
+        "of a client's change (privacy.clip)."
     )
 
 
@@ -142,8 +142,8 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
         _show_receipt(stdout_console(), receipt)
     if threshold is not None and (below := receipt.below(threshold)):
         raise InvalidInput(
-            f"threshold is {threshold}; {below[0].name} would be sent with a number from only "
-            f"{below[0].least}: take part only with a privacy budget, or with more images."
+            f"threshold is {threshold}; {below[0].name} would be sent with a value of only "
+            f"{below[0].least} images: take part only with a privacy budget, or with more images."
         )
     return 0
 
@@ -155,8 +155,8 @@ def _read_settings(path: Path) -> Experiment:
 
 def _show_receipt(console: Console, receipt: Receipt) -> None:
     TextTable(
-        f"what would leave this client: {receipt.method}, {receipt.train:,} training samples",
-        ["answer to", "field", "numbers", "bytes", "fewest samples behind one", "noise"],
+        f"messages of this client: {receipt.method}, {receipt.train:,} training samples",
+        ["reply to", "field", "values", "bytes", "fewest samples per value", "noise"],
         [
             [
                 each.message,
@@ -169,18 +169,18 @@ def _show_receipt(console: Console, receipt: Receipt) -> None:
             for each in receipt.fields
         ],
     ).show(console)
-    console.print(_tell_budget(receipt))
+    console.print(_describe_budget(receipt))
     console.print("Nothing was sent.", style="bold")
 
 
-def _tell_budget(receipt: Receipt) -> str:
+def _describe_budget(receipt: Receipt) -> str:
     if receipt.epsilon is None:
-        return "Privacy budget: none, so there is no guarantee about what is sent."
+        return "Privacy budget: none, so there is no guarantee."
     unit = {"record": "one image", "client": "all images of this client"}[receipt.unit]
     who = {
-        "local": "protected by this client's own noise, also against the server",
-        "sum": "protected by all clients' shares of noise in their sum, also against the server",
-        "central": "protected by the server's noise: the server itself sees the bare numbers",
+        "local": "protected by this client's noise, also against the server",
+        "sum": "protected by the noise of all clients in their sum, also against the server",
+        "central": "protected by the server's noise; the server sees the exact values",
     }[receipt.model]
     promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"
     return f"Privacy budget: {promise}, {who}."

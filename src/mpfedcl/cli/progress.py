@@ -1,4 +1,4 @@
-"""Progress: a bar for people at a terminal, and a line now and then for files and pipes."""
+"""Progress: a bar on a terminal, occasional lines in files and pipes."""
 
 import os
 import signal
@@ -23,9 +23,9 @@ from rich.table import Column
 from rich.text import Text
 
 LINES = 20
-"""Lines that a log gets of a run, whatever the number of its rounds."""
+"""Maximum number of progress lines of a run in a log."""
 _LOST_SECONDS = 5.0
-"""Time after which a second Ctrl-C counts as lost: torch swallows some in its callbacks."""
+"""Time limit of a second Ctrl-C, after which the process ends: torch swallows some of them."""
 
 
 def stderr_console() -> Console:
@@ -34,20 +34,20 @@ def stderr_console() -> Console:
 
 
 def stdout_console() -> Console:
-    """Return a console on standard output; 100 columns if it is no terminal."""
+    """Return a console on standard output, with 100 columns if it is no terminal."""
     width = None if Console().is_terminal else 100
-    # Names of files and classes are not markup, and a path that is folded cannot be copied.
+    # Names of files and classes are no markup, and a wrapped path could not be copied.
     return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 class Milestones:
-    """Says when a log gets a line: about twenty times from beginning to end."""
+    """Decides when a log gets a line: about twenty times in total."""
 
     def __init__(self) -> None:
         self._told = 0
 
     def is_new(self, done: int, total: int) -> bool:
-        """Tell whether so much is done since the last line that it is time for another."""
+        """Return whether enough is done since the last line for another one."""
         step = max(1, -(-total // LINES))
         is_new = done // step > self._told // step or self._told < done == total
         if is_new or done < self._told:
@@ -56,7 +56,7 @@ class Milestones:
 
 
 class _NoteColumn(ProgressColumn):
-    """The note next to a bar; only the note is cut off if the line is too long."""
+    """The note next to a bar, which is cut off if the line is too long."""
 
     def render(self, task: Task) -> Text:
         """Return the note on one line."""
@@ -64,7 +64,7 @@ class _NoteColumn(ProgressColumn):
 
 
 class _LoggedProgress(Progress):
-    """A bar that prints lines if it cannot be drawn."""
+    """A bar that prints lines if it is not on a terminal."""
 
     def __init__(self, console: Console, unit: str) -> None:
         super().__init__(
@@ -93,21 +93,21 @@ class _LoggedProgress(Progress):
                 told = f"{task.description}: {done:,} of {total:,} {self._unit}"
                 self.console.print(f"{told}, {note}" if note else told)
         elif note and note not in self._waits and len(self._waits) < LINES:
-            # Nothing is counted yet: what it waits for is told once.
+            # Nothing is counted yet: the reason of the wait is printed once.
             self._waits.append(note)
             self.console.print(f"{task.description}: {note}")
 
 
 def progress_bar(console: Console, unit: str = "") -> Progress:
-    """Return a bar that is drawn on a terminal; elsewhere it prints lines, if it has a unit."""
+    """Return a progress bar; without a terminal it prints lines, if it has a unit."""
     return _LoggedProgress(console, unit)
 
 
 @contextmanager
 def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C ask for a stop after the round under way, the second end at once.
+    """Stop after the current round on the first Ctrl-C, and at once on the second.
 
-    Yields a function that tells whether a stop was asked for.
+    Yields a function that returns whether a stop was requested.
     """
     is_asked = False
     # Files are written atomically, so the process may end at any moment.

@@ -17,8 +17,8 @@ from mpfedcl.report.tables import TextTable
 
 
 def report_command(arguments: Report) -> int:
-    """Write one HTML file of the results in the folders, and files for a paper if asked."""
-    # Only now: matplotlib takes a second to load.
+    """Write the results in the folders as one HTML file, and as files for a paper on request."""
+    # Imported late: matplotlib takes a second to load.
     from mpfedcl.report.document import build_document
     from mpfedcl.report.html import render_page
 
@@ -27,7 +27,7 @@ def report_command(arguments: Report) -> int:
     result_folders = find_result_folders(arguments.folders)
     out = arguments.out or arguments.folders[0] / "report.html"
     if out.is_dir():
-        raise InvalidInput(f"out is {str(out)!r}; it must be a file, and this is a folder.")
+        raise InvalidInput(f"out is {str(out)!r}, which is a folder; it must be a file.")
     with progress_bar(stderr_console()) as bar:
         total = sum(len(folder.runs) for folder in result_folders)
         task = bar.add_task("report", total=total, note="")
@@ -45,7 +45,7 @@ def report_command(arguments: Report) -> int:
 def _write_paper_files(
     arguments: Report, folders: Sequence[ResultFolder], document: Json, page_folder: Path
 ) -> list[Path]:
-    """Write LaTeX, CSV and PDF files as asked, into the folder of each result."""
+    """Write the requested LaTeX, CSV and PDF files into the folder of each result."""
     from mpfedcl.report.export import write_csv, write_latex, write_pdf
 
     written = []
@@ -71,8 +71,8 @@ def watch_command(arguments: Watch) -> int:
     """Show the runs below a folder on a local web page, until Ctrl-C."""
     folder = arguments.folder
     if not folder.is_dir():
-        what = "it is a file" if folder.exists() else "it does not exist"
-        raise InvalidInput(f"RUNS_FOLDER is {str(folder)!r}; it must be a folder, and {what}.")
+        reason = "is a file" if folder.exists() else "does not exist"
+        raise InvalidInput(f"RUNS_FOLDER is {str(folder)!r}, which {reason}; it must be a folder.")
     try:
         from mpfedcl.report.watch.web_app import open_listener, serve
     except ModuleNotFoundError as error:
@@ -87,17 +87,13 @@ def watch_command(arguments: Watch) -> int:
     shown = f"[{host}]" if ":" in host else host
     if not ipaddress.ip_address(host).is_loopback:
         stderr_console().print(
-            f"Everybody who reaches {shown} can read these runs: there is no password and nothing "
-            "is encrypted."
+            f"These runs are readable to anyone who can reach {shown}: there is no password and no "
+            "encryption."
         )
+    # The socket already accepts connections.
+    stdout_console().print(f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)")
     with listener:
-        serve(
-            folder,
-            listener,
-            lambda: stdout_console().print(
-                f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)"
-            ),
-        )
+        serve(folder, listener)
     return 0
 
 
@@ -119,12 +115,12 @@ def methods_command(arguments: Methods) -> int:
             ]
             for each in told
         ]
-        columns = ["name", "what it does", "a client sends", "and keeps", "paper"]
+        columns = ["name", "summary", "a client sends", "and keeps", "paper"]
         if rows:
             TextTable(family, columns, rows).show(stdout_console())
     stdout_console().print(
-        "* The paper leaves something open, and we had to choose: docs/methods.md says what.\n"
-        "--json names more: how a method is judged, and the values that `mpfedcl tune` tries."
+        "* Our interpretation of details that the paper leaves open, see docs/methods.md.\n"
+        "--json adds the primary predictors and the search spaces of `mpfedcl tune`."
     )
     return 0
 

@@ -19,7 +19,19 @@ from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data, describe_missing_encoder, describe_partition
 from mpfedcl.methods import find_method, name_method, name_methods
 from mpfedcl.report.export import write_comparison
-from mpfedcl.report.tables import TextTable, percent
+from mpfedcl.report.tables import (
+    PREDICTOR_TITLES,
+    TextTable,
+    calibration_sentence,
+    clients_table,
+    describe_mean,
+    describe_server_model,
+    fairness_sentence,
+    judged_by,
+    percent,
+    predictors_table,
+    text_table,
+)
 from mpfedcl.report.tracking import make_trackers, read_failures
 from mpfedcl.rounds.metrics import mean_accuracy
 from mpfedcl.runs.directory import RunDirectory
@@ -35,7 +47,7 @@ _CHANGES_PER_LINE = 2
 def run_command(arguments: Run) -> int:
     """Run or resume an experiment; show progress, then the end table."""
     if is_worker():
-        # torchrun starts the same command many times; one of them does the talking.
+        # torchrun starts the same command in all processes; only the leader prints.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         follow()
         return 0
@@ -67,7 +79,7 @@ def run_command(arguments: Run) -> int:
             result = run(arguments.settings, arguments.out, observer)
     if result.summary is None:
         method = result.experiment.method
-        # The current folder is searched for a class only if it is named again.
+        # The current folder is searched only for a class that the command line names.
         again = f" --method {method}" if ":" in method else ""
         console.print(
             f"Stopped after round {len(result.history)} of {result.experiment.rounds}. "
@@ -99,7 +111,7 @@ def draw_figures(result: RunResult) -> list[Path]:
 
 
 def describe_round(record: Any) -> str:
-    """Return a round's numbers, short enough to stand next to a bar."""
+    """Return the results of a round, short enough for a progress bar."""
     found = mean_accuracy(record)
     accuracy = "" if found is None else f"accuracy {found:.1f} %  "
     loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"
@@ -110,34 +122,21 @@ def describe_round(record: Any) -> str:
 
 
 def _method_name(experiment: Experiment) -> str:
-    """Return the display name of the method; a user's class names itself."""
+    """Return the display name of the method."""
     return name_method(experiment.method, find_method(experiment.method))
 
 
 def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
-    """Describe the numbers that a client sent: each round, or once."""
+    """Describe the upload of a client: in each round, or once."""
     parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
     if find_method(experiment.method).trains:
         return f"sent per client and round: {parameters:,} parameters, {floats:,} prototype floats"
-    return f"sent once per client: {parameters:,} numbers of sums"
+    return f"sent once per client: {parameters:,} values of statistics"
 
 
 def _show_run(
     console: Console, result: RunResult, figures: list[Path], *, all_predictors: bool
 ) -> None:
-    from mpfedcl.report.tables import (
-        PREDICTOR_TITLES,
-        calibration_sentence,
-        clients_table,
-        describe_mean,
-        describe_server_model,
-        fairness_sentence,
-        judged_by,
-        percent,
-        predictors_table,
-        text_table,
-    )
-
     summary = result.summary
     assert summary is not None
     experiment = result.experiment
@@ -179,7 +178,7 @@ def _show_run(
 
 
 def compare_command(arguments: Compare) -> int:
-    """Execute the missing runs, then print the tables and draw the figures."""
+    """Execute the missing runs, then print tables and draw figures."""
     check_runs("compare", arguments.file, arguments.settings, arguments.jobs)
     # Missing packages are reported before the first run.
     make_trackers(arguments.settings.track)
@@ -198,7 +197,7 @@ def compare_command(arguments: Compare) -> int:
         def advance() -> None:
             bar.update(task, completed=comparison.rounds_done())
 
-        # Counts the runs of an earlier command.
+        # Includes the runs of an earlier command.
         advance()
         complete = comparison.run(JobOptions(RUNNER, arguments.jobs, stop, advance))
     if not complete:
@@ -225,8 +224,8 @@ def tune_command(arguments: Tune) -> int:
     check_runs("tune", arguments.file, arguments.settings, arguments.jobs)
     if arguments.settings.partition.validation:
         raise InvalidInput(
-            f"partition.validation is {arguments.settings.partition.validation:g}; tune holds out "
-            "images itself: use --validation."
+            f"partition.validation is {arguments.settings.partition.validation:g}; it must be 0: "
+            "tune holds out images itself, see --validation."
         )
     path = arguments.out or unused_folder(Path("runs") / "tuning")
     searches = _prepare_searches(arguments, path)
@@ -286,7 +285,7 @@ def _read_earlier_results(path: Path) -> dict[str, Any]:
     methods = content.get("methods", {}) if isinstance(content, dict) else None
     if not isinstance(methods, dict) or content.get("format", FORMAT) != FORMAT:
         raise InvalidInput(
-            f"{path / FILE} is not as mpfedcl writes it; it must be intact, or give another folder."
+            f"{path / FILE} is damaged; it must be as mpfedcl wrote it: give another folder."
         )
     return methods
 
@@ -315,8 +314,7 @@ def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
         ],
         "Chosen: the fewest changes among trials within "
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
-        "No test image was opened; the scores of chosen settings are too high, because they are "
-        "the best of many."
+        "No test image was opened. Scores of chosen settings are optimistic: the best of many."
         + "".join(
             f"\n{names[each.method]} has nothing to tune." for each in found if each.is_fixed
         ),
@@ -332,21 +330,18 @@ def _format_changes(changes: dict[str, Any]) -> str:
     return ",\n".join(", ".join(line) for line in lines)
 
 
-def refuse_torchrun(command: str) -> None:
-    """Refuse torchrun, which would start all runs in each of its processes."""
-    if is_under_torchrun():
-        raise InvalidInput(
-            f"{command} was started by torchrun; it must be started alone, where --workers and "
-            "--jobs say how many processes it takes."
-        )
-
-
 def check_runs(command: str, file: Path | None, settings: Experiment, jobs: Jobs) -> None:
-    """Refuse settings that do not go with several runs."""
-    refuse_torchrun(command)
+    """Reject settings that do not apply to several runs, and torchrun."""
+    if is_under_torchrun():
+        # Each of its processes would start all runs.
+        raise InvalidInput(
+            f"{command} was started by torchrun; it must be started without it, and --workers and "
+            "--jobs set the number of processes."
+        )
     for name, many in (("method", "methods"), ("seed", "seeds")):
         if file is None and getattr(settings, name) != getattr(Experiment(), name):
             raise InvalidInput(
-                f"{name} is {getattr(settings, name)!r}; {command} takes several: use --{many}."
+                f"{name} is {getattr(settings, name)!r}; it must be left out: {command} takes "
+                f"--{many}."
             )
     count_jobs(jobs)

@@ -1,5 +1,8 @@
 """Errors that end a command with a one-line message."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 
 class InvalidInput(Exception):  # noqa: N818  -- it names the input, not the program, as being wrong
     """Something given to mpfedcl cannot be used.
@@ -23,3 +26,31 @@ def explain(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".:")
+
+
+@contextmanager
+def explain_faults(shown: object, wanted: str) -> Iterator[None]:
+    """Turn any error of a decoder on a damaged file into one sentence.
+
+    Args:
+        shown: How the message names the file.
+        wanted: The end of "it must be ...".
+    """
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except MemoryError:
+        raise InvalidInput(f"{shown} does not fit into memory; it must be smaller.") from None
+    # Decoders raise anything from zlib.error to NotImplementedError.
+    except Exception as error:
+        reason = explain(error)
+        if "pickle" in reason.lower():
+            reason = "it holds pickled Python objects, and pickles are never read"
+        raise InvalidInput(f"{shown} cannot be read ({reason}); it must be {wanted}.") from None
+
+
+def enumerate_names(names: Sequence[str], most: int = 5) -> str:
+    """Return at most `most` names, separated by commas, and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

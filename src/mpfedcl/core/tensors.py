@@ -42,6 +42,11 @@ def load_tensors(path: Path) -> Tensors:
         raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
 
 
+def take_group(tensors: Tensors, prefix: str) -> Tensors:
+    """Return the tensors whose names start with a prefix, without the prefix in their names."""
+    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+
+
 def digest(*content: bytes) -> str:
     """Return the SHA-256 of the concatenated content, in hexadecimal."""
     found = hashlib.sha256()

@@ -20,7 +20,6 @@ from mpfedcl.data.client_split import (
     split_own_samples,
     with_input_means,
 )
-from mpfedcl.data.reader import open_data_set
 from mpfedcl.data.samples import (
     DomainIndex,
     ImageFormat,
@@ -31,6 +30,7 @@ from mpfedcl.data.samples import (
     Subset,
     choose_format,
 )
+from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import find_columns, fit_tables
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
@@ -38,7 +38,7 @@ from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import Encoder, Features, PixelScaling, find_encoder
 from mpfedcl.models.encoders.random_filters import RandomFilters
-from mpfedcl.models.encoders.torch_encoders import make_model
+from mpfedcl.models.factory import make_model
 from mpfedcl.models.feature_cache import FeatureCache, keep_inputs
 
 InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]

@@ -16,7 +16,7 @@ import numpy
 from numpy.lib import format as numpy_format
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.errors import InvalidInput, explain_faults
 from mpfedcl.core.images import resize_images
 from mpfedcl.data.samples import (
     ImageFormat,
@@ -28,6 +28,7 @@ from mpfedcl.data.samples import (
     describe_samples,
     digest_rows,
     find_not_finite,
+    reject_bomb,
 )
 from mpfedcl.experiment.data_folder import VECTOR_TYPES, is_array_of_vectors, read_array_header
 
@@ -36,14 +37,15 @@ MOST_CLASSES = 65_536
 
 _SAMPLES_AT_ONCE = 4096
 _BYTES_AT_ONCE = 2**26
-_MOST_TIMES_UNPACKED = 100
-_BYTES_NEVER_REFUSED = 2**26
+_BYTES_NEVER_REJECTED = 2**26
 """Fits into any memory; blank or very regular samples compress better than 100:1."""
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NEEDED = ("x_train", "y_train")
 _OPTIONAL = ("x_test", "y_test")
 
 OWNER_KEYS = ("clients_train", "clients_test")
+
+_PLAIN_ARCHIVE = "an npz archive of plain arrays"
 
 Opener = Callable[[], IO[bytes]]
 
@@ -223,23 +225,17 @@ def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:
 
 @contextmanager
 def _open_archive(opener: Opener, shown: str) -> Iterator[zipfile.ZipFile]:
-    try:
-        file = opener()
-    except OSError as error:
-        raise InvalidInput(
-            f"{shown} cannot be read ({explain(error)}); it must be a readable npz file."
-        ) from None
-    with file, _explain_faults(shown):
+    with explain_faults(shown, _PLAIN_ARCHIVE), opener() as file:
         if file.read(len(numpy_format.MAGIC_PREFIX)) == numpy_format.MAGIC_PREFIX:
             raise InvalidInput(
                 f"{shown} is a single array; it must be an npz archive (numpy.savez)."
             )
         with zipfile.ZipFile(file) as archive:
-            _refuse_bomb(archive, file.seek(0, os.SEEK_END), shown)
+            _check_members(archive, file.seek(0, os.SEEK_END), shown)
             yield archive
 
 
-def _refuse_bomb(archive: zipfile.ZipFile, num_bytes: int, shown: str) -> None:
+def _check_members(archive: zipfile.ZipFile, num_bytes: int, shown: str) -> None:
     """Reject an archive that would fill the memory; zipfile unpacks no more than is declared."""
     odd = [m.filename for m in archive.infolist() if m.compress_type not in _PACKINGS]
     if odd:
@@ -249,12 +245,7 @@ def _refuse_bomb(archive: zipfile.ZipFile, num_bytes: int, shown: str) -> None:
             "(numpy.savez or numpy.savez_compressed)."
         )
     unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > max(_BYTES_NEVER_REFUSED, _MOST_TIMES_UNPACKED * num_bytes):
-        raise InvalidInput(
-            f"{shown} has {num_bytes:,} bytes and would unpack to {unpacked:,}; above "
-            f"{_BYTES_NEVER_REFUSED:,} bytes a file must unpack to at most {_MOST_TIMES_UNPACKED} "
-            "times its size."
-        )
+    reject_bomb(shown, num_bytes, unpacked, _BYTES_NEVER_REJECTED)
 
 
 def _open_store(
@@ -264,7 +255,7 @@ def _open_store(
 
     An empty list may be of any type: numpy writes one as float.
     """
-    with _explain_faults(f"{shown}: {key}"), archive.open(f"{key}.npy") as member:
+    with explain_faults(f"{shown}: {key}", _PLAIN_ARCHIVE), archive.open(f"{key}.npy") as member:
         shape, _, dtype = read_array_header(member)
     width = shape[1] if is_array_of_vectors(shape, dtype) else None
     if width is None and dtype != numpy.uint8 and shape[:1] != (0,):
@@ -285,7 +276,7 @@ def _read_rows(
     order = numpy.argsort(rows, kind="stable")
     ascending = rows[order]
     samples: Samples | None = None
-    with _explain_faults(f"{shown}: {key}"):
+    with explain_faults(f"{shown}: {key}", _PLAIN_ARCHIVE):
         for begin, piece in _read_pieces(archive, key, shown):
             if dtype in VECTOR_TYPES and (found := find_not_finite(piece, begin)):
                 raise InvalidInput(
@@ -317,30 +308,9 @@ def _read_pieces(archive: zipfile.ZipFile, key: str, shown: str) -> Iterator[tup
 
 
 def _read_array(archive: zipfile.ZipFile, key: str, shown: str) -> NDArray[Any]:
-    with _explain_faults(f"{shown}: {key}"), archive.open(f"{key}.npy") as member:
+    with explain_faults(f"{shown}: {key}", _PLAIN_ARCHIVE), archive.open(f"{key}.npy") as member:
         array: NDArray[Any] = numpy_format.read_array(member, allow_pickle=False)
     return array
-
-
-@contextmanager
-def _explain_faults(shown: str) -> Iterator[None]:
-    """Turn any error of numpy and zipfile on damaged files into one sentence."""
-    try:
-        yield
-    except InvalidInput:
-        raise
-    except MemoryError:
-        raise InvalidInput(
-            f"{shown} does not fit into memory; it must be a smaller npz archive."
-        ) from None
-    # A damaged archive raises anything from zlib.error to NotImplementedError.
-    except Exception as error:
-        reason = explain(error)
-        if "pickle" in reason.lower():
-            reason = "it holds pickled Python objects, and pickles are never read"
-        raise InvalidInput(
-            f"{shown} cannot be read ({reason}); it must be an npz archive of plain arrays."
-        ) from None
 
 
 def _check_keys(found: set[str], shown: str) -> None:

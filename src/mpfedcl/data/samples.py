@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.images import Images, Size, choose_size, resize_images
+from mpfedcl.core.images import Size, choose_size, resize_images
 from mpfedcl.experiment.data_folder import VECTOR_TYPES
 
 Indices = NDArray[numpy.int64]
@@ -224,6 +224,19 @@ def digest_rows(rows: Indices, *texts: str) -> str:
     return told.hexdigest()
 
 
+_MOST_TIMES_UNPACKED = 100
+
+
+def reject_bomb(shown: str, num_bytes: int, unpacked: int, never_rejected: int) -> None:
+    """Reject a file that would fill the memory; small ones may unpack to any multiple."""
+    if unpacked > max(never_rejected, _MOST_TIMES_UNPACKED * num_bytes):
+        raise InvalidInput(
+            f"{shown} has {num_bytes:,} bytes and would unpack to {unpacked:,}; above "
+            f"{never_rejected:,} bytes a file must unpack to at most {_MOST_TIMES_UNPACKED} times "
+            "its size."
+        )
+
+
 class SampleStore(Protocol):
     """Samples that are opened only when asked for, by their number."""
 
@@ -332,17 +345,3 @@ class SampleIndex:
 
     def __str__(self) -> str:
         return describe_samples(self.vector_width)
-
-
-@dataclass(frozen=True)
-class DomainImages:
-    """The images of one domain; the test part is None without an official split."""
-
-    name: str
-    train_images: Images
-    train_labels: Indices
-    test_images: Images | None = None
-    test_labels: Indices | None = None
-    train_clients: NDArray[numpy.str_] | None = None
-    """The client of each training image if the domain holds several clients, else None."""
-    test_clients: NDArray[numpy.str_] | None = None

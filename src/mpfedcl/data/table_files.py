@@ -6,7 +6,7 @@ count from 1, without the header.
 
 import csv
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput, explain
-from mpfedcl.data.samples import Indices
+from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults
+from mpfedcl.data.samples import Indices, reject_bomb
 
 if TYPE_CHECKING:
     import polars
@@ -43,9 +43,8 @@ Kind = Literal["numeric", "text"]
 _MISSING_NUMBERS = ("na", "n/a", "nan", "null", "?")
 """Missing values in addition to empty cells; in a text column these are ordinary words."""
 _LARGEST = float(numpy.finfo(numpy.float32).max)
-_MOST_NAMES_LISTED = 12
-_MOST_TIMES_UNPACKED = 100
-_BYTES_NEVER_REFUSED = 2**28
+MOST_NAMES_LISTED = 12
+_BYTES_NEVER_REJECTED = 2**28
 """Fits into any memory; sorted or constant columns compress better than 100:1."""
 
 
@@ -61,10 +60,12 @@ def read_table(path: Path) -> "polars.DataFrame":
 
     if path.suffix.lower() == ".csv":
         _check_csv(path)
-        frame = _explain_faults(path, lambda: polars.read_csv(path, infer_schema=False))
+        with explain_faults(path, "a whole CSV file"):
+            frame = polars.read_csv(path, infer_schema=False)
     else:
-        _refuse_bomb(path)
-        frame = _explain_faults(path, lambda: polars.read_parquet(path))
+        with explain_faults(path, "a whole Parquet file"):
+            _check_size(path)
+            frame = polars.read_parquet(path)
     names = [name.strip() for name in frame.columns]
     _check_names(names, path)
     if not frame.height:
@@ -107,7 +108,8 @@ def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Pa
     lacking = [name for name in wanted if name not in found]
     if lacking:
         raise InvalidInput(
-            f"{path} lacks the column {lacking[0]!r}; it has {enumerate_columns(found)}."
+            f"{path} lacks the column {lacking[0]!r}; it has "
+            f"{enumerate_names(found, MOST_NAMES_LISTED)}."
         )
 
 
@@ -143,13 +145,6 @@ def is_missing_number(word: str) -> bool:
     return word.lower() in _MISSING_NUMBERS
 
 
-def enumerate_columns(names: Sequence[str]) -> str:
-    """Return the columns' names, at most twelve."""
-    more = len(names) - _MOST_NAMES_LISTED
-    shown = ", ".join(names[:_MOST_NAMES_LISTED])
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
 def _require_polars() -> None:
     """Reject tables if polars is not installed."""
     try:
@@ -162,24 +157,19 @@ def _require_polars() -> None:
 
 def _check_csv(path: Path) -> None:
     """Reject lines with more or fewer cells than the header; polars would pad them."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file, strict=True)
-            header = next(lines, [])
-            _check_names([name.strip() for name in header], path)
-            for cells in lines:
-                # An empty line has no cells; the row has no label, and is left out for that.
-                if cells and len(cells) != len(header):
-                    raise InvalidInput(
-                        f"{path} has {len(cells)} cells in line {lines.line_num} and "
-                        f"{len(header)} in its header; all lines must have the same number, "
-                        "separated by commas."
-                    )
-    except (csv.Error, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
-        raise InvalidInput(
-            f"{path} cannot be read ({reason}); it must be a CSV file with commas and a header."
-        ) from None
+    wanted = "a CSV file in UTF-8 with commas and a header"
+    with explain_faults(path, wanted), path.open(newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file, strict=True)
+        header = next(lines, [])
+        _check_names([name.strip() for name in header], path)
+        for cells in lines:
+            # An empty line has no cells; the row has no label, and is left out for that.
+            if cells and len(cells) != len(header):
+                raise InvalidInput(
+                    f"{path} has {len(cells)} cells in line {lines.line_num} and "
+                    f"{len(header)} in its header; all lines must have the same number, "
+                    "separated by commas."
+                )
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -200,33 +190,15 @@ def _check_names(names: Sequence[str], path: Path) -> None:
         )
 
 
-def _refuse_bomb(path: Path) -> None:
+def _check_size(path: Path) -> None:
     """Reject a Parquet file that would fill the memory: repeated values take little space."""
     import polars
 
     scanned = polars.scan_parquet(path)
-    rows = _explain_faults(path, lambda: scanned.select(polars.len()).collect()).item()
-    columns = _explain_faults(path, lambda: scanned.head(0).collect()).width
-    num_bytes = path.stat().st_size
-    if rows * columns * 8 > max(_BYTES_NEVER_REFUSED, _MOST_TIMES_UNPACKED * num_bytes):
-        raise InvalidInput(
-            f"{path} has {num_bytes:,} bytes for {rows:,} rows of {columns:,} columns; above "
-            f"{_BYTES_NEVER_REFUSED:,} bytes a table must unpack to at most "
-            f"{_MOST_TIMES_UNPACKED} times its size."
-        )
-
-
-def _explain_faults(path: Path, read: "Callable[[], polars.DataFrame]") -> "polars.DataFrame":
-    """Turn any error of polars on damaged files into one sentence."""
-    try:
-        return read()
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole "
-            f"{path.suffix.lower()[1:]} file."
-        ) from None
+    rows = scanned.select(polars.len()).collect().item()
+    columns = scanned.head(0).collect().width
+    # Cells are counted as 8 bytes.
+    reject_bomb(str(path), path.stat().st_size, rows * columns * 8, _BYTES_NEVER_REJECTED)
 
 
 def _strip(column: "polars.Series", path: Path) -> "polars.Series":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy
 from pydantic import Field
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.json_files import FileContent
 from mpfedcl.data.folders import check_domain_name, choose_domains, list_visible_entries
@@ -34,12 +34,12 @@ from mpfedcl.data.samples import (
 )
 from mpfedcl.data.table_files import (
     EXTENSIONS,
+    MOST_NAMES_LISTED,
     Kind,
     Numbers,
     RawColumns,
     Words,
     convert_columns,
-    enumerate_columns,
     infer_kinds,
     is_missing_number,
     is_table_file,
@@ -327,11 +327,13 @@ def _find_column(
     if name is None:
         raise InvalidInput(
             f"dataset.{setting} is not set; dataset.name 'table' needs it, one of the columns of "
-            f"{path}: {enumerate_columns(columns)}."
+            f"{path}: {enumerate_names(columns, MOST_NAMES_LISTED)}."
         )
     if name not in columns:
         close = difflib.get_close_matches(name, columns, 1)
-        meant = f"did you mean {close[0]!r}?" if close else enumerate_columns(columns)
+        meant = (
+            f"did you mean {close[0]!r}?" if close else enumerate_names(columns, MOST_NAMES_LISTED)
+        )
         raise InvalidInput(
             f"dataset.{setting} is {name!r}; it must be a column of {path} ({meant})."
         )

@@ -1,6 +1,7 @@
 """The engine of asynchronous methods: each client is sent the model of its own moment."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from mpfedcl.engines.trainers.base import TrainedClient, TrainedClients
 from mpfedcl.methods import Asynchronous, collect_statistics
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.engine import ArrivalEngine
 
 _ANSWER = "answer"
 """The prefix of answers in a checkpoint."""
 
 
-class DispatchingEngine(InProcessEngine):
+class DispatchingEngine(InProcessEngine, ArrivalEngine):
     """Train all dispatched clients together when the first of them is due.
 
     An update depends only on the broadcast and on the client's state, so it may be computed at any
@@ -89,10 +91,12 @@ class DispatchingEngine(InProcessEngine):
             }
         return found
 
-    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+    def restore(
+        self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
         """Continue from the result of `state`."""
         kept = {key: value for key, value in state.items() if not key.startswith(f"{_ANSWER}/")}
-        super().restore(kept, record)
+        super().restore(kept, record, folder)
         self._sent, self._answers = {}, {}
         answers: dict[str, dict[str, Tensors]] = {}
         for key in state.keys() - kept.keys():
@@ -129,7 +133,7 @@ class DispatchingEngine(InProcessEngine):
                     self._take(trained)
 
     def _take(self, group: TrainedClients) -> None:
-        """Keep each client separately: a stack would stay in memory until its last client arrives."""
+        """Keep clients separately: a stack would stay in memory until its last client arrives."""
         if isinstance(group, TrainedClient):
             self._answers[group.names[0]] = group
             return

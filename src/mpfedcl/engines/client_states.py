@@ -9,7 +9,8 @@ import os
 import zlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,20 +21,35 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import read_bounded, remove_leftovers, sync_folder, write_atomically
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.rounds.engine import StatePlace
 
 MOST_IN_MEMORY = 2**28
 """Bytes that the states of all clients may take before they are kept in files."""
 _RESTING = 8
-"""If only some clients train in a round, files pay from 1 / _RESTING of these bytes on: a checkpoint
-has all states that are in memory again, and the files have only the new ones."""
+"""If only some clients train in a round, files pay from 1 / _RESTING of these bytes on: a
+checkpoint has all states that are in memory again, and the files have only the new ones."""
 FILES = "files"
 """The prefix of the tensors in a checkpoint that list the files."""
+_FOLDER = "clients"
 _ROUNDS_KEPT = 3
 """Rounds after which a replaced file is removed: the checkpoint of the current round is not written
 yet, the one before may be on its way to disk, and the newest two on disk are kept."""
 _MOST_BYTES = 2**40
 _RESTART = "it must be as the run wrote it, or the run must be started again in a new folder."
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """The folder of states that are too large for the memory.
+
+    Attributes:
+        folder: The checkpoints of the run.
+        names: All clients of the run, in name order.
+        is_leader: Whether this process cleans the folder up before others write to it.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    is_leader: bool = True
 
 
 class ClientStates(MutableMapping[str, Tensors]):
@@ -56,10 +72,6 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._files: dict[str, tuple[int, int]] = {}
         """Round and checksum of each client's file."""
         self._round = 0
-        self._written: list[Path] = []
-        """Files since the last snapshot."""
-        self._unsynced: list[Path] = []
-        """Files of the last snapshot."""
         self._replaced: deque[list[Path]] = deque([[]])
         """Files by the round in which they were replaced; the last is the current round."""
 
@@ -67,7 +79,7 @@ class ClientStates(MutableMapping[str, Tensors]):
         """Keep states in files there from now on, if they are too large for the memory."""
         self._place = place
         self._most = MOST_IN_MEMORY // _RESTING if some_rest else MOST_IN_MEMORY
-        if place.rank == 0:
+        if place.is_leader:
             # The other processes do not write before the leader has come here.
             remove_leftovers(self._folder)
 
@@ -105,7 +117,6 @@ class ClientStates(MutableMapping[str, Tensors]):
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content, durable=False)
-        self._written.append(path)
 
     def __delitem__(self, name: str) -> None:
         if name not in self._files:
@@ -125,8 +136,7 @@ class ClientStates(MutableMapping[str, Tensors]):
     # For checkpoints
 
     def snapshot(self) -> Tensors:
-        """Return the states in memory, and which files hold the others; `sync` makes them safe."""
-        self._unsynced, self._written = [*self._unsynced, *self._written], []
+        """Return the states in memory, and a list of the files that hold the others."""
         found = {
             f"{self.kind}/{client}/{name}": value
             for client, state in self._memory.items()
@@ -140,19 +150,6 @@ class ClientStates(MutableMapping[str, Tensors]):
             index[numbers] = torch.tensor(list(self._files.values()))
         return {**found, f"{FILES}/{self.kind}": index}
 
-    def sync(self) -> None:
-        """Wait until the files of the last snapshot are on disk; perhaps in another thread."""
-        if not self._unsynced:
-            return
-        for path in self._unsynced:
-            # A file that was written twice in the round is listed twice; a deleted one is gone.
-            if path.exists():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        sync_folder(self._folder)
-        sync_folder(self._folder.parent)
-        self._unsynced = []
-
     def restore(self, states: Mapping[str, Tensors], index: Tensor | None, number: int) -> None:
         """Continue from the checkpoint of a round: the states it holds, and the list of files.
 
@@ -164,7 +161,7 @@ class ClientStates(MutableMapping[str, Tensors]):
             if client in self._clients
         }
         self._files, self._in_files, self._round = {}, index is not None, number
-        self._written, self._unsynced, self._replaced = [], [], deque([[]])
+        self._replaced = deque([[]])
         if index is None:
             return
         if self._place is None:
@@ -211,7 +208,7 @@ class ClientStates(MutableMapping[str, Tensors]):
     @property
     def _folder(self) -> Path:
         assert self._place is not None
-        return self._place.folder / "clients" / self.kind
+        return self._place.folder / _FOLDER / self.kind
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{self._number(name)}-{self._files[name][0]}.safetensors"
@@ -230,6 +227,17 @@ def restore_states(kept: Collection[ClientStates], state: Tensors, number: int) 
             kinds[kind].setdefault(client, {})[name] = value
     for each in kept:
         each.restore(kinds[each.kind], state.get(f"{FILES}/{each.kind}"), number)
+
+
+def sync_states(folder: Path, number: int) -> None:
+    """Wait until the files of a round are on disk, before the checkpoint that names them is."""
+    for kind in (folder / _FOLDER).glob("*"):
+        found = list(kind.glob(f"*-{number}.safetensors"))
+        for path in found:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if found:
+            sync_folder(kind)
 
 
 def _parse(path: Path) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from mpfedcl.core.rng import seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.client_states import ClientStates, restore_states
+from mpfedcl.engines.client_states import ClientStates, StatePlace, restore_states
 from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.trainers import TrainerChoice
 from mpfedcl.engines.trainers.base import (
@@ -31,7 +32,7 @@ from mpfedcl.methods.messages import Broadcast, Update, fill_part
 from mpfedcl.models.parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine, StatePlace
+from mpfedcl.rounds.engine import Engine, Members
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 
@@ -47,7 +48,7 @@ class InProcessEngine(Engine):
     """Run clients in this process, several at once if that is faster."""
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
-        self.sizes = data.sizes
+        self.members = Members(data.sizes)
         self._experiment = assembly.experiment
         self._method = assembly.method
         self._model = assembly.model
@@ -58,7 +59,7 @@ class InProcessEngine(Engine):
         self._trainers = TrainerChoice(assembly)
         self._prototypes = ClientPrototypes(assembly)
         self._local_parameters, self._states, unsent = self._kept = [
-            ClientStates(kind, self.sizes, data.test_inputs.device)
+            ClientStates(kind, data.sizes, data.test_inputs.device)
             for kind in ("kept", "own", "unsent")
         ]
         self._processors.keep_in(unsent)
@@ -136,9 +137,9 @@ class InProcessEngine(Engine):
         wanted = predictors.wanted(is_complete=with_confusion)
         if pool is None and predictors.needs_pool(averaged, wanted):
             pool = self.pool_for_evaluation(self.prototypes_for_evaluation(names))
-        said = predictors.predict_global(averaged, pool, wanted)
+        predicted = predictors.predict_global(averaged, pool, wanted)
         return predictors.read(
-            said, pool, self.trained(names), wanted, with_confusion=with_confusion
+            predicted, pool, self.trained(names), wanted, with_confusion=with_confusion
         )
 
     @cached_property
@@ -172,9 +173,9 @@ class InProcessEngine(Engine):
 
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained."""
-        return {"training": told} if (told := self._trainers.describe_round()) else {}
+        return {"training": counts} if (counts := self._trainers.describe_round()) else {}
 
-    def keep_accepted(
+    def keep(
         self, accepted: Sequence[str], following: Callable[[], Broadcast] | None = None
     ) -> None:
         """Keep the new states of accepted clients; those of rejected clients stay as they were."""
@@ -233,23 +234,22 @@ class InProcessEngine(Engine):
             elif name in self._local_parameters:
                 yield name, {**self._initial, **shared, **self._local_parameters[name]}
 
-    def keep_states_in(self, place: StatePlace) -> None:
-        """Set the folder of states that are too large for the memory."""
-        for kept in self._kept:
-            kept.keep_in(place, some_rest=self._experiment.fraction < 1)
-
     def state(self) -> Tensors:
         """Return the local parameters, the method's states and the unsent updates, by client."""
         return {name: value for kept in self._kept for name, value in kept.snapshot().items()}
 
-    def sync_state(self) -> None:
-        """Wait until the files of client states are on disk."""
-        for kept in self._kept:
-            kept.sync()
-
-    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+    def restore(
+        self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
         """Continue from the result of `state`; clients of other processes are skipped."""
+        if folder is not None:
+            for kept in self._kept:
+                kept.keep_in(self._place(folder), some_rest=self._experiment.fraction < 1)
         restore_states(self._kept, state, record.get("round", 0))
+
+    def _place(self, folder: Path) -> StatePlace:
+        """Return the place of states that are too large for the memory."""
+        return StatePlace(folder, sorted(self.sizes))
 
     @property
     def _clients_at_once(self) -> int:

@@ -237,7 +237,7 @@ def _member(
     store: Path | None = None,
     workers: Sequence["subprocess.Popen[bytes]"] = (),
 ) -> Iterator[WorkerGroup]:
-    """Connect this process to the others, through a file or as torchrun's variables say."""
+    """Connect this process to the others, through a file or with the variables of torchrun."""
     if dist.is_initialized():
         # Left by a run that was interrupted during an exchange.
         dist.destroy_process_group()

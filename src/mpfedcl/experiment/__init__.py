@@ -1,4 +1,4 @@
-"""An experiment as data: every setting, validated, TOML in and out. Nothing here needs torch."""
+"""Experiments: all settings of a run, validated, read from and written to TOML."""
 
 from mpfedcl.experiment.experiment import (
     CHOSEN_BY_A_RUN,

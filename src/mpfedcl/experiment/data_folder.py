@@ -1,4 +1,4 @@
-"""Where data and the weights of an encoder are looked for. Nothing here needs torch."""
+"""Find the data folder, encoder weights and the type of npz files, without torch."""
 
 import io
 import os
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 WEIGHTS_VARIABLE = "MPFEDCL_WEIGHTS"
 SAFETENSORS = (".safetensors",)
 TORCH = (".pth", ".pt")
-"""How files of weights end."""
+"""Suffixes of files of weights."""
 
 
 def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
-    """Return the folder that holds the named sets, and the setting that says so."""
+    """Return the folder of the named data sets, and the setting that names it."""
     if dataset.root is not None:
         return dataset.root.expanduser(), "dataset.root"
     if os.environ.get("MPFEDCL_DATA"):
@@ -29,13 +29,13 @@ def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
 
 
 def encoder_data_folders(dataset: DatasetSettings) -> list[Path]:
-    """Return the data folders that weights may lie in or beside."""
-    # For one's own images the root is the set itself; weights mostly lie with the other data.
+    """Return the data folders in or next to which weights may be."""
+    # For the user's images the root is the set itself; weights are mostly with other data.
     return [find_data_folder(each)[0] for each in (dataset, DatasetSettings())]
 
 
 def weights_places(*data_folders: Path) -> list[Path]:
-    """Return the folders where weights are looked for: in and beside each data folder."""
+    """Return the folders that are searched for weights: in and next to each data folder."""
     return [
         place / "weights"
         for folder in data_folders
@@ -49,7 +49,7 @@ def list_weights(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def has_weights(dataset: DatasetSettings) -> bool:
-    """Tell whether there are weights for an encoder, or somebody says so, sound or not."""
+    """Return whether files of encoder weights exist, or $MPFEDCL_WEIGHTS names one."""
     places = weights_places(*encoder_data_folders(dataset))
     return bool(os.environ.get(WEIGHTS_VARIABLE)) or any(
         list_weights(place, SAFETENSORS + TORCH) for place in places
@@ -58,14 +58,14 @@ def has_weights(dataset: DatasetSettings) -> bool:
 
 VECTOR_TYPES = ("float32", "float64")
 _MOST_HEADER_BYTES = 2**16
-"""Numpy itself takes headers of at most 10,000 characters."""
+"""Numpy accepts headers of at most 10,000 characters."""
 
 
 def read_array_header(
     member: IO[bytes],
 ) -> "tuple[tuple[int, ...], bool, numpy.dtype[Any]]":
-    """Return shape, whether the first axis runs fastest (Fortran), and type."""
-    # Here, because settings are checked long before numpy is needed.
+    """Return the shape, whether the order is Fortran's, and the type."""
+    # Imported late: settings are checked without numpy.
     from numpy.lib import format as numpy_format
 
     version = numpy_format.read_magic(member)
@@ -77,12 +77,12 @@ def read_array_header(
 
 
 def is_array_of_vectors(shape: tuple[int, ...], dtype: "numpy.dtype[Any]") -> bool:
-    """Tell whether an array holds a vector in each row, and no images."""
+    """Return whether the rows of an array are vectors, not images."""
     return len(shape) == 2 and dtype.name in VECTOR_TYPES
 
 
 def holds_vectors(path: Path, domains: Collection[str] = ()) -> bool:
-    """Tell whether an npz file, or the first of a folder's domains, holds vectors to train on."""
+    """Return whether an npz file, or the first domain of a folder, holds training vectors."""
     try:
         entries = sorted(path.iterdir()) if path.is_dir() else [path]
         file = next(
@@ -92,9 +92,9 @@ def holds_vectors(path: Path, domains: Collection[str] = ()) -> bool:
             if not domains or each.stem in domains
         )
         with zipfile.ZipFile(file) as archive, archive.open("x_train.npy") as member:
-            # Unpacked no further: a header may claim to be of any length.
+            # A header may claim any length.
             shape, _, dtype = read_array_header(io.BytesIO(member.read(_MOST_HEADER_BYTES)))
-    # Whatever is wrong there is for the reader to say.
+    # The reader reports any error.
     except Exception:
         return False
     return is_array_of_vectors(shape, dtype)

@@ -1,4 +1,4 @@
-"""The data sets by name: what they are, where they come from, and how they are used by default."""
+"""The data sets by name, with their sources and default settings."""
 
 import string
 from collections.abc import Callable, Mapping
@@ -20,21 +20,25 @@ plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark 
 skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
 television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
+_OFFICE_10 = (
+    "backpack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
+)
+_DOMAINNET = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
 CIFAR_10 = tuple(_CIFAR_10.split())
 CIFAR_100 = tuple(_CIFAR_100.split())
-"""The fine labels; superclasses are not used."""
+"""The fine labels."""
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-"""Of FEMNIST: digits, capitals, small letters."""
+"""Classes of FEMNIST: digits, uppercase and lowercase letters."""
 
 
 Protocol = Mapping[str, Any]
-"""Settings by name (`dataset__per_class` is dataset.per_class) that a data set brings along."""
+"""Default settings of a data set by name; `dataset__per_class` is dataset.per_class."""
 
 
 @dataclass(frozen=True)
 class DatasetSpecification:
-    """A named data set and the protocols of experiments on it."""
+    """A named data set and its default settings."""
 
     name: str
     summary: str
@@ -42,22 +46,22 @@ class DatasetSpecification:
     always: Protocol
     """Defaults under every partition."""
     pooled: Protocol = field(default_factory=dict)
-    """Defaults where the images of all domains are split among the clients, as by label."""
+    """Defaults if the images of all domains are split among the clients, as under label skew."""
     by_domain: Protocol = field(default_factory=dict)
-    """Defaults under feature skew, where clients are whole domains."""
+    """Defaults under feature skew, with a domain per client."""
     embedded: bool = False
     holds_images: bool = True
-    """Whether samples are images, as far as the name tells: one's own folder may hold vectors."""
+    """Whether samples are images; a user's folder may also hold vectors."""
     class_names: tuple[str, ...] = ()
-    """The classes the set must have, in order; empty where the files decide."""
+    """The classes of the set, in order; empty if the files define them."""
     pixel_mean: float = 0.5
     pixel_deviation: float = 0.5
-    """Without an encoder inputs are (pixel / 255 - mean) / deviation: constants, nobody's data."""
+    """Constants: without an encoder, inputs are (pixel / 255 - mean) / deviation."""
     open: Callable[[Any], Any] | None = None
-    """Lists the samples for given dataset settings; None if they are in the data folder."""
+    """Returns the samples for given dataset settings; None if they are in the data folder."""
 
     def protocol(self, partition_kind: str) -> dict[str, Any]:
-        """Return the defaults under a kind of partition."""
+        """Return the defaults under a partition."""
         fitting = self.by_domain if splits_domains(partition_kind) else self.pooled
         return {**self.always, **fitting}
 
@@ -75,11 +79,11 @@ _KRIZHEVSKY = "A. Krizhevsky 2009, Learning Multiple Layers of Features from Tin
 _CNN_ALWAYS = {**_MNIST_ALWAYS, "model__name": "cnn"}
 _TEN_CLIENTS = {"clients": 10, "partition__test": "shared"}
 _HALF = {"dataset__per_class": 50, "dataset__test_per_class": 100}
-"""Per class min(50, n // 2) images train, and at most 100 of the rest test."""
+"""Per class min(50, n // 2) training images, and at most 100 of the rest for testing."""
 
 
 def _frozen(test_fraction: float = 0.5, prototypes: int = 4) -> dict[str, Any]:
-    """Return what the sets behind a frozen encoder have in common."""
+    """Return the defaults that the sets with a frozen encoder share."""
     return {
         "prototypes__per_class": prototypes,
         "dataset__test_fraction": test_fraction,
@@ -94,7 +98,7 @@ SPECIFICATIONS = {
     for spec in (
         DatasetSpecification(
             name="mnist-sample",
-            summary="3,000 digits of MNIST inside the package",
+            summary="3,000 images of MNIST, included in the package",
             source=_MNIST,
             always=_MNIST_ALWAYS,
             pooled=_MNIST_POOLED,
@@ -106,7 +110,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="mnist",
-            summary="MNIST, 2,000 training digits drawn by seed, 10,000 test",
+            summary="MNIST, 2,000 training images drawn by seed, 10,000 test",
             source=_MNIST,
             always={**_MNIST_ALWAYS, "dataset__train_size": 2000},
             pooled=_MNIST_POOLED,
@@ -117,7 +121,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="cifar10",
-            summary="CIFAR-10, 50,000 training photos of ten classes, 10,000 test",
+            summary="CIFAR-10, 50,000 training images of ten classes, 10,000 test",
             source=_KRIZHEVSKY,
             always=_CNN_ALWAYS,
             pooled=_TEN_CLIENTS,
@@ -127,7 +131,7 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="cifar100",
-            summary="CIFAR-100, 50,000 training photos of 100 classes, 10,000 test",
+            summary="CIFAR-100, 50,000 training images of 100 classes, 10,000 test",
             source=_KRIZHEVSKY,
             always=_CNN_ALWAYS,
             pooled=_TEN_CLIENTS,
@@ -160,18 +164,7 @@ SPECIFICATIONS = {
             always=_frozen(),
             pooled={"clients": 5, "dataset__domains": ("caltech",), "dataset__per_class": 150},
             by_domain=_HALF,
-            class_names=(
-                "backpack",
-                "bike",
-                "calculator",
-                "headphones",
-                "keyboard",
-                "laptop_computer",
-                "monitor",
-                "mouse",
-                "mug",
-                "projector",
-            ),
+            class_names=tuple(_OFFICE_10.split()),
         ),
         DatasetSpecification(
             name="domainnet",
@@ -180,18 +173,7 @@ SPECIFICATIONS = {
             always=_frozen(test_fraction=0.75, prototypes=3),
             pooled={"clients": 5, "dataset__domains": ("real",), "dataset__per_class": 200},
             by_domain={"dataset__train_size": 105},
-            class_names=(
-                "bird",
-                "feather",
-                "headphones",
-                "ice_cream",
-                "teapot",
-                "tiger",
-                "whale",
-                "windmill",
-                "wine_glass",
-                "zebra",
-            ),
+            class_names=tuple(_DOMAINNET.split()),
         ),
         DatasetSpecification(
             name="sixdomain",
@@ -204,15 +186,15 @@ SPECIFICATIONS = {
         ),
         DatasetSpecification(
             name="folder",
-            summary="yours: ROOT/<domain>/<class>/*.jpg or ROOT/<domain>.npz",
-            source="yours",
+            summary="your data: ROOT/<domain>/<class>/*.jpg or ROOT/<domain>.npz",
+            source="user",
             always=_frozen(),
             pooled={"clients": 5},
         ),
         DatasetSpecification(
             name="table",
-            summary="yours: a CSV or Parquet file, or a folder of them",
-            source="yours",
+            summary="your data: a CSV or Parquet file, or a folder of them",
+            source="user",
             always={**_frozen(), "encoder__name": "none"},
             pooled={"clients": 5},
             holds_images=False,
@@ -222,7 +204,7 @@ SPECIFICATIONS = {
 
 
 def find_specification(name: str) -> DatasetSpecification:
-    """Return a data set by name; other packages add theirs as entry points."""
+    """Return a data set by name; other packages add data sets as entry points."""
     if name not in SPECIFICATIONS and (entry := entry_points("mpfedcl.datasets").get(name)):
         found = load(entry, "dataset.name")
         if not isinstance(found, DatasetSpecification):

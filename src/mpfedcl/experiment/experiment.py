@@ -1,6 +1,6 @@
-"""An experiment as data: every setting of a run, validated, with TOML in and out.
+"""An experiment: all settings of a run, validated, read from and written to TOML.
 
-This module imports no torch, so the command line checks its input and shows help at once.
+Nothing here imports torch, so that the command line shows help and errors at once.
 """
 
 import json
@@ -50,7 +50,7 @@ from mpfedcl.experiment.settings import (
 )
 
 PIXELS_PER_SIDE = 32
-"""Of one's own pictures without an encoder."""
+"""Size of the user's images without an encoder."""
 _FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
 
 
@@ -61,26 +61,25 @@ RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "track": (),
     "track_to": None,
 }
-"""Settings that do not change the result, at their defaults: where clients train, and what is
-recorded beside the result. A run may be resumed with others."""
+"""Settings that do not change the result, with their defaults; a resumed run may change them."""
 CHOSEN_BY_A_RUN: Mapping[str, Any] = {
     "workers": "auto",
     "evaluate_every": "auto",
     "evaluate_clients": None,
 }
-"""What leaves the choice to a run, which writes down what it chose."""
+"""Values that leave a choice to the run, which records it in experiment.toml."""
 
 
 class Experiment(Settings):
-    """All settings of a run, checked when it is made; it cannot be changed afterwards.
+    """All settings of a run, validated and immutable.
 
-    Settings are keyword arguments, those of a section as a table: `partition={"alpha": 0.1}`. Each
-    is explained below its name, and by `mpfedcl run --help`. What is left out has a default, or
-    stays open (None) until `resolved` fills it in. A bad value is refused by an `InvalidInput`
-    that names the setting, the value and what is allowed.
+    Settings are keyword arguments, those of a section as a table: `partition={"alpha": 0.1}`.
+    `mpfedcl run --help` explains them. A setting that is left out has a default, or is None until
+    `resolved` sets the default of its method or data set. An invalid value raises an `InvalidInput`
+    that names the setting, the value and the allowed values.
 
-    Methods bring sections of their own, `fedprox={"mu": 0.1}`. That of a class from outside is a
-    plain table until the class is imported, so that whoever reads a run need not run its code.
+    Methods have their own sections, `fedprox={"mu": 0.1}`. The section of a custom method is a
+    plain table until its class is imported, so that a run can be read without running its code.
 
     Example:
         >>> from mpfedcl import Experiment
@@ -95,49 +94,51 @@ class Experiment(Settings):
     model_config = ConfigDict(extra="allow")
 
     method: str = "mp-fedcl"
-    """Method; `mpfedcl methods` names them all, and package.module:Class brings your own."""
+    """Name of the method, see `mpfedcl methods`, or package.module:Class for a custom one."""
     rounds: Annotated[int, Field(ge=1)] = 60
-    """Rounds of training."""
+    """Number of rounds."""
     clients: Annotated[int | None, Field(ge=1)] = None
-    """Clients [default: the data set's; mnist 5; under feature skew one per domain]."""
+    """Number of clients [default: the data set's; 5 for mnist; under feature skew one per
+    domain]."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the clients that train per round, drawn at random each round."""
+    """Fraction of the clients that train in a round, drawn at random in each round."""
     min_clients: Annotated[int, Field(ge=1)] = 1
-    """At least this many clients train per round."""
+    """Minimum number of clients that train in a round."""
     share_model: bool = True
-    """FedCL family: average the models (else only prototypes are sent)."""
+    """FedCL family: average the models; otherwise clients send only prototypes."""
     secure_aggregation: bool = False
-    """Let the server see only sums over clients, never a single client's update."""
+    """Use secure aggregation: the server sees only sums over clients, never a single update."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Fixes data split, initial weights, batches and clustering."""
+    """Seed of the data split, initial weights, batches and clustering."""
     device: str = "cpu"
     """Device to compute on: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Precision of the arithmetic."""
+    """Floating-point type of training and aggregation."""
     engine: Literal["auto", "loop", "stacked", "factored"] = "auto"
-    """How clients are trained: loop, one after the other; stacked or factored, many at once; auto
-    chooses by the number of clients and samples."""
+    """loop: train clients one after the other; stacked, factored: train many clients at once; auto:
+    choose by the number of clients and samples."""
     workers: Workers = "auto"
-    """Processes that share the clients, at most one per core and client; auto: one per core if the
-    run is long enough to gain."""
+    """Number of processes that share the clients, at most one per core and client; auto: one per
+    core if the run is long enough to benefit."""
     worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 1800.0
-    """Seconds that a process of the run waits for another one before the run ends, resumable."""
+    """Seconds that a process waits for another one before the run stops; it can be resumed."""
     evaluate_every: EvaluateEvery = "auto"
-    """Rounds between two evaluations; auto: so many that they take about a fifth of the run, at
-    most. The last round is always evaluated."""
-    evaluate_predictors: Literal["judged", "all"] = "judged"
-    """What rounds before the last one read: only what the method is judged by, or everything."""
+    """Rounds between two evaluations; auto: chosen so that evaluation takes at most about a fifth
+    of the run. The last round is always evaluated."""
+    evaluate_predictors: Literal["primary", "all"] = "primary"
+    """Predictors to evaluate before the last round: the primary predictor of the method, or all."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
-    """Evaluate the personal models of only this many clients, drawn in each evaluated round
-    [default: all; of more than 1,000 clients 10 to 100, by what they cost]."""
+    """Number of clients, drawn in each evaluated round, whose personalized models are evaluated
+    [default: all; with more than 1,000 clients 10 to 100, by cost]."""
     personal_models: bool = True
-    """Write each client's personal model at the end; a thousand of them take gigabytes."""
+    """Write the personalized model of each client at the end; a thousand models take gigabytes."""
     most_personal_models: Annotated[int, Field(ge=1)] = 1000
-    """Write at most so many of them, those of the first clients by name."""
+    """Maximum number of personalized models to write: those of the first clients by name."""
     track: tuple[str, ...] = ()
-    """Report each round to trackers: tensorboard, mlflow, or package.module:Class for your own."""
+    """Trackers that record each round: tensorboard, mlflow, or package.module:Class for a custom
+    one."""
     track_to: Path | None = None
-    """Folder for what trackers write, which runs may share [default: the run's own folder]."""
+    """Folder of the trackers, which runs may share [default: the run directory]."""
     dataset: DatasetSettings = DatasetSettings()
     partition: PartitionSettings = PartitionSettings()
     train: TrainSettings = TrainSettings()
@@ -155,7 +156,7 @@ class Experiment(Settings):
     systems: SystemsSettings = SystemsSettings()
     public: PublicSettings = PublicSettings()
     options: OptionValues = Field(default_factory=dict)
-    """What your own method or tracker reads: `--options beta 0.5`, or a table [options]."""
+    """Options of a custom method or tracker: `--options beta 0.5`, or a table [options]."""
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
@@ -163,7 +164,7 @@ class Experiment(Settings):
         check_method_name(method)
         expected = sections_of(method)
         sections: dict[str, Any] = {}
-        # Sorted, so that equal experiments are equal documents.
+        # Sorted, so that equal experiments give equal TOML documents.
         for name in sorted({*expected, *values} - fields.keys()):
             if kind := expected.get(name) or find_section(name):
                 sections[name] = read_section(name, kind, values.pop(name, {}))
@@ -179,14 +180,14 @@ class Experiment(Settings):
         super().__init__(**values, **sections)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As plain values: the classes of methods' sections are made anew by each process.
+        # As plain values: each process has its own classes of method sections.
         return partial(type(self), **self.model_dump()), ()
 
     def replace(self, **changes: Any) -> Self:
-        """Return a new experiment with changes; `partition__alpha=0.1` reaches into a section."""
+        """Return a changed copy; `partition__alpha=0.1` changes a setting of a section."""
         values = self.model_dump()
         if "method" in changes and is_declared(method := str(changes["method"])):
-            # The section of another class from outside says nothing to this method.
+            # The section of another custom method does not apply to this one.
             own = {*type(self).model_fields, *sections_of(method)}
             values = {name: value for name, value in values.items() if name in own}
         for name, value in changes.items():
@@ -200,10 +201,9 @@ class Experiment(Settings):
         return type(self)(**values)
 
     def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """Return a new experiment with what was left open filled in.
+        """Return a copy with the defaults of its method and, after these, of its data set.
 
-        First by the method's own defaults, then by the data set's. An encoder that a method brings
-        along is for images that the data set would give it as pixels.
+        The default encoder of a method applies to images that would otherwise be raw pixels.
         """
         spec = find_specification(self.dataset.name)
         defaults = {
@@ -216,26 +216,26 @@ class Experiment(Settings):
             **method_defaults,
         }
         if self.lacks_encoder:
-            # Photos as they are would make a model of gigabytes.
+            # Photos of full size would need a model of gigabytes.
             defaults["dataset__image_size"] = PIXELS_PER_SIDE
         encoder = self._default_encoder(spec, method_defaults)
         defaults["encoder__name"] = encoder
         if (self.encoder.name or encoder) != "none":
-            # Convolutions are for images, and what an encoder gives is none.
+            # The features of an encoder are no images for convolutions.
             defaults["model__name"] = "mlp"
         filled = {
             name: value(self) if callable(value) else value
             for name, value in defaults.items()
             if self.setting(name) in (None, ())
         }
-        # A one-shot method has one round and its own model, whatever is asked for.
+        # A one-shot method always has one round and its own model.
         filled |= {n: value for n, value in method_defaults.items() if n in _FIXED_BY_METHOD}
         found = self.replace(**{"method": self.method, **filled})
         found._check_model(spec)
         return found
 
     def _check_model(self, spec: DatasetSpecification) -> None:
-        """Refuse a network that does not fit what it would be given, as far as settings tell."""
+        """Reject a model that does not fit its inputs, as far as the settings determine them."""
         name, encoder = self.model.name, self.encoder.name
         if name == "cnn" and not spec.holds_images:
             raise InvalidInput(
@@ -244,8 +244,8 @@ class Experiment(Settings):
             )
         if name == "cnn" and encoder != "none":
             raise InvalidInput(
-                f"model.name is 'cnn', which takes images as they are; behind encoder.name "
-                f"{encoder!r} it must be mlp, or encoder.name must be none."
+                f"model.name is 'cnn', which takes images; with encoder.name {encoder!r} it "
+                "must be mlp, or encoder.name must be none."
             )
         if name != "cnn" and self.model.norm != "none":
             raise InvalidInput(
@@ -261,7 +261,7 @@ class Experiment(Settings):
             return "none"
         own: str = spec.protocol(self.partition.kind)["encoder__name"]
         if self._brings_vectors():
-            # An encoder is for images; vectors are features already.
+            # Vectors are features already.
             return "none"
         if self.lacks_encoder:
             own = "none"
@@ -275,9 +275,9 @@ class Experiment(Settings):
 
     @property
     def lacks_encoder(self) -> bool:
-        """Whether one's own pictures are used as pixels because there are no weights for them.
+        """Whether the user's images are used as raw pixels, because no encoder weights were found.
 
-        Only where nothing is said of an encoder: what is asked for is used, or missed.
+        If an encoder is given, missing weights are an error instead.
         """
         asked = self.encoder != EncoderSettings() or self.model.name == "cnn"
         if self.dataset.name != "folder" or self.dataset.root is None or asked:
@@ -285,28 +285,28 @@ class Experiment(Settings):
         return not self._brings_vectors() and not has_weights(self.dataset)
 
     def evaluates(self, round_number: int) -> bool:
-        """Tell whether the models are evaluated after a round."""
+        """Return whether the models are evaluated after a round."""
         every = 1 if self.evaluate_every == "auto" else self.evaluate_every
         return round_number == self.rounds or round_number % every == 0
 
     @property
     def asked_workers(self) -> int:
-        """Processes that were asked for; 1 where a run chooses."""
+        """The number of processes; 1 if the run chooses it."""
         return 1 if self.workers == "auto" else self.workers
 
     @property
     def tells_counts(self) -> bool:
-        """Whether clients on other machines say how many samples they have of each class."""
+        """Whether clients on other machines report their number of samples of each class."""
         return not self.privacy.has_budget and not self.secure_aggregation
 
     def setting(self, name: str) -> Any:
-        """Return a setting by name; `partition__alpha` reaches into a section."""
+        """Return a setting by name, such as `partition__alpha`."""
         section, _, field = name.rpartition("__")
         values = getattr(self, section) if section else self
         return values.get(field) if isinstance(values, dict) else getattr(values, field)
 
     def to_toml(self) -> str:
-        """Return the experiment as a TOML document that `from_toml` reads back."""
+        """Return the experiment as a TOML document for `from_toml`."""
         values = json.loads(self.model_dump_json(exclude_none=True))
         tables = {name: value for name, value in values.items() if isinstance(value, dict)}
         plain = {name: value for name, value in values.items() if name not in tables}
@@ -320,24 +320,24 @@ class Experiment(Settings):
 
     @classmethod
     def from_toml(cls, path: Path, *, complete: bool = False) -> Self:
-        """Read an experiment; unknown names, bad values and newer formats are refused.
+        """Read an experiment; reject unknown names, invalid values and newer formats.
 
-        A `complete` one, such as a run directory's, says its format and leaves nothing open.
+        A `complete` file, as in a run directory, has no open settings.
         """
         try:
-            # A run directory may come from a stranger; a user's own file may well be a pipe.
+            # A run directory may be untrusted; a user's file may be a pipe.
             content = read_bounded(path) if complete else path.read_bytes()
             document = content.decode()
         except FileNotFoundError:
             raise InvalidInput(f"{path} does not exist; give a TOML file of settings.") from None
-        # A ValueError is a name that no file can have, or no text.
+        # A ValueError means an impossible file name, or content that is no text.
         except (OSError, ValueError) as error:
             raise InvalidInput(f"{path} cannot be read: {error}.") from None
         experiment = cls.parse_toml(document, path)
         if complete and experiment.prototypes.per_class is None:
             raise InvalidInput(
-                f"{path} is not complete; it must be as the run wrote it: start the run again in a "
-                "new folder."
+                f"{path} is not complete; it must be the file that the run wrote: start the run "
+                "again in a new folder."
             )
         return experiment
 
@@ -356,6 +356,6 @@ class Experiment(Settings):
 
 
 def take_choices(asked: Experiment, run: Experiment) -> Experiment:
-    """Return an experiment with what it leaves to a run as that run has chosen it."""
+    """Return an experiment whose open choices are those that a run has made."""
     left_open = [n for n, value in CHOSEN_BY_A_RUN.items() if asked.setting(n) == value]
     return asked.replace(**{name: run.setting(name) for name in left_open})

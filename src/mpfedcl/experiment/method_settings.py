@@ -1,8 +1,7 @@
-"""The settings of methods: a section of each method that has any.
+"""The sections of settings of methods.
 
-They are plain classes in a module without torch, so that help and errors appear at once. A class
-from outside the package declares its own section when it is imported; until then an experiment
-holds that section as a plain table.
+Nothing here imports torch, so that help and errors appear at once. A custom method declares its
+section when it is imported; until then an experiment holds the section as a plain table.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,7 +13,7 @@ from mpfedcl.experiment.names import is_built_in
 from mpfedcl.experiment.settings import Settings
 
 _declared: dict[str, type[Settings]] = {}
-"""The settings of classes from outside by method; `Settings` if a class has none."""
+"""The settings of custom methods by method; `Settings` if a class has none."""
 
 
 def built_in_sections() -> dict[str, type[Settings]]:
@@ -24,25 +23,25 @@ def built_in_sections() -> dict[str, type[Settings]]:
 
 
 def declare(method: str, kind: type[Settings]) -> None:
-    """Make the settings of a class from outside known to this process."""
+    """Register the settings of a custom method in this process."""
     others = {name: theirs for name, theirs in _declared.items() if name != method}
     for name, theirs in others.items():
         if kind.section and theirs.section == kind.section and theirs is not kind:
             raise InvalidInput(
-                f"method is {method!r}, whose settings have the section {kind.section!r}; that is "
-                f"the section of {name} already, and it must have one of its own."
+                f"method is {method!r}, whose settings have the section {kind.section!r}; it must "
+                f"be another one, because {name} has this section already."
             )
     _declared[method] = kind
 
 
 def find_section(name: str) -> type[Settings] | None:
-    """Return a method's section by name, where it is known."""
+    """Return the section of a method by name, or None if it is unknown."""
     outside = {kind.section: kind for kind in _declared.values()}
     return built_in_sections().get(name) or outside.get(name)
 
 
 def sections_of(method: str) -> dict[str, type[Settings]]:
-    """Return the sections that every experiment with a method has."""
+    """Return the sections of an experiment with a method."""
     own = _declared.get(method, Settings)
     return {**built_in_sections(), **({own.section: own} if own.section else {})}
 
@@ -53,7 +52,7 @@ def is_declared(method: str) -> bool:
 
 
 def read_section(name: str, kind: type[Settings], values: Any) -> Settings:
-    """Return a section from a table, or from settings of an equal class."""
+    """Return a section, given as a table or as settings of an equal class."""
     if not isinstance(values, dict | Settings):
         raise InvalidInput(f"{name} is {values!r}; it must be a table of settings.")
     return values if type(values) is kind else kind(**dict(values))
@@ -67,10 +66,10 @@ class AfdSettings(Settings):
 
     section: ClassVar[str] = "afd"
     share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
+    """Fraction of the units of each hidden layer that a client receives; 1: the whole model."""
     scores: Literal["common", "client"] = "common"
-    """common: all clients have the same part, judged by their mean loss; client: each has scores
-    and a part of its own."""
+    """common: all clients receive the same submodel, scored by their mean loss; client: each client
+    has its own scores and submodel."""
 
 
 class AsoFedSettings(Settings):
@@ -78,11 +77,11 @@ class AsoFedSettings(Settings):
 
     section: ClassVar[str] = "asofed"
     pull: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the proximal term: pull towards the model that the client was sent."""
+    """Weight of the proximal term, which pulls towards the model that the client received."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.001
-    """How much of earlier gradients is left in a step; 0: plain gradient descent."""
+    """Weight of earlier gradients in a step; 0: plain gradient descent."""
     features: bool = False
-    """At each arrival let large weights of the first layer grow and small ones shrink."""
+    """Rescale the first layer at each arrival: large weights grow, small ones shrink."""
 
 
 class AsyncShareSettings(Settings):
@@ -90,9 +89,9 @@ class AsyncShareSettings(Settings):
 
     section: ClassVar[str] = "async_share"
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of the earlier counts of a client's answers that is kept at each tick."""
+    """Factor on the earlier update counts of a client at each tick."""
     staleness: Annotated[float, Field(ge=0)] = 0.5
-    """How much less stale models count: by (staleness + 1)^-power."""
+    """Exponent a of the weight (staleness + 1)^-a of a stale model."""
 
 
 class CmflSettings(Settings):
@@ -100,19 +99,19 @@ class CmflSettings(Settings):
 
     section: ClassVar[str] = "cmfl"
     threshold: Annotated[float, Field(ge=0)] = 0.8
-    """Share of signs that must agree with the last global update for a client to upload."""
+    """Fraction of signs that must agree with the last global update for a client to upload."""
     schedule: Literal["sqrt", "constant"] = "sqrt"
     """sqrt: the threshold is divided by the square root of the round; constant: it stays."""
 
 
 class DbscanSettings(Settings):
-    """Clustering by DBSCAN (dp-fedcl)."""
+    """DBSCAN clustering (dp-fedcl)."""
 
     section: ClassVar[str] = "dbscan"
     eps: Annotated[float | None, Field(gt=0)] = None
-    """Neighborhood radius [default: the knee of each class's neighbor distances]."""
+    """Neighborhood radius [default: the knee of the neighbor distances of each class]."""
     min_samples: Annotated[int, Field(ge=1)] = 3
-    """Images that make a dense neighborhood, the image itself included."""
+    """Number of images in a dense neighborhood, including the image itself."""
 
 
 class DittoSettings(Settings):
@@ -120,7 +119,7 @@ class DittoSettings(Settings):
 
     section: ClassVar[str] = "ditto"
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """λ, the pull of a personal model towards the global one."""
+    """λ, weight of the term that pulls a personalized model towards the global model."""
 
 
 class FedATSettings(Settings):
@@ -128,12 +127,12 @@ class FedATSettings(Settings):
 
     section: ClassVar[str] = "fedat"
     tiers: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Number of tiers that clients are sorted into by their speed."""
+    """Number of tiers of clients by speed."""
     pull: Annotated[float, Field(ge=0)] = 0.4
-    """Weight of the proximal term: pull towards the model that the client was sent."""
+    """Weight of the proximal term, which pulls towards the model that the client received."""
     start: Annotated[int, Field(ge=0)] = 1
-    """Rounds that each tier counts as having done at first. With 0 the fast tiers' work does not
-    count until the slowest tier has answered."""
+    """Initial update count of each tier. With 0, updates of fast tiers have no weight until the
+    slowest tier has replied."""
 
 
 class FedAsyncSettings(Settings):
@@ -141,16 +140,16 @@ class FedAsyncSettings(Settings):
 
     section: ClassVar[str] = "fedasync"
     mixing: Annotated[float, Field(ge=0, le=1)] = 0.6
-    """Share of a fresh answer in the server's next model."""
+    """Weight of a fresh update in the server's next model."""
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    """How a stale answer of t versions counts less: not at all, by (t + 1)^-a, or by 1 / (a (t - b)
-    + 1) once t is more than b."""
+    """Weight of an update that is t versions old: 1 (constant), (t + 1)^-a (polynomial), or 1 / (a
+    (t - b) + 1) for t above b (hinge)."""
     a: Annotated[float, Field(ge=0)] = 0.5
-    """How fast."""
+    """Decay exponent or slope a of the staleness function."""
     b: Annotated[float, Field(ge=0)] = 4.0
-    """hinge: b, from where on answers count less."""
+    """hinge: staleness b above which updates lose weight."""
     pull: Annotated[float, Field(ge=0)] = 0.005
-    """Weight of the proximal term: pull towards the model that the client was sent."""
+    """Weight of the proximal term, which pulls towards the model that the client received."""
 
 
 class FedDropoutSettings(Settings):
@@ -158,13 +157,12 @@ class FedDropoutSettings(Settings):
 
     section: ClassVar[str] = "fed_dropout"
     share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Share of the units of each hidden layer that a client is sent; 1: the whole model."""
+    """Fraction of the units of each hidden layer that a client receives; 1: the whole model."""
     fill: Literal["holders", "zero"] = "holders"
-    """A number is averaged over the clients that had it (holders), or over all, as if the others
-    had not changed it (zero), which makes steps shorter."""
+    """holders: average each parameter over the clients that trained it; zero: over all clients, as
+    if the others had not changed it, which makes steps smaller."""
     scale: bool = False
-    """Enlarge a part's activations while it trains, as ordinary dropout does, since the whole model
-    has more units."""
+    """Scale up the activations of a submodel in training, as ordinary dropout does."""
 
 
 class FedDynSettings(Settings):
@@ -172,7 +170,7 @@ class FedDynSettings(Settings):
 
     section: ClassVar[str] = "feddyn"
     alpha: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of the pull towards the global model, by which clients learn their own gradients."""
+    """Weight of the dynamic regularizer, which pulls towards the global model."""
 
 
 class FedLCSettings(Settings):
@@ -180,7 +178,7 @@ class FedLCSettings(Settings):
 
     section: ClassVar[str] = "fedlc"
     tau: Annotated[float, Field(ge=0)] = 1.0
-    """Size of the margins."""
+    """Size of the calibration margins of the logits."""
 
 
 class FedMmdSettings(Settings):
@@ -188,12 +186,12 @@ class FedMmdSettings(Settings):
 
     section: ClassVar[str] = "fedmmd"
     weight: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of the discrepancy between the client's outputs and the received model's."""
+    """Weight of the discrepancy between outputs of the local and the received model."""
     form: Literal["mmd", "l2"] = "mmd"
-    """mmd: maximum mean discrepancy, the paper's; l2: half the squared distance, which is what the
-    authors' published code trains with, at weight 0.01."""
+    """mmd: maximum mean discrepancy, as in the paper; l2: half the squared distance, as in the
+    authors' code, at weight 0.01."""
     outputs: Literal["logits", "embeddings"] = "logits"
-    """Which of the models' outputs are compared."""
+    """Outputs of the models that are compared."""
 
 
 class FedNovaSettings(Settings):
@@ -201,7 +199,7 @@ class FedNovaSettings(Settings):
 
     section: ClassVar[str] = "fednova"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of the server's steps."""
+    """Momentum of the server."""
 
 
 class FedOptSettings(Settings):
@@ -209,15 +207,15 @@ class FedOptSettings(Settings):
 
     section: ClassVar[str] = "fedopt"
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "adam"
-    """The server's optimizer; the clients' mean change is its gradient."""
+    """Optimizer of the server; the mean change of the clients is its gradient."""
     lr: Annotated[float | None, Field(gt=0)] = None
-    """The server's learning rate [default: 1 for sgd, else 0.01]."""
+    """Learning rate of the server [default: 1 for sgd, otherwise 0.01]."""
     momentum: Annotated[float | None, Field(ge=0, lt=1)] = None
-    """The server's momentum, also called beta1 [default: 0.9, for adagrad 0]."""
+    """Momentum (beta1) of the server [default: 0.9; 0 for adagrad]."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """adam, yogi: how slowly the squares of changes are forgotten."""
+    """adam, yogi: decay rate of the squared changes."""
     adaptivity: Annotated[float, Field(gt=0)] = 0.001
-    """All but sgd: tau, added to the root of the squares; smaller adapts more."""
+    """All but sgd: tau, added to the root of the squared changes; smaller values adapt more."""
 
 
 class FedPclSettings(Settings):
@@ -225,7 +223,7 @@ class FedPclSettings(Settings):
 
     section: ClassVar[str] = "fedpcl"
     temperature: Annotated[float, Field(gt=0)] = 0.07
-    """What similarities to the prototypes are divided by."""
+    """Temperature of the similarities to the prototypes."""
 
 
 class FedPerSettings(Settings):
@@ -233,7 +231,7 @@ class FedPerSettings(Settings):
 
     section: ClassVar[str] = "fedper"
     layers: Annotated[int, Field(ge=0)] = 1
-    """How many of the last layers stay with each client; 1: the classifier alone."""
+    """Number of last layers that stay with each client; 1: only the classifier."""
 
 
 class FedProcSettings(Settings):
@@ -241,10 +239,10 @@ class FedProcSettings(Settings):
 
     section: ClassVar[str] = "fedproc"
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """What similarities to the prototypes are divided by."""
+    """Temperature of the similarities to the prototypes."""
     rounds: Annotated[int | None, Field(ge=1)] = None
-    """Rounds over which cross-entropy replaces the contrastive loss [default: those of the run when
-    it starts; a run resumed with more rounds keeps them]."""
+    """Rounds over which cross-entropy replaces the contrastive loss [default: the rounds of the run
+    at its start; a run resumed with more rounds keeps the value]."""
 
 
 class FedProtoSettings(Settings):
@@ -252,7 +250,7 @@ class FedProtoSettings(Settings):
 
     section: ClassVar[str] = "fedproto"
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the pull towards the global prototypes."""
+    """Weight of the term that pulls embeddings towards the global prototypes."""
 
 
 class FedProxSettings(Settings):
@@ -260,7 +258,7 @@ class FedProxSettings(Settings):
 
     section: ClassVar[str] = "fedprox"
     mu: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the proximal term: pull towards the global model."""
+    """Weight of the proximal term, which pulls towards the global model."""
 
 
 class FedRSSettings(Settings):
@@ -268,7 +266,7 @@ class FedRSSettings(Settings):
 
     section: ClassVar[str] = "fedrs"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Scale of the logits of classes that a client lacks; 1 is FedAvg."""
+    """Factor on the logits of classes that a client lacks; 1 is FedAvg."""
 
 
 class FedRepSettings(Settings):
@@ -276,7 +274,7 @@ class FedRepSettings(Settings):
 
     section: ClassVar[str] = "fedrep"
     head_epochs: Annotated[int, Field(ge=0)] = 10
-    """Passes over a client's samples for its own classifier, before those for the layers below."""
+    """Epochs of training of a client's classifier, before those of the layers below."""
 
 
 class MoonSettings(Settings):
@@ -284,9 +282,9 @@ class MoonSettings(Settings):
 
     section: ClassVar[str] = "moon"
     mu: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the contrastive loss between the global model and the client's own last one."""
+    """Weight of the contrastive loss between the global model and the client's previous model."""
     temperature: Annotated[float, Field(gt=0)] = 0.5
-    """What the cosines are divided by; smaller is sharper."""
+    """Temperature of the cosine similarities; smaller values are sharper."""
 
 
 class PFedMeSettings(Settings):
@@ -294,14 +292,14 @@ class PFedMeSettings(Settings):
 
     section: ClassVar[str] = "pfedme"
     weight: Annotated[float, Field(ge=0)] = 15.0
-    """λ, how near a personal model stays; multiplied by the learning rate it should be at most
+    """λ, strength of the pull towards the local model; λ times the learning rate should be at most
     1."""
     steps: Annotated[int, Field(ge=1)] = 5
-    """K, steps of the personal model on each batch."""
+    """K, steps of the personalized model on each batch."""
     lr: Annotated[float, Field(gt=0)] = 0.09
-    """Learning rate of the personal model."""
+    """Learning rate of the personalized model."""
     mixing: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """β, how far the server goes towards the clients' average."""
+    """β, weight of the clients' average in the server's next model."""
 
 
 class ProtoAttentionSettings(Settings):
@@ -309,10 +307,10 @@ class ProtoAttentionSettings(Settings):
 
     section: ClassVar[str] = "proto_attention"
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """What margins are divided by, in units of the mean distance between class means; larger is
-    nearer to FedAvg."""
+    """Temperature of the margins, in units of the mean distance between class means; larger values
+    approach FedAvg."""
     prefers: Literal["wide", "narrow"] = "wide"
-    """Which margins make a client count more."""
+    """Which margins give a client more weight."""
 
 
 class SageflowSettings(Settings):
@@ -320,16 +318,16 @@ class SageflowSettings(Settings):
 
     section: ClassVar[str] = "sageflow"
     entropy: Annotated[float, Field(gt=0)] = 1.0
-    """Models whose answers to the public images have this entropy or more are left out; in nats, so
-    that log(classes) is the largest possible."""
+    """Models whose mean prediction entropy on the public images reaches this value are excluded; in
+    nats, so that log(classes) is the maximum."""
     loss_power: Annotated[float, Field(ge=0)] = 1.0
-    """How much less a model counts by its loss on the public images: by loss^-power."""
+    """Exponent p of the weight loss^-p of a model, by its loss on the public images."""
     age_power: Annotated[float, Field(ge=0)] = 0.5
-    """How much less stale models count: by (staleness + 1)^-power."""
+    """Exponent p of the weight (staleness + 1)^-p of a stale model."""
     mixing: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the arrived models in the server's next model."""
+    """Weight of the arrived models in the server's next model."""
     warm_up: Annotated[int, Field(ge=0)] = 10
-    """Ticks at the beginning in which no model is left out: the first ones are all uncertain."""
+    """Number of first ticks in which no model is excluded."""
 
 
 class ScaffoldSettings(Settings):
@@ -337,4 +335,4 @@ class ScaffoldSettings(Settings):
 
     section: ClassVar[str] = "scaffold"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
-    """Length of the server's step towards the average of the clients' models."""
+    """Learning rate of the server towards the average of the clients' models."""

@@ -1,7 +1,7 @@
 """Names of methods, partitions, aggregation rules and encoders, known without importing torch.
 
-`METHODS`, `PARTITIONS` and `AGGREGATION_RULES` are an index of the files in `methods/`,
-`data/partitions/` and `rounds/aggregation/`; a test keeps the index equal to the files.
+`METHODS` and `AGGREGATION_RULES` are an index of the files in `methods/` and `rounds/aggregation/`,
+`PARTITIONS` of the functions in `data/partitions.py`; a test keeps the index complete.
 """
 
 import inspect
@@ -65,13 +65,23 @@ PARTITIONS: dict[str, str] = {
 SPLIT_BY_DOMAIN = ("feature", "natural")
 """Partitions that give whole domains to clients."""
 AGGREGATION_RULES: dict[str, str] = {
-    "centered-clipping": "the mean of updates clipped around a center, three times (Karimireddy, He and Jaggi, 2021).",
-    "geometric-median": "the point with the smallest sum of distances to the updates (RFA, Pillutla et al., 2022).",
+    "centered-clipping": (
+        "the mean of updates clipped around a center, three times (Karimireddy, He and "
+        "Jaggi, 2021)."
+    ),
+    "geometric-median": (
+        "the point with the smallest sum of distances to the updates (RFA, Pillutla et al., 2022)."
+    ),
     "krum": "the one update that is nearest to its neighbors (Blanchard et al., 2017).",
     "mean": "the mean by number of samples, as in FedAvg.",
     "median": "the coordinate-wise median, all clients alike (Yin et al., 2018).",
-    "multi-krum": "the mean of the n - f updates that are nearest to their neighbors (Blanchard et al., 2017).",
-    "trimmed-mean": "the coordinate-wise mean without the smallest and largest values (Yin et al., 2018).",
+    "multi-krum": (
+        "the mean of the n - f updates that are nearest to their neighbors (Blanchard et "
+        "al., 2017)."
+    ),
+    "trimmed-mean": (
+        "the coordinate-wise mean without the smallest and largest values (Yin et al., 2018)."
+    ),
 }
 
 
@@ -94,7 +104,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def is_built_in(method: str) -> bool:
-    """Return whether a name is not a class from outside: finding it runs no foreign code."""
+    """Return whether a method is part of this package, so that finding it runs no foreign code."""
     return ":" not in method and method not in entry_points("mpfedcl.methods")
 
 
@@ -103,23 +113,23 @@ def check_method_name(method: str) -> None:
     if ":" in method or method in method_names():
         return
     question = did_you_mean(method, method_names())
-    # All forty names would hide the one that was meant.
+    # All forty names would hide the suggestion.
     named = "those that mpfedcl methods lists" if question else ", ".join(method_names())
     raise InvalidInput(
-        f"method is {method!r}; it must be one of {named}, or package.module:Class for your "
-        f"own{question}."
+        f"method is {method!r}; it must be one of {named}, or package.module:Class for a custom "
+        f"one{question}."
     )
 
 
 _LIKENESS = 0.66
-"""From which share of common letters on two names are taken for the same one, mistyped."""
+"""Minimum similarity at which a name counts as a typing error of another."""
 _MOST_SHOWN = 3
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question, to stand behind a sentence; empty where no known name is near.
+    """Return a question to append to an error; empty if no known name is similar.
 
-    Case, hyphens and underscores do not count.
+    Case, hyphens and underscores are ignored.
 
     Example:
         >>> did_you_mean("fedvag", ["fedavg", "fedprox"]), did_you_mean("MP_FedCL", ["mp-fedcl"])
@@ -130,7 +140,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_setting(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return the same question for settings, whose dotted names people shorten.
+    """Return the same question for settings, whose dotted names users shorten.
 
     Example:
         >>> known = ["rounds", "dataset.name", "dataset.root", "train.lr"]
@@ -140,7 +150,7 @@ def did_you_mean_setting(name: str, known: Iterable[str], prefix: str = "") -> s
     dotted, wanted = list(known), _plain(name)
     ends = [each for each in dotted if _plain(each.rpartition(".")[2]) == wanted]
     sections = [each for each in dotted if _plain(each.partition(".")[0]) == wanted]
-    # The setting that a section begins with says which one: dataset.name, partition.kind.
+    # The first setting of a section is the main one: dataset.name, partition.kind.
     if found := ends[:_MOST_SHOWN] or sections[:1]:
         return _ask([prefix + each for each in found])
     by_plain = {_plain(each.rpartition(".")[2]): each for each in reversed(dotted)}
@@ -163,11 +173,11 @@ def _ask(found: list[str]) -> str:
 
 _ALONE = ("none", "resnet18", "random-filters", "random-resnet18")
 _WITH_REST = ("random-filters", "random-resnet18", "onnx", "torchvision")
-"""Kinds that more may follow behind a colon: a seed, a file, a name."""
+"""Encoders that take a seed, a file or a name after a colon."""
 
 
 def check_encoder_name(name: str) -> None:
-    """Refuse a name that is of no kind; what follows the kind is checked where it is used."""
+    """Reject an unknown encoder; the part after the colon is checked when it is used."""
     kind, _, rest = name.partition(":")
     known = (*(_WITH_REST if rest else _ALONE), *entry_points("mpfedcl.encoders"))
     if kind not in known:
@@ -175,7 +185,7 @@ def check_encoder_name(name: str) -> None:
 
 
 def unknown_encoder(name: str) -> InvalidInput:
-    """Return the refusal of a name."""
+    """Return the error of an unknown encoder."""
     allowed = f"{', '.join(_ALONE)}, onnx:FILE or torchvision:NAME"
     question = did_you_mean(name, _ALONE)
     return InvalidInput(f"encoder.name is {name!r}; it must be {allowed}{question}.")

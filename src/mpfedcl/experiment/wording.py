@@ -1,15 +1,15 @@
-"""An experiment in a few words, for titles and tables."""
+"""Short descriptions of an experiment, for titles and tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mpfedcl.experiment.experiment import Experiment
+from mpfedcl.experiment.experiment import PIXELS_PER_SIDE, Experiment
 
 
 def describe_data(
     experiment: Experiment, partition: Mapping[str, Any], *, with_seed: bool = True
 ) -> tuple[str, str]:
-    """Return what the data of a run are, and how they are split, as far as that is known."""
+    """Return the data of a run and how they are split."""
     if partition.get("network"):
         seed = f", seed {experiment.seed}" if with_seed else ""
         return "its clients' own data", f"over a network{seed}"
@@ -38,7 +38,7 @@ def describe_by_method(settings: Iterable[tuple[str, str]]) -> str:
 
 
 def describe_budget(told: Mapping[str, Any]) -> str:
-    """Return a privacy budget and what is spent of it, as a run's summary tells it."""
+    """Return a privacy budget and the part that is spent, from a run's summary."""
     unit = {"record": "one image", "client": "all images of one client"}[told["unit"]]
     return (
         f"epsilon {told['spent']:.3g} of {told['epsilon']:g} spent at delta {told['delta']:g}, "
@@ -65,7 +65,7 @@ def describe_missing_encoder(asked: Experiment) -> list[str]:
     """Return a hint if a run on the user's images lacks encoder weights, else nothing."""
     if not asked.lacks_encoder:
         return []
-    size = asked.resolved().dataset.image_size
+    size = asked.dataset.image_size or PIXELS_PER_SIDE
     return [
         f"No encoder weights were found, so methods use raw pixels ({size} x {size}), which costs "
         "accuracy. --encoder.weights FILE names ResNet-18 weights; --encoder.name onnx:FILE or "

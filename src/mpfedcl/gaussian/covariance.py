@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 SHRINKAGES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""What lambda is chosen from; less than 0.4 has never helped."""
+"""Candidates for lambda; values below 0.4 never improved results."""
 _CAUTION = 2.0
-"""The one constant of the method: scores are taken to spread this much wider, and a client's
-scatter to be this much noisier, than estimated."""
+"""The only constant of the method: scores are assumed to vary, and a client's scatter to be noisy,
+by this factor more than estimated."""
 _LEAST_SEPARATION = 0.1
-"""Of what the training samples show: what is left of it on new samples is at least this share."""
+"""The separation on new samples is at least this share of that on training samples."""
 NO_SCATTER = 1e-12
-"""A trace no larger is rounding: features have norm 1, and equal ones scatter nowhere."""
+"""A smaller trace is rounding error, because features have norm 1."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Covariance:
     basis: Tensor
     """[d, d]: U, a column per eigenvector."""
     spectrum: Tensor
-    """[d]: e, none below 0."""
+    """[d]: e, nonnegative."""
 
     @classmethod
     def decompose(cls, matrix: Tensor) -> Self:
-        """Find the eigenbasis, in float64."""
+        """Return the eigendecomposition of a matrix, in float64."""
         spectrum, basis = torch.linalg.eigh(matrix.double())
         spectrum = spectrum.clamp(min=0)
         return cls(basis, spectrum if float(spectrum.sum()) > NO_SCATTER else spectrum * 0)
@@ -57,7 +57,7 @@ class Covariance:
         return 1 / ((1 - shrinkage) * self.spectrum + shrinkage * self.trace / size)
 
     def to(self, dtype: torch.dtype) -> Self:
-        """Return the same in another precision: enough for what one client computes."""
+        """Return the covariance in another precision, which suffices for a single client."""
         return type(self)(self.basis.to(dtype), self.spectrum.to(dtype))
 
     def solve(self, vectors: Tensor, shrinkage: float) -> Tensor:
@@ -66,25 +66,25 @@ class Covariance:
 
 
 class Shrinkage(NamedTuple):
-    """How a covariance becomes a metric, and by what its scores are divided."""
+    """The shrinkage of a covariance, and the temperature of its scores."""
 
     weight: float
-    """lambda: the share of the covariance that is spread evenly."""
+    """lambda: the weight of the isotropic part."""
     temperature: float
-    """T: scores divided by it are log-likelihoods that can be believed."""
+    """T: scores divided by it are calibrated log-likelihoods."""
 
 
 def choose_shrinkage(
     covariance: Covariance, degrees: float, means: Tensor, counts: Tensor
 ) -> Shrinkage:
-    """Choose lambda and T by what the sums say of new samples; nothing is held out.
+    """Choose lambda and T from estimates for new samples; no data is held out.
 
     Args:
         covariance: S.
         degrees: F, the degrees of freedom behind it.
         means, counts: [C, d] and [C], of the classes that any client holds.
 
-    The training samples lean on the S and the means that they made themselves. With the leverage
+    S and the means are fitted to the training samples. With the leverage
     h = (1 - lambda) Σ a e / F taken out, classes are separated on new samples by
     sep = Σ a M - (K - 1) Σ a e / (1 - h), with variance var = Σ a² e M / (1 - h)²; M are the means'
     squares along each eigenvector, by count. lambda has the largest sep²/var; T = 2 var/sep.
@@ -97,7 +97,7 @@ def choose_shrinkage(
         a, e = covariance.precision(weight), covariance.spectrum
         noise = float((a * e).sum())
         kept = 1 - (1 - weight) * noise / degrees
-        # By its bounds above 0; rounding may say otherwise.
+        # Positive in exact arithmetic.
         kept = max(kept, torch.finfo(torch.float64).eps)
         seen = float((a * spread).sum())
         separation = seen - (len(means) - 1) * noise / kept
@@ -127,14 +127,14 @@ class Degrees(NamedTuple):
 
 
 def own_strength(covariance: Covariance, degrees: Degrees, scatter: float) -> float:
-    """Return nu, the samples that the pooled covariance counts for next to a client's own.
+    """Return nu, the weight of the pooled covariance in samples, relative to a client's samples.
 
     Args:
         covariance: S.
         degrees: Of the clients' scatters.
         scatter: Σ_i |W_i|² / f_i over clients.
 
-    Infinity where clients' scatters differ no more than samples of one covariance would.
+    Infinity if clients' scatters differ no more than samples of one covariance would.
     """
     total = degrees.total
     if not total or not covariance.trace:
@@ -155,7 +155,7 @@ class OwnCovariance:
 
     pooled: Covariance
     centered: Tensor
-    """[n, d]: features less their class means, W_i = X'X."""
+    """[n, d]: features minus their class means, W_i = X'X."""
     degrees: float
     strength: float
     """nu."""

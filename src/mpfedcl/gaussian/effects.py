@@ -17,7 +17,7 @@ class ClientMeans(NamedTuple):
     counts: Tensor
     """[G], float64: n_ic."""
     owners: Tensor
-    """[G], numbers of clients."""
+    """[G], indices of clients."""
     num_clients: int
     num_classes: int
 
@@ -28,11 +28,11 @@ class ClientMeans(NamedTuple):
         return cls(vectors, pool.labels, counts, pool.owners, pool.num_clients, pool.num_classes)
 
     def by_class(self, values: Tensor) -> Tensor:
-        """Add one number, or one vector, per group up for each class."""
+        """Sum one value or vector per group over each class."""
         return _add_up(values, self.labels, self.num_classes)
 
     def by_client(self, values: Tensor) -> Tensor:
-        """Add one number, or one vector, per group up for each client."""
+        """Sum one value or vector per group over each client."""
         return _add_up(values, self.owners, self.num_clients)
 
     @property
@@ -48,20 +48,20 @@ class ClientMeans(NamedTuple):
 
     @property
     def degrees(self) -> Tensor:
-        """Return f_i [N]: a client's samples less the classes that it holds."""
+        """Return f_i [N]: a client's samples minus the classes that it holds."""
         return self.by_client(self.counts - 1)
 
 
 class ClientEffects(NamedTuple):
-    """The variances of what clients do to their samples, in units of tr(S)."""
+    """The variances of the differences between clients, in units of tr(S)."""
 
     shift: float
-    """t_b: of what a client adds to all its samples, such as a camera or a pen does."""
+    """t_b: of the shift that is common to all samples of a client, such as that of a camera."""
     by_class: float
-    """t_e: of what it adds to each single class."""
+    """t_e: of the shift of each single class."""
 
     def shifts(self, groups: ClientMeans, means: Tensor) -> Tensor:
-        """Return b_i [N, d], the best guess at each client's shift."""
+        """Return b_i [N, d], the best linear prediction of each client's shift."""
         weights = self._weights(groups)
         pulled = groups.by_client(weights.unsqueeze(1) * (groups.vectors - means[groups.labels]))
         total = groups.by_client(weights)
@@ -79,10 +79,10 @@ class ClientEffects(NamedTuple):
 
 
 def estimate_effects(groups: ClientMeans, means: Tensor, trace: float) -> ClientEffects:
-    """Find both variances by moments: what the groups' means vary by beyond their samples' noise.
+    """Estimate both variances by the method of moments.
 
-    Without an effect, means E_ic of n_ic samples around mu_c have squares tr(S)/n_ic. What they
-    have in excess is t_b + t_e; what the clients' own averages of them have in excess tells t_b.
+    Without an effect, means E_ic of n_ic samples around mu_c have squares tr(S)/n_ic. The
+    excess of these is t_b + t_e, and the excess of the clients' averages of them determines t_b.
     """
     counts, class_counts = groups.counts, groups.class_counts
     away = groups.vectors - means[groups.labels]
@@ -97,7 +97,7 @@ def estimate_effects(groups: ClientMeans, means: Tensor, trace: float) -> Client
     weights = counts / class_counts[groups.labels]
     mean_away = groups.by_client(shares.unsqueeze(1) * away)
     between = float((sizes * mean_away.square().sum(1)).sum()) / trace
-    # Σ_ij n_i (...)² over all pairs of clients, written out so that no pair is visited.
+    # Σ_ij n_i (...)² over all pairs of clients, expanded to avoid a loop over pairs.
     both = groups.by_class(weights.square())[groups.labels]
     scale = sizes[groups.owners] * shares.square()
     from_effect = float((scale * (1 - 2 * weights + both)).sum())

@@ -30,7 +30,7 @@ from mpfedcl.gaussian import moment_from_within, pack_symmetric, unpack_symmetri
 
 
 def import_extra(module: str) -> Any:
-    """Import a module of the extra `privacy`, or tell how to install it."""
+    """Import a module of the extra `privacy`, or explain how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -216,8 +216,8 @@ class PrivateSums:
         if bool((over > 0).any()):
             label = int(over.argmax())
             return (
-                f"the sum of class {label} has length {sums[label].norm():.4g}; with its count, "
-                f"{counts[label]:.4g}, no noise makes it so long"
+                f"the sum of class {label} has the norm {sums[label].norm():.4g}; with the count "
+                f"{counts[label]:.4g}, noise does not explain it"
             )
         return None
 

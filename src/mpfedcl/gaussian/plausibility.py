@@ -1,4 +1,4 @@
-"""Checks of statistics that no samples can have, before the server adds them to the others."""
+"""Validation of statistics: reject values that no samples can have, before they are summed."""
 
 from collections.abc import Mapping
 
@@ -9,40 +9,40 @@ from mpfedcl.gaussian.effects import ClientMeans
 from mpfedcl.gaussian.statistics import unpack_symmetric
 
 _ROUNDING = 1e-3
-"""Of single precision, with much to spare: smaller errors do no harm."""
+"""A generous tolerance for single precision; smaller errors are harmless."""
 
 
 def find_impossible_sums(
     summed: Mapping[str, Tensor], num_samples: int, *, in_full: bool
 ) -> str | None:
-    """Return why no features of norm 1 have these sums, or None if some may.
+    """Return why these sums are impossible for features of norm 1, or None.
 
     Args:
-        summed: `counts`, `sums` and, where a method has them, `within` and `scatter`, or `moment`.
+        summed: `counts`, `sums` and, if the method has them, `within` and `scatter`, or `moment`.
         num_samples: The number of samples that the client has announced.
         in_full: Whether to check positive semidefiniteness too, at the cost of a factorization.
     """
     counts, sums = summed["counts"].double(), summed["sums"].double()
     if not bool((counts.round() == counts).all()) or bool((counts < 0).any()):
-        return "the counts of classes must be whole and not negative"
+        return "the class counts must be nonnegative integers"
     if float(counts.sum()) > num_samples:
-        return f"the counts of classes sum to {counts.sum():.0f}; this client has {num_samples}"
+        return f"the class counts sum to {counts.sum():.0f}; this client has {num_samples}"
     lengths = sums.norm(dim=1)
     if bool((lengths > counts * (1 + _ROUNDING) + _ROUNDING).any()):
         label = int((lengths - counts).argmax())
         return (
-            f"the sum of class {label} has length {lengths[label]:.4g}; at most its count, "
+            f"the sum of class {label} has the norm {lengths[label]:.4g}; at most its count, "
             f"{counts[label]:.0f}"
         )
     between = (lengths.square() / counts.clamp(min=1)).sum()
     if "within" in summed:
         wanted = float(counts.sum() - between)
-        return judge_matrix(summed["within"], sums.shape[1], wanted, counts, in_full=in_full) or (
-            _judge_scatter(summed["within"], sums.shape[1], summed["scatter"], counts)
+        return check_matrix(summed["within"], sums.shape[1], wanted, counts, in_full=in_full) or (
+            _check_scatter(summed["within"], sums.shape[1], summed["scatter"], counts)
         )
     if "moment" in summed:
         wanted = float(counts.sum())
-        return judge_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full=in_full)
+        return check_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full=in_full)
     return None
 
 
@@ -80,7 +80,7 @@ def find_impossible_statistics(
     return "scatter" if float(statistics.get("scatter", torch.zeros(()))) < 0 else None
 
 
-def judge_matrix(
+def check_matrix(
     packed: Tensor, size: int, wanted: float, counts: Tensor, *, in_full: bool
 ) -> str | None:
     """Return why a packed second moment cannot be one with this trace, or None."""
@@ -97,7 +97,7 @@ def judge_matrix(
     return None
 
 
-def _judge_scatter(packed: Tensor, size: int, scatter: Tensor, counts: Tensor) -> str | None:
+def _check_scatter(packed: Tensor, size: int, scatter: Tensor, counts: Tensor) -> str | None:
     degrees = max(1.0, float(counts.sum()) - int((counts > 0).sum()))
     squares = packed.double().square()
     whole = 2 * float(squares.sum()) - float(squares[_diagonal(size).to(packed.device)].sum())

@@ -1,15 +1,15 @@
 """Sufficient statistics of features: sums over samples and clients, to fit classifiers to.
 
-One client's statistics are `counts` [C], `sums` [C, d] and, where its method has second moments,
-`moment` [d, d] = Σ phi phi', all in float64 and all sums over samples: those of more samples are
-added, those of fewer subtracted. The pooled statistics have the same of all clients, and also:
+One client's statistics are `counts` [C], `sums` [C, d] and, if its method uses second moments,
+`moment` [d, d] = Σ phi phi', all in float64 and all sums over samples, so samples can be added and
+removed exactly. The pooled statistics are their sums over all clients, and also:
 
 - `groups` [C], the clients that hold a class, `counts_squared` [C] = Σ_i n_ic² and
-  `squares` [C] = Σ_i |s_ic|²/n_ic, from which effects of clients are found;
-- `within` [d, d] = Σ_i W_i and `scatter` [] = Σ_i |W_i|²/f_i, where a method works with the scatter
-  around each client's own class means.
+  `squares` [C] = Σ_i |s_ic|²/n_ic, from which client effects are estimated;
+- `within` [d, d] = Σ_i W_i and `scatter` [] = Σ_i |W_i|²/f_i, if a method uses the scatter
+  around each client's class means.
 
-They are sums over clients: a client that leaves is subtracted, and nothing is left of it.
+All are sums over clients: subtracting a client that leaves removes it exactly.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from mpfedcl.core.tensors import Tensors
 SecondMoment = Literal["within", "moment"]
 """The scatter of samples around their class means, or the sum of phi phi'."""
 _ROWS_AT_ONCE = 1024
-"""Clients whose class sums are kept until they are folded."""
+"""Number of clients whose class sums are buffered before they are folded."""
 BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 """The statistics that have a row per class."""
 
@@ -34,8 +34,8 @@ BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 def unit_features(inputs: Tensor) -> Tensor:
     """Return phi(x) = sign(x) sqrt|x|, scaled to norm 1: [..., d] for [..., d].
 
-    The root tames the few large numbers of a feature; the norm bounds what one sample can add
-    to any sum. A sample of zeros has no direction and gets the one that favors no coordinate.
+    The root damps large values; the norm bounds the contribution of a sample to any sum. A sample
+    of zeros is mapped to the vector with equal coordinates.
 
     Example:
         >>> import torch
@@ -44,23 +44,23 @@ def unit_features(inputs: Tensor) -> Tensor:
                 [ 0.7071,  0.7071]])
     """
     roots = inputs.abs().sqrt() * inputs.sign()
-    # |phi|² is the sum of |x|, which single precision may not hold; its root it does.
+    # |phi|² is the sum of |x|, which may overflow single precision; its root does not.
     lengths = inputs.abs().sum(dim=-1, keepdim=True, dtype=torch.float64).sqrt().to(inputs.dtype)
     even = torch.full_like(roots, inputs.shape[-1] ** -0.5)
-    # Asked so that NaN stays NaN.
+    # Compared in this form so that NaN stays NaN.
     return torch.where(lengths == 0, even, roots / lengths)
 
 
 def project_features(features: Tensor, dimensions: int, seed: int) -> Tensor:
     """Return features in fewer dimensions, of norm 1 again: [..., k] for [..., d].
 
-    The projection depends only on the seed, so that all clients have the same. The mean over the
-    coordinates of a sample is subtracted first: most features are positive in every class. With no
-    more dimensions than asked for, features stay as they are.
+    The projection depends only on the seed, so it is the same for all clients. The mean over the
+    coordinates of a sample is subtracted first, because most features are positive in every class.
+    Features that have no more than `dimensions` dimensions are returned unchanged.
 
     Example:
         >>> import torch
-        >>> project_features(torch.eye(8), 3, seed=0).norm(dim=1)
+        >>> project_features(torch.eye(8), 3, seed=0).norm(dim=1).round(decimals=4)
         tensor([1., 1., 1., 1., 1., 1., 1., 1.])
     """
     size = features.shape[-1]
@@ -84,12 +84,12 @@ def _projection(size: int, dimensions: int, seed: int) -> Tensor:
 
 
 def center_by_class(features: Tensor, labels: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-    """Return the features less the mean of their class."""
+    """Return the features minus the mean of their class."""
     return features - (sums / counts.clamp(min=1).unsqueeze(1))[labels]
 
 
 def moment_from_within(within: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-    """Return Σ phi phi' [d, d] of one client, which adds up and can be subtracted, from its W_i."""
+    """Return Σ phi phi' [d, d] of one client from its scatter W_i within classes."""
     return within + _between(counts, sums)
 
 
@@ -105,7 +105,7 @@ def _between(counts: Tensor, sums: Tensor) -> Tensor:
 
 
 def packed_size(dimension: int) -> int:
-    """Return the numbers that a symmetric matrix takes once packed."""
+    """Return the number of values of a packed symmetric matrix."""
     return dimension * (dimension + 1) // 2
 
 
@@ -133,10 +133,10 @@ def _upper_places(dimension: int) -> Tensor:
 
 
 class StackedSums:
-    """Σ_i W_i is one product over the samples of all clients; each W_i is made when asked for.
+    """The statistics of several clients; Σ_i W_i is one product, and each W_i is computed lazily.
 
     Args:
-        features: [samples, d] of all clients, client after client.
+        features: [samples, d] of all clients, grouped by client.
         labels: [samples].
         sizes: The samples of each client.
         num_classes: C.
@@ -173,16 +173,16 @@ class StackedSums:
         return len(self._sizes)
 
     def member(self, index: int) -> "MemberSums":
-        """Return one client's sums."""
+        """Return the statistics of one client."""
         return MemberSums(self, index)
 
     @property
     def names(self) -> list[str]:
-        """Return what each client sends."""
+        """The names of the tensors that each client sends."""
         return [*self._small, *([self._second_moment] if self._second_moment else [])]
 
     def tensor(self, name: str, index: int) -> Tensor:
-        """Return one tensor of one client, written out."""
+        """Return one tensor of one client."""
         if name != self._second_moment:
             return self._small[name][index]
         rows = torch.split(self._rows, self._sizes)[index]
@@ -202,13 +202,13 @@ class StackedSums:
 
     @cached_property
     def is_finite(self) -> list[bool]:
-        """Whether all numbers of each client are: a sum of squares is only then."""
+        """Whether all values of each client are finite: only then is the sum of their squares."""
         squares = self._rows.square().sum(1, dtype=torch.float64)
         return [bool(part.sum().isfinite()) for part in torch.split(squares, self._sizes)]
 
     @cached_property
     def template(self) -> Tensors:
-        """Return tensors of the shapes and types of what one client sends; values mean nothing."""
+        """Tensors with the shapes and types that one client sends; their values are undefined."""
         shapes = {name: value[0] for name, value in self._small.items()}
         if self._second_moment:
             size = packed_size(self._rows.shape[1])
@@ -216,7 +216,7 @@ class StackedSums:
         return shapes
 
     def _scatters(self, counts: Tensor) -> Tensor:
-        """Return |W_i|² / f_i of each client, by whichever of X X' and X'X is smaller."""
+        """Return |W_i|² / f_i of each client, from the smaller of X X' and X'X."""
         degrees = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=1)
         squares = []
         for rows in torch.split(self._rows, self._sizes):
@@ -226,7 +226,7 @@ class StackedSums:
 
 
 class MemberSums(Mapping[str, Tensor]):
-    """One client's sums out of a stack. It never leaves the process that made it."""
+    """The statistics of one client in a stack; it never leaves the process that created it."""
 
     def __init__(self, stack: StackedSums, index: int) -> None:
         self.stack = stack
@@ -248,7 +248,7 @@ class MemberSums(Mapping[str, Tensor]):
 
 
 def own_statistics(summed: Mapping[str, Tensor]) -> Tensors:
-    """Return one client's statistics from what it has sent, in float64."""
+    """Return one client's statistics from its message, in float64."""
     counts, sums = summed["counts"].double(), summed["sums"].double()
     own = {"counts": counts, "sums": sums}
     if "within" in summed:
@@ -260,7 +260,7 @@ def own_statistics(summed: Mapping[str, Tensor]) -> Tensors:
 
 
 def pool_of_one(own: Tensors, second_moment: SecondMoment | None) -> Tensors:
-    """Return the pooled statistics of a federation of this one client."""
+    """Return the pooled statistics of a federation with only this client."""
     counts, sums = own["counts"], own["sums"]
     pooled = {
         **own,
@@ -276,26 +276,26 @@ def pool_of_one(own: Tensors, second_moment: SecondMoment | None) -> Tensors:
 
 
 def add_statistics(left: Tensors, right: Tensors) -> Tensors:
-    """Return the sum of two parts of a client's samples, or of two parts of a pool."""
+    """Return the sum of the statistics of two sets of samples, or of two sets of clients."""
     return {name: value + right[name] for name, value in left.items()} if left else right
 
 
 def take_from_pool(pooled: Tensors, own: Tensors, second_moment: SecondMoment | None) -> Tensors:
-    """Return the pooled statistics without a client that is in them."""
+    """Return the pooled statistics with one client removed."""
     part = pool_of_one(own, second_moment)
     left = {name: value - part[name] for name, value in pooled.items()}
-    # Counts are whole numbers and come out exactly; what rounding leaves of an empty class is 0.
+    # Counts are exact integers; rounding errors of an empty class are set to 0.
     empty = left["counts"] == 0
     for name in BY_CLASS:
         left[name][empty] = 0
     if second_moment == "within" and not bool((left["counts"] - left["groups"]).any()):
-        # No client has two samples of a class: a scatter of rounding alone would be a metric.
+        # No client has two samples of a class: a scatter of rounding errors must not be a metric.
         left |= {name: torch.zeros_like(left[name]) for name in ("within", "scatter")}
     return left
 
 
 def widen_classes(statistics: Tensors, num_classes: int) -> Tensors:
-    """Return statistics with zeros for more classes."""
+    """Return statistics extended by zeros to `num_classes` classes."""
     wide = dict(statistics)
     for name in BY_CLASS:
         if name in wide:
@@ -306,7 +306,7 @@ def widen_classes(statistics: Tensors, num_classes: int) -> Tensors:
 
 
 def sums_to_fit(pooled: Tensors, second_moment: SecondMoment | None) -> Tensors:
-    """Return pooled statistics as clients' messages add up, for a method to fit."""
+    """Return pooled statistics in the form of summed messages, for `OneShot.fit`."""
     sums = {"counts": pooled["counts"], "sums": pooled["sums"]}
     if second_moment == "within":
         sums |= {"within": pack_symmetric(pooled["within"]), "scatter": pooled["scatter"]}
@@ -316,10 +316,10 @@ def sums_to_fit(pooled: Tensors, second_moment: SecondMoment | None) -> Tensors:
 
 
 def scatter_rows(own: Tensors) -> Tensor:
-    """Return rows R [r, d] with R'R = W_i: they stand for a client's centered samples."""
+    """Return rows R [r, d] with R'R = W_i, which replace a client's centered samples."""
     within = within_from_moment(own["moment"], own["counts"], own["sums"])
     spectrum, basis = torch.linalg.eigh(within)
-    # No more directions than samples less classes; the others are rounding.
+    # The rank is at most samples minus classes; other eigenvalues are rounding errors.
     degrees = int((own["counts"] - 1).clamp(min=0).sum())
     kept = max(0, len(spectrum) - degrees)
     rows: Tensor = (spectrum[kept:].clamp(min=0).sqrt() * basis[:, kept:]).T
@@ -327,19 +327,19 @@ def scatter_rows(own: Tensors) -> Tensor:
 
 
 class PoolTotals:
-    """The statistics of many clients of whose second moments only the total is known.
+    """Pooled statistics of many clients, without the second moment of each.
 
-    A thousand of them would take longer to write out than all else that a server does.
+    Computing thousands of single second moments would dominate the server's time.
     """
 
     def __init__(self) -> None:
         self._small: Tensors = {}
         self._rows: list[Tensor] = []
         self._between: Tensor | float = 0.0
-        """Of the rows that are folded already: a hundred thousand clients have a million."""
+        """Σ rows' rows of the rows that were folded; the rows themselves would fill memory."""
 
     def add(self, summed: Mapping[str, Tensor]) -> None:
-        """Take in a client's counts and sums."""
+        """Add a client's counts and sums."""
         own = {name: summed[name].double() for name in ("counts", "sums")}
         self._small = add_statistics(self._small, pool_of_one(own, None))
         held = own["counts"] > 0
@@ -352,7 +352,7 @@ class PoolTotals:
         self._between, self._rows = self._between + rows.T @ rows, []
 
     def parts(self) -> Tensors:
-        """Return what adds up over processes; `between` is Σ_ic s_ic s_ic' / n_ic."""
+        """Return tensors that are summed over processes; `between` is Σ_ic s_ic s_ic' / n_ic."""
         if self._rows:
             self._fold()
         assert isinstance(self._between, Tensor)
@@ -360,7 +360,7 @@ class PoolTotals:
 
 
 def complete_pool(parts: Tensors, sums: Tensors) -> Tensors:
-    """Return the pooled statistics of clients' totals, and of what their messages add up to."""
+    """Return the pooled statistics from `PoolTotals.parts` and the sums of all messages."""
     pooled = {name: parts[name] for name in BY_CLASS}
     size = pooled["sums"].shape[1]
     if "within" in sums:

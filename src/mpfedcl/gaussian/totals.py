@@ -1,4 +1,4 @@
-"""Totals under secure aggregation: what each client adds to them, and estimates from them.
+"""Totals under secure aggregation: the contribution of each client, and estimates from totals.
 
 If no single client's statistics may be seen (secure aggregation), the differences between clients
 are estimated from further sums over clients. Next to the pooled statistics of
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian.effects import ClientEffects
-from mpfedcl.gaussian.plausibility import judge_matrix
+from mpfedcl.gaussian.plausibility import check_matrix
 from mpfedcl.gaussian.statistics import BY_CLASS, pack_symmetric, unpack_symmetric
 
 _MATRICES = ("moment", "within")
@@ -31,9 +31,9 @@ _ROUNDING = 1e-3
 
 
 def totals_of_one(pooled: Tensors, *, with_effects: bool) -> Tensors:
-    """Return what a client adds to the totals, given its pooled statistics.
+    """Return the contribution of a client to the totals, given its pooled statistics.
 
-    Counts are whole numbers; of symmetric matrices half is enough. Of no samples all are zeros.
+    Counts are integers, and symmetric matrices are packed. Without samples all values are zero.
     """
     found = dict(pooled)
     if with_effects:
@@ -59,7 +59,7 @@ def totals_of_one(pooled: Tensors, *, with_effects: bool) -> Tensors:
 
 
 def pooled_of_totals(totals: Mapping[str, Tensor]) -> Tensors:
-    """Return the pooled statistics among totals, in float64 and with whole matrices."""
+    """Return the pooled statistics in totals, in float64 and with unpacked matrices."""
     size = totals["sums"].shape[1]
     return {
         name: unpack_symmetric(totals[name].double(), size)
@@ -71,7 +71,7 @@ def pooled_of_totals(totals: Mapping[str, Tensor]) -> Tensors:
 
 
 def estimate_effects_of_totals(totals: Tensors, means: Tensor, trace: float) -> ClientEffects:
-    """Return what `estimate_effects` finds from the clients' own means, from totals.
+    """Return the same estimates as `estimate_effects`, from totals instead of client means.
 
     Args:
         totals: In float64.
@@ -110,7 +110,7 @@ def estimate_effects_of_totals(totals: Tensors, means: Tensor, trace: float) -> 
 
 
 def find_impossible_totals(totals: Mapping[str, Tensor]) -> str | None:
-    """Return why no clients with features of norm 1 have these totals, or None if some may."""
+    """Return why these totals are impossible for features of norm 1, or None."""
     counts, sums = totals["counts"].double(), totals["sums"].double()
     if bool((counts < 0).any()) or bool((totals["groups"].double() > counts).any()):
         return "counts are negative, or fewer than the clients that hold the class"
@@ -118,14 +118,14 @@ def find_impossible_totals(totals: Mapping[str, Tensor]) -> str | None:
     lengths = sums.norm(dim=1)
     if bool((lengths > counts + slack).any()):
         label = int((lengths - counts).argmax())
-        return f"class {label} has a sum of length {lengths[label]:.4g} and a count of " + (
+        return f"class {label} has a sum of norm {lengths[label]:.4g} and a count of " + (
             f"{counts[label]:.0f}"
         )
     squares = totals["squares"].double()
     if bool((squares < -slack).any()) or bool((squares > counts + slack).any()):
-        return "the squares of the clients' class sums do not fit the counts"
+        return "the squares of the clients' class sums are inconsistent with the counts"
     wanted = {"moment": float(counts.sum()), "within": float(counts.sum() - squares.sum())}
     for name in totals.keys() & wanted.keys():
-        if reason := judge_matrix(totals[name], sums.shape[1], wanted[name], counts, in_full=True):
+        if reason := check_matrix(totals[name], sums.shape[1], wanted[name], counts, in_full=True):
             return reason
     return None

@@ -1,1 +1,1 @@
-"""A finished run in use: opened, asked about new images, carried elsewhere."""
+"""Use of a finished run: predictions, new clients, client contributions and export."""

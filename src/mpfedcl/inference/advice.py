@@ -21,7 +21,6 @@ from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.one_shot import OneShotFederation, open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods.local_gauss import LocalGauss
-from mpfedcl.rounds.predictions import log_prior
 
 _NAME = "new client"
 _ENOUGH_TESTED = 200
@@ -35,7 +34,7 @@ _MOST_TIMES = 20
 _NORMAL = 1.959964
 """The 97.5 % quantile of the standard normal distribution."""
 CLASSIFIERS = {
-    "local": "your own images alone, in closed form",
+    "local": "only your own images, in closed form",
     "global": "the federation's with you in it, with your label shares",
     "personal": "the federation's with you in it, personalized",
 }
@@ -64,7 +63,7 @@ def compare_answers(first: Tensor, second: Tensor) -> PairedAnswers:
         >>> import torch
         >>> found = compare_answers(torch.arange(100) < 80, torch.arange(100) < 70)
         >>> found.mean, round(found.low, 1), round(found.high, 1)
-        (10.0, 3.2, 16.4)
+        (10.0, 3.4, 16.2)
     """
     pairs = len(first)
     won, lost = int((first & ~second).sum()), int((second & ~first).sum())
@@ -146,10 +145,6 @@ def advise(
             fewer than 200 samples, cross-validation].
         weights: The encoder's file, if it has moved since the run.
     """
-    if test_fraction is not None and not 0 < test_fraction < 1:
-        raise InvalidInput(
-            f"test_fraction is {test_fraction:g}; it must be greater than 0 and less than 1."
-        )
     federation = open_federation(Path(run))
     trained = load_trained_run(run, weights=weights)
     client = NewClient(trained, Path(data), _NAME, test_fraction=test_fraction)
@@ -243,10 +238,10 @@ class _Comparison:
         method = self.federation.method
         # With the client in it: only then does the federation know how clients differ.
         own = method.own_statistics(method.collect(inputs, labels))
-        fitted = self.federation.with_client(_NAME, own).fitted
+        after = self.federation.with_client(_NAME, own)
         found = {"local": self._test_local(train, test)}
-        found["global"] = self._test(fitted.params, labels, test)
-        personal = method.personalize(fitted.received, inputs, labels)
+        found["global"] = self._test(after.server.params, labels, test)
+        personal = method.personalize(after.received, inputs, labels)
         if personal is not None:
             found["personal"] = self._test(personal, labels, test)
         return found
@@ -258,9 +253,8 @@ class _Comparison:
         return self._test(method.personalize(None, inputs, labels), labels, test)
 
     def _test(self, params: Tensors, labels: Tensor, test: Tensor) -> Tensor:
-        scores = self.federation.scores(params, self.inputs[test])
         counts = torch.bincount(labels, minlength=self.federation.pool.num_classes)
-        return (scores + log_prior(counts).to(scores)).argmax(1) == self.labels[test]
+        return self.federation.predicts(params, self.inputs[test], self.labels[test], counts)
 
 
 def _draw_share(labels: Tensor, rows: Tensor, share: float) -> Tensor:
@@ -274,7 +268,7 @@ def _draw_share(labels: Tensor, rows: Tensor, share: float) -> Tensor:
 
 
 def samples_needed(curve: list[tuple[int, float]], wanted: float) -> int | None:
-    """Return how many more samples a wanted accuracy needs; None if the curve does not tell.
+    """Return how many more samples a wanted accuracy needs; None if the curve gives no estimate.
 
     A power law, fitted to the errors at a quarter, half and all samples, is extrapolated.
     """

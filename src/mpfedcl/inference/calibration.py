@@ -27,8 +27,13 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, write_atomically
 from mpfedcl.core.json_files import FileContent, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.inference.trained_run import DistanceSpace, PredictionRule
-from mpfedcl.methods import prototype_rule
+from mpfedcl.inference.trained_run import (
+    INPUTS_AT_ONCE,
+    DistanceSpace,
+    apply_to_batches,
+    primary_predictor,
+)
+from mpfedcl.methods import PredictorKind
 from mpfedcl.rounds.predictions import log_prior
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import FinalModels
@@ -45,7 +50,6 @@ _MOST_IMAGES_OF_A_CLIENT = 1000
 _FEWEST_IMAGES_OF_A_CLIENT = 200
 _IMAGES_OF_ALL_CLIENTS = 20_000
 """Few enough that calibration takes a fraction of the time of one evaluation."""
-_IMAGES_AT_ONCE = 1024
 _FEWEST_TO_SHARPEN = 50
 """With fewer samples the temperature would be a guess."""
 _WIDEST = 4.0
@@ -64,36 +68,53 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
     if space is not None and space.has_metric:
         kept = {name: models.fitted[name] for name in ("covariance", "fit")}
         write_atomically(models.directory.path / METRIC_FILE, pack_tensors(kept))
-    rules = {
-        test: PredictionRule.of(models.method.predictor_on(test), has_prototypes=space is not None)
-        for test in ("local_test", "global_test")
-    }
+    has_prototypes = space is not None
+    on_global = primary_predictor(models.method, "global_test", has_prototypes=has_prototypes)
+    on_local = primary_predictor(models.method, "local_test", has_prototypes=has_prototypes)
     found_global = None
     if models.averaged is not None:
         rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
-        found_global = _measure(
-            models, space, rules["global_test"], models.averaged, _choose(rows, _MOST_IMAGES)
-        )
+        rows = _choose(rows, _MOST_IMAGES)
+        found_global = _measure(models, space, on_global, models.averaged, rows)
     fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.local_tests))
     most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
     clients = {}
     for name, params in models.personal:
         rows, prior = _choose(models.local_tests[name], most), None
-        if rules["local_test"].with_prior:
+        if on_local.prior == "labels":
             prior = log_prior(torch.tensor(models.label_counts[name]))
         seen = None if space is None else space.seen_by(models.method, name)
-        if (found := _measure(models, seen, rules["local_test"], params, rows, prior)) is not None:
+        if (found := _measure(models, seen, on_local, params, rows, prior)) is not None:
             clients[name] = found
         yield name, params
-    content = {
-        "format": FORMAT,
-        "round": models.round,
-        "measured": "on test images: distance to the nearest prototype; 1 - probability of truth",
-        "metric": "covariance" if space is not None and space.has_metric else None,
-        "global": found_global,
-        "clients": dict(sorted(clients.items())),
-    }
+    content = {**_start(models.directory), "round": models.round, "global": found_global}
+    content["clients"] = dict(sorted(clients.items()))
     models.directory.write_json(CALIBRATION_FILE, content)
+
+
+def _start(directory: RunDirectory) -> dict[str, Any]:
+    """Return the content of calibration.json before a model is measured."""
+    has_metric = (directory.path / METRIC_FILE).is_file()
+    return {
+        "format": FORMAT,
+        "measured": "on held-out images: distance to the nearest prototype; 1 - p(truth)",
+        "metric": "covariance" if has_metric else None,
+        "global": None,
+        "clients": {},
+    }
+
+
+def write_calibration(
+    path: Path, client: str | None, distances: Tensor | None, scores: Tensor | None, truth: Tensor
+) -> None:
+    """Replace the entry of one model in calibration.json."""
+    found, directory = summarize_held_out(distances, scores, truth), RunDirectory(path)
+    content = directory.read_json(CALIBRATION_FILE) or _start(directory)
+    if client is None:
+        content["global"] = found
+    else:
+        content["clients"] = {**content.get("clients", {}), client: found}
+    directory.write_json(CALIBRATION_FILE, content)
 
 
 def _choose(rows: Tensor, most: int) -> Tensor:
@@ -105,11 +126,10 @@ def _choose(rows: Tensor, most: int) -> Tensor:
     ]
 
 
-@torch.no_grad()
 def _measure(
     models: FinalModels,
     space: DistanceSpace | None,
-    rule: PredictionRule,
+    kind: PredictorKind,
     params: Tensors,
     rows: Tensor,
     prior: Tensor | None = None,
@@ -117,19 +137,14 @@ def _measure(
     """Measure the distances and scores of test samples with one model."""
     if not len(rows):
         return None
-    distances, scores = [], []
-    for part in torch.split(rows, _IMAGES_AT_ONCE):
-        embeddings, logits = models.model.apply(params, models.test_inputs[part])
-        if space is not None:
-            points = space.project(prototype_rule(models.method).project(embeddings))
-            distances.append(space.prototypes.nearest(points)[1])
-        if not rule.by_prototype:
-            scores.append(logits.double() + (0 if prior is None else prior.to(logits.device)))
-    return summarize_held_out(
-        torch.cat(distances) if distances else None,
-        torch.cat(scores) if scores else None,
-        models.test_labels[rows],
-    )
+    batches = (models.test_inputs[part] for part in torch.split(rows, INPUTS_AT_ONCE))
+    points, logits = apply_to_batches(models.method, models.model, params, batches)
+    distances = scores = None
+    if space is not None:
+        _, distances = space.prototypes.nearest(space.project(points))
+    if kind.rule == "classifier":
+        scores = logits.double() + (0 if prior is None else prior.to(logits.device))
+    return summarize_held_out(distances, scores, models.test_labels[rows])
 
 
 def summarize_held_out(
@@ -175,9 +190,8 @@ def find_thresholds(distances: Tensor) -> dict[str, float]:
 def find_set_limits(surprises: Tensor) -> dict[str, float]:
     """Return for each coverage the ⌈(n + 1) coverage⌉-th smallest of n values 1 - p(truth).
 
-    The classes of a new sample with at most this value contain its true class with at least the
-    coverage's probability, if the sample is exchangeable with these. Coverages that need more
-    samples are left out.
+    A new sample that is exchangeable with these has its true class among the classes of at most
+    this value with at least this probability. Coverages that need more samples are left out.
     """
     return _find_quantiles(surprises, {coverage: coverage for coverage in COVERAGES})
 
@@ -212,33 +226,38 @@ class ModelCalibration(FileContent):
 
     def threshold(self, rate: float) -> tuple[Threshold | None, str | None]:
         """Return the threshold of a false-alarm rate, or the reason why there is none."""
-        if rate not in FALSE_ALARM_RATES:
-            allowed = ", ".join(f"{each:g}" for each in FALSE_ALARM_RATES)
-            raise InvalidInput(f"false_alarms is {rate:g}; it must be one of {allowed}.")
-        if (found := (self.thresholds or {}).get(f"{rate:g}")) is not None:
-            return Threshold(found, rate, self.images), None
-        missing = "distances" if self.thresholds is None else None
-        reason = self._explain(missing, f"false-alarm rate of {rate:g}")
-        return None, f"No image is flagged as unknown: {reason}"
+        names = ("false_alarms", "false-alarm rate", "distances")
+        found, reason = self._find(rate, FALSE_ALARM_RATES, self.thresholds, *names)
+        if found is None:
+            return None, f"No image is flagged as unknown: {reason}"
+        return Threshold(found, rate, self.images), None
 
     def set_limit(self, coverage: float) -> tuple[float | None, str | None]:
         """Return the limit of prediction sets, or the reason why there is none."""
-        if coverage not in COVERAGES:
-            allowed = ", ".join(f"{each:g}" for each in COVERAGES)
-            raise InvalidInput(f"coverage is {coverage:g}; it must be one of {allowed}.")
-        if (found := (self.sets or {}).get(f"{coverage:g}")) is not None:
-            return found, None
-        missing = "probabilities" if self.sets is None else None
-        reason = self._explain(missing, f"coverage of {coverage:g}")
-        return None, f"There are no prediction sets: {reason}"
+        names = ("coverage", "coverage", "probabilities")
+        found, reason = self._find(coverage, COVERAGES, self.sets, *names)
+        return found, reason and f"There are no prediction sets: {reason}"
 
-    def _explain(self, missing: str | None, wanted: str) -> str:
-        if missing is None:
-            return f"{self.images} held-out images are too few for a {wanted}."
-        return (
-            f"the run has recorded no {missing} of held-out images for this model "
-            f"({CALIBRATION_FILE}); --held-out FOLDER measures them."
-        )
+    def _find(
+        self,
+        wanted: float,
+        allowed: tuple[float, ...],
+        known: dict[str, float] | None,
+        field: str,
+        title: str,
+        noun: str,
+    ) -> tuple[float | None, str | None]:
+        if wanted not in allowed:
+            listed = ", ".join(f"{each:g}" for each in allowed)
+            raise InvalidInput(f"{field} is {wanted:g}; it must be one of {listed}.")
+        if known is None:
+            return None, (
+                f"the run has recorded no {noun} of held-out images for this model "
+                f"({CALIBRATION_FILE}); --held-out FOLDER measures them."
+            )
+        if (found := known.get(f"{wanted:g}")) is not None:
+            return found, None
+        return None, f"{self.images} held-out images are too few for a {title} of {wanted:g}."
 
 
 class Calibration(FileContent):
@@ -276,7 +295,7 @@ class Drift:
     """The share of held-out samples beyond the threshold."""
 
     @classmethod
-    def judge(cls, images: int, flagged: int, threshold: Threshold) -> "Drift":
+    def of(cls, images: int, flagged: int, threshold: Threshold) -> "Drift":
         """Compare the number of flagged samples with chance."""
         limit = most_by_chance(images, threshold.images, threshold.false_alarms)
         return cls(images, flagged, limit, threshold.false_alarms)
@@ -321,7 +340,7 @@ def most_by_chance(num_new: int, num_held_out: int, rate: float) -> int:
 
 
 class LoggedPredictions(FileContent):
-    """A line of predictions.jsonl: counts only, no names of samples."""
+    """A line of predictions.jsonl: counts, without names of samples."""
 
     time: str = Field(max_length=40)
     client: str | None = Field(default=None, max_length=200)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from mpfedcl.rounds.metrics import percent_correct
 from mpfedcl.rounds.predictions import log_prior
 
 _MOST_PERSONAL_CLASSIFIERS = 2500
-"""Without each client all others get a new personal classifier: up to so many in total."""
+"""The most personal classifiers to compute: leaving out a client changes those of all others."""
 _CPU = torch.device("cpu")
 
 
@@ -52,6 +53,15 @@ class ClientContribution:
     local_test: OthersAccuracy
     """On the local test set of each other client, averaged over clients."""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "client": self.client,
+            "train": self.images,
+            "global_test": self.global_test.to_json(),
+            "local_test": self.local_test.to_json(),
+        }
+
 
 @dataclass(frozen=True)
 class Contributions:
@@ -69,15 +79,7 @@ class Contributions:
             "format": FORMAT,
             "predictor": {"global_test": self.predictor_global, "local_test": self.predictor_local},
             "untested": self.untested,
-            "clients": [
-                {
-                    "client": each.client,
-                    "train": each.images,
-                    "global_test": each.global_test.to_json(),
-                    "local_test": each.local_test.to_json(),
-                }
-                for each in self.clients
-            ],
+            "clients": [each.to_json() for each in self.clients],
         }
 
 
@@ -102,14 +104,12 @@ def find_contributions(
     for number, name in enumerate(names, start=1):
         own = federation.statistics_of(name)
         without = evaluator.evaluate(federation.without(name, own))
-        found.append(
-            ClientContribution(
-                name,
-                int(own["counts"].sum()),
-                OthersAccuracy(whole.on_global_test(name), without.on_global_test(name)),
-                OthersAccuracy(whole.on_local_tests(name), without.on_local_tests(name)),
-            )
+        on_global, on_local = (
+            OthersAccuracy(measure(whole, name), measure(without, name))
+            for measure in (evaluator.on_global_test, evaluator.on_local_tests)
         )
+        images = int(own["counts"].sum())
+        found.append(ClientContribution(name, images, on_global, on_local))
         on_progress(number, len(names))
     found.sort(key=lambda e: (-e.global_test.difference, -e.local_test.difference, e.client))
     untested = [name for name in names if name not in evaluator.tests]
@@ -117,27 +117,11 @@ def find_contributions(
     return Contributions(found, untested, predictor, evaluator.local_predictor)
 
 
-@dataclass(frozen=True)
-class _Correct:
+class _Correct(NamedTuple):
     """The correctly predicted test samples: of all clients, and of each local test set."""
 
     everywhere: Tensor
     by_client: Mapping[str, Tensor]
-    tests: Mapping[str, Tensor]
-    is_shared: bool
-
-    def on_global_test(self, left_out: str) -> float:
-        """Return the accuracy on the test samples of all clients but one."""
-        if self.is_shared:
-            return percent_correct(self.everywhere) or 0.0
-        rows = torch.cat([rows for name, rows in self.tests.items() if name != left_out])
-        return percent_correct(self.everywhere[rows]) or 0.0
-
-    def on_local_tests(self, left_out: str) -> float:
-        """Return the mean accuracy of all clients but one on their local test sets."""
-        found = [percent_correct(each) for name, each in self.by_client.items() if name != left_out]
-        known = [each for each in found if each is not None]
-        return sum(known) / max(1, len(known))
 
 
 class _Evaluator:
@@ -153,8 +137,8 @@ class _Evaluator:
         }
         if len(self.tests) < 2:
             raise InvalidInput(
-                f"RUN is {str(federation.path)!r}, where fewer than two clients have a local test "
-                "set; there must be others to compare."
+                f"RUN is {str(federation.path)!r}, in which fewer than two clients have a local "
+                "test set; there must be others to compare."
             )
         self.local_predictor: PredictorName = federation.method.predictor_on("local_test")
         if self.local_predictor == "personal_classifier_prior" and (
@@ -162,30 +146,39 @@ class _Evaluator:
         ):
             self.local_predictor = "global_classifier_prior"
         self._kind = PredictorKind.of(self.local_predictor)
-        self._is_personal = self._kind.model == "personal"
         self._own = {name: self._prepare(federation.statistics_of(name)) for name in self.tests}
 
     def _prepare(self, own: Tensors) -> Tensors:
         """Return the needed part of a client's statistics; its scatter is factored only once."""
         kept = {"counts": own["counts"], "sums": own["sums"]}
-        return kept | {"rows": scatter_rows(own)} if self._is_personal else kept
+        return kept | {"rows": scatter_rows(own)} if self._kind.model == "personal" else kept
 
     def evaluate(self, federation: OneShotFederation) -> _Correct:
         """Predict the test samples with the classifiers of a federation."""
-        fitted = federation.fitted
-        scores = federation.scores(fitted.params, self._inputs)
+        scores = federation.scores(federation.server.params, self._inputs)
         by_client = {}
         for name, rows in self.tests.items():
-            own_scores, prior = scores[rows], torch.zeros(())
-            if self._is_personal and name in federation.pool.names:
-                personal = federation.method.personalize_from(fitted.received, self._own[name])
+            own_scores, own = scores[rows], self._own[name]
+            if self._kind.model == "personal" and name in federation.pool.names:
+                personal = federation.method.personalize_from(federation.received, own)
                 if personal is not None:
                     own_scores = federation.scores(personal, self._inputs[rows])
             if self._kind.prior == "labels":
-                prior = log_prior(self._own[name]["counts"])
-            predicted = (own_scores + prior.to(own_scores)).argmax(1)
-            by_client[name] = predicted == self._labels[rows]
-        return _Correct(scores.argmax(1) == self._labels, by_client, self.tests, self._is_shared)
+                own_scores = own_scores + log_prior(own["counts"]).to(own_scores)
+            by_client[name] = own_scores.argmax(1) == self._labels[rows]
+        return _Correct(scores.argmax(1) == self._labels, by_client)
+
+    def on_global_test(self, correct: _Correct, left_out: str) -> float:
+        """Return the accuracy on the test samples of all clients but one."""
+        if self._is_shared:
+            return percent_correct(correct.everywhere) or 0.0
+        rows = torch.cat([rows for name, rows in self.tests.items() if name != left_out])
+        return percent_correct(correct.everywhere[rows]) or 0.0
+
+    def on_local_tests(self, correct: _Correct, left_out: str) -> float:
+        """Return the mean accuracy of all clients but one on their local test sets."""
+        others = [each for name, each in correct.by_client.items() if name != left_out]
+        return fmean(percent_correct(each) or 0.0 for each in others)
 
 
 def _load_data(federation: OneShotFederation) -> FederatedData:
@@ -197,7 +190,7 @@ def _load_data(federation: OneShotFederation) -> FederatedData:
             f"the data of {federation.path} cannot be read, and contributions are measured on "
             f"them: {error}"
         ) from None
-    same = list(data.class_names) == federation.class_names[: data.num_classes]
+    same = data.class_names == federation.class_names[: data.num_classes]
     if not same or data.partition.get("encoder") != federation.encoder:
         raise InvalidInput(
             f"the data of {federation.path} have other classes, or another encoder, than the run "

@@ -8,48 +8,46 @@ as a whole: a crash leaves all old files or all new ones.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, enumerate_names
+from mpfedcl.core.json_files import Json
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
-from mpfedcl.gaussian import add_statistics
-from mpfedcl.inference.join_log import (
-    CHANGES,
-    LOG,
-    Json,
-    extend_log,
-    make_event,
-    read_events,
-    write_events,
-)
+from mpfedcl.gaussian import add_statistics, widen_classes
 from mpfedcl.inference.new_client import Accuracies, ClientOutcome, NewClient
 from mpfedcl.inference.one_shot import (
     OneShotFederation,
+    check_client_name,
     is_one_shot,
     open_federation,
-    refuse_budget,
+    reject_budget,
+    reject_empty,
     take_out,
     write_change,
 )
 from mpfedcl.inference.trained_run import (
+    CHANGES,
     JOINED,
+    LOG,
+    MOST_NAMES_LISTED,
     TrainedRun,
+    extend_log,
     load_trained_run,
+    make_event,
+    read_events,
     read_partition,
     read_pool,
+    write_events,
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.metrics import percent_correct
-from mpfedcl.rounds.predictions import log_prior
-from mpfedcl.runs.change import change_files
-from mpfedcl.runs.directory import RunDirectory, pack_pool
-
-_LONGEST_NAME = 200
+from mpfedcl.runs.directory import RunDirectory, change_files, pack_pool
 
 
 @dataclass(frozen=True)
@@ -86,20 +84,25 @@ class JoinResult:
 
     def to_json(self) -> Json:
         """Return plain values."""
-        told: Json = {
-            "client": self.client,
-            "event": self.event,
-            "train_images": self.train_images,
-            "test_images": self.test_images,
-            "classes_held": self.classes_held,
-            "prototypes": self.prototypes,
-            "accuracy": {"before": self.before, "after": self.after},
-        }
+        names = ("client", "event", "train_images", "test_images", "classes_held", "prototypes")
+        values: Json = {name: getattr(self, name) for name in names}
+        values["accuracy"] = {"before": self.before, "after": self.after}
         if self.epochs is None:
-            return {**told, "new_classes": list(self.new_classes)}
+            return {**values, "new_classes": list(self.new_classes)}
         loss = self.outcome.update.loss
         finite = loss if self.epochs and math.isfinite(loss or 0) else None
-        return {**told, "epochs": self.epochs, "lr": self.lr, "loss": finite}
+        return {**values, "epochs": self.epochs, "lr": self.lr, "loss": finite}
+
+
+class _Trial(NamedTuple):
+    """A client's outcome in a run, and the function that writes it with a record for the log."""
+
+    outcome: ClientOutcome
+    before: Accuracies
+    after: Accuracies
+    classes_held: int
+    prototypes: int
+    write: Callable[[Json], None]
 
 
 def join(
@@ -148,7 +151,10 @@ def join(
         >>> leave(folder / "run", "clinic-7").names
         ('client-0', 'client-1')
     """
-    _check_arguments(epochs, lr, test_fraction)
+    if epochs is not None and epochs < 0:
+        raise InvalidInput(f"epochs is {epochs}; it must be at least 0.")
+    if lr is not None and not (math.isfinite(lr) and lr > 0):
+        raise InvalidInput(f"lr is {lr:g}; it must be greater than 0.")
     path = Path(run)
     one_shot = is_one_shot(path)
     given = {"epochs": epochs is not None, "lr": lr is not None}
@@ -160,19 +166,42 @@ def join(
     with RunDirectory.resume(path, "RUN") if add else contextlib.nullcontext():
         trained = load_trained_run(path, weights=weights)
         noun = trained.input_format.noun
-
-        def open_client() -> NewClient:
-            on_progress(f"reading the {noun}s of {data}")
-            found = NewClient(
-                trained, Path(data), name, test_fraction=test_fraction, new_classes=new_classes
-            )
-            on_progress(f"learning from {len(found.client.labels):,} {noun}s")
-            return found
-
-        if one_shot:
-            return _join_one_shot(trained, open_client, name, add, replace=replace, more=more)
-        epochs = 1 if epochs is None else epochs
-        return _join_pool(trained, open_client, name, add, replace, epochs, lr)
+        members = open_federation(path) if one_shot else PoolMembers.of_run(trained)
+        event = _choose_event(members, name, replace=replace, more=more)
+        on_progress(f"reading the {noun}s of {data}")
+        client = NewClient(
+            trained, Path(data), name, test_fraction=test_fraction, new_classes=new_classes
+        )
+        on_progress(f"learning from {len(client.client.labels):,} {noun}s")
+        if isinstance(members, PoolMembers):
+            epochs, lr = 1 if epochs is None else epochs, lr or trained.experiment.train.lr
+            trial = _try_pool(trained, members, client, epochs, lr)
+        else:
+            trial = _try_one_shot(trained, members, client, event)
+        rejected = trial.outcome.rejected
+        result = JoinResult(
+            client=name,
+            event=event,
+            train_images=len(client.client.labels),
+            test_images=len(client.data.test_labels),
+            classes_held=trial.classes_held,
+            prototypes=trial.prototypes,
+            before=trial.before,
+            after=trial.after,
+            outcome=trial.outcome,
+            was_added=add and rejected is None,
+            noun=noun,
+            notices=client.data.notices,
+            epochs=epochs,
+            lr=lr,
+            new_classes=client.data.class_names[len(trained.class_names) :],
+        )
+        if result.was_added:
+            trial.write(result.to_json())
+        elif add:
+            line = {**result.to_json(), **make_event("rejected", name), "reason": rejected}
+            write_events(path, line)
+        return result
 
 
 def leave(run: Path | str, name: str) -> PrototypePool:
@@ -183,25 +212,22 @@ def leave(run: Path | str, name: str) -> PrototypePool:
     """
     with RunDirectory.resume(Path(run), "RUN") as directory:
         path = directory.path
-        if is_one_shot(path):
-            return take_out(path, name)
-        members = PoolMembers.open(path)
-        members.remove(name)
-        return members.pool
+        if not is_one_shot(path):
+            return PoolMembers.open(path).remove(name)
+        federation = open_federation(path)
+        federation.check_leaving(name)
+        return take_out(federation, name, federation.statistics_of(name))
 
 
 def list_joined(run: Path | str) -> list[Json]:
     """Return the last log event of each client that joined a run, in the order of names."""
     path = Path(run)
-    if is_one_shot(path):
-        federation = open_federation(path)
-        pool, original = federation.pool, federation.partition["clients"]
-    else:
-        members = PoolMembers.open(path)
-        pool, original = members.pool, members.original
+    one_shot = is_one_shot(path)
+    pool = open_federation(path).pool if one_shot else PoolMembers.open(path).pool
+    original = read_partition(path)["clients"]
     last = {str(e.get("client")): e for e in read_events(path) if e.get("event") in CHANGES}
     found = [{"client": n, **last.get(n, {})} for n in pool.names if n not in original]
-    if is_one_shot(path):
+    if one_shot:
         # With `more` the event counts only the latest samples.
         found = [{**e, "train_images": int(pool.of(e["client"]).counts.sum())} for e in found]
     return found
@@ -218,38 +244,41 @@ def warn_of_joined_clients(run: Path, warn: Callable[[str], None]) -> None:
         )
 
 
-def _check_arguments(epochs: int | None, lr: float | None, test_fraction: float | None) -> None:
-    if epochs is not None and epochs < 0:
-        raise InvalidInput(f"epochs is {epochs}; it must be at least 0.")
-    if lr is not None and not (math.isfinite(lr) and lr > 0):
-        raise InvalidInput(f"lr is {lr:g}; it must be greater than 0.")
-    if test_fraction is not None and not 0 < test_fraction < 1:
+def _choose_event(
+    members: "PoolMembers | OneShotFederation", name: str, *, replace: bool, more: bool
+) -> str:
+    """Return joined, replaced or extended; reject a name that is in use or not allowed."""
+    check_client_name(name)
+    one_shot, is_in = isinstance(members, OneShotFederation), name in members.pool.names
+    if replace and more:
+        raise InvalidInput("more and replace are given; only one of them must be.")
+    if more and not is_in:
+        names = enumerate_names(members.pool.names, MOST_NAMES_LISTED)
+        raise InvalidInput(f"name is {name!r}; with --more it must be one of {names}.")
+    if isinstance(members, PoolMembers) and name in members.original:
         raise InvalidInput(
-            f"test_fraction is {test_fraction:g}; it must be greater than 0 and less than 1."
+            f"name is {name!r}, a client that the run was trained with; it must be another."
         )
-
-
-def _check_name(name: str) -> None:
-    """Refuse a name that cannot be a client's: names become file names and are sent as text."""
-    plain = name.isprintable() and "/" not in name and not name.startswith(".")
-    if not name or not plain or len(name.encode()) > _LONGEST_NAME:
+    if is_in and not (replace or more):
+        add = ", or --more to add these samples to its own" if one_shot else ""
         raise InvalidInput(
-            f"name is {name!r}; it must be printable text of at most {_LONGEST_NAME} bytes "
-            "without a slash, and must not begin with a dot."
+            f"name is {name!r}, a client of the federation; give another one, or --replace to "
+            f"replace its samples{add}."
         )
+    return "joined" if not is_in else "extended" if more else "replaced"
 
 
 # Runs with a prototype pool
 
 
+@dataclass(frozen=True)
 class PoolMembers:
     """The clients of a run's prototype pool. The caller of `add` and `remove` holds the lock."""
 
-    def __init__(self, path: Path, pool: PrototypePool, original: Json) -> None:
-        self.path = path
-        self.pool = pool
-        self.original = original
-        """The clients that the run was trained with, by name."""
+    path: Path
+    pool: PrototypePool
+    original: Collection[str]
+    """The clients that the run was trained with."""
 
     @classmethod
     def open(cls, path: Path) -> "PoolMembers":
@@ -260,23 +289,22 @@ class PoolMembers:
             raise InvalidInput(f"RUN is {str(path)!r}, which has no pool that clients could join.")
         return cls(path, read_pool(file, len(partition["classes"])), partition["clients"])
 
-    @property
-    def joined(self) -> list[str]:
-        """The clients that have joined since the run, in the order of names."""
-        return [name for name in self.pool.names if name not in self.original]
-
-    def check_new(self, name: str, *, replace: bool) -> None:
-        """Refuse a name that is in use or not allowed."""
-        _check_name(name)
-        if name in self.original:
+    @classmethod
+    def of_run(cls, trained: TrainedRun) -> "PoolMembers":
+        """Return the members of a run that new clients can join."""
+        path, method = trained.path, trained.experiment.method
+        reject_budget(trained.experiment, path)
+        if trained.pool is None:
             raise InvalidInput(
-                f"name is {name!r}, a client that the run was trained with; it must be another."
+                f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that "
+                "can be joined is of a method that does, such as mp-fedcl."
             )
-        if name in self.joined and not replace:
+        if not trained.has_global_model:
             raise InvalidInput(
-                f"name is {name!r}, which has joined already; give another one, or --replace to "
-                f"compute its prototypes again, or --leave {name}."
+                f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; a run "
+                "that can be joined has a global model for a new client to start from."
             )
+        return cls(path, trained.pool, trained.partition["clients"])
 
     def add(self, name: str, prototypes: Prototypes, model: Tensors | None, record: Json) -> None:
         """Add a client's prototypes to the pool, or replace those that it has there."""
@@ -285,24 +313,26 @@ class PoolMembers:
                 f"{name} has no prototype to add: prototypes.min_cluster_size leaves none, so it "
                 "must have more images."
             )
-        event = make_event("replaced" if name in self.joined else "joined", name)
+        event = make_event("replaced" if name in self.pool.names else "joined", name)
         models = {} if model is None else {f"{JOINED}/{name}.safetensors": pack_tensors(model)}
         self._write(self.pool.without(name).with_client(name, prototypes), record | event, models)
 
-    def remove(self, name: str) -> None:
-        """Remove a joined client's prototypes from the pool."""
+    def remove(self, name: str) -> PrototypePool:
+        """Remove a joined client's prototypes; return the pool without them."""
         if name in self.original:
             raise InvalidInput(
                 f"leave is {name!r}, a client that the run was trained with; only a client that "
                 "has joined can leave."
             )
-        if name not in self.joined:
-            known = ", ".join(self.joined)
+        if name not in self.pool.names:
+            joined = [each for each in self.pool.names if each not in self.original]
+            allowed = f"it must be one of {enumerate_names(joined, MOST_NAMES_LISTED)}"
             raise InvalidInput(
-                f"leave is {name!r}; "
-                + (f"it must be one of {known}." if known else "no client has joined this run.")
+                f"leave is {name!r}; {allowed if joined else 'no client has joined this run'}."
             )
-        self._write(self.pool.without(name), make_event("left", name), {})
+        after = self.pool.without(name)
+        self._write(after, make_event("left", name), {})
+        return after
 
     def _write(self, after: PrototypePool, event: Json, models: dict[str, bytes]) -> None:
         content = pack_pool(after)
@@ -315,169 +345,87 @@ class PoolMembers:
             if file.stem not in kept and not file.name.startswith(".")
         ]
         change_files(self.path, {"pool.safetensors": content, LOG: log, **models}, stale)
-        self.pool = after
         # The folder stays if it is missing or holds other files.
         with contextlib.suppress(OSError):
             (self.path / JOINED).rmdir()
 
     def _dropped_events(self) -> list[Json]:
         """Return events for joined clients that a resumed run has dropped from its pool."""
-        logged: dict[str, None] = {}
-        for event in read_events(self.path):
-            if event.get("event") in ("joined", "replaced"):
-                logged[str(event.get("client"))] = None
-            elif event.get("event") in ("left", "dropped"):
-                logged.pop(str(event.get("client")), None)
+        events = [each for each in read_events(self.path) if each.get("event") != "rejected"]
+        last = {str(each.get("client")): each.get("event") for each in events}
         reason = "its prototypes are no longer in the pool"
-        gone = [name for name in logged if name not in self.pool.names]
-        return [{**make_event("dropped", name), "reason": reason} for name in gone]
+        return [
+            {**make_event("dropped", name), "reason": reason}
+            for name, event in last.items()
+            if event in ("joined", "replaced") and name not in self.pool.names
+        ]
 
 
-def _join_pool(
-    trained: TrainedRun,
-    open_client: Callable[[], NewClient],
-    name: str,
-    add: bool,
-    replace: bool,
-    epochs: int,
-    lr: float | None,
-) -> JoinResult:
-    """Train a new client, and with `add` put its prototypes into the run's pool."""
-    path, method = trained.path, trained.experiment.method
-    refuse_budget(trained.experiment, path)
-    if trained.pool is None:
-        raise InvalidInput(
-            f"RUN is {str(path)!r}, a run of {method}, which shares no prototypes; a run that can "
-            "be joined is of a method that does, such as mp-fedcl."
-        )
-    if not trained.has_global_model:
-        raise InvalidInput(
-            f"RUN is {str(path)!r}, a run of {method} whose clients keep their models; a run that "
-            "can be joined has a global model for a new client to start from."
-        )
-    members = PoolMembers(path, trained.pool, trained.partition["clients"])
-    members.check_new(name, replace=replace)
-    pool, params = members.pool.without(name), trained.parameters()
-    client = open_client()
+def _try_pool(
+    trained: TrainedRun, members: PoolMembers, client: NewClient, epochs: int, lr: float
+) -> _Trial:
+    """Train a new client against the prototypes of the others."""
+    pool, params = members.pool.without(client.name), trained.parameters()
     untrained = client.train(params, pool, epochs=0)
     outcome = client.train(params, pool, epochs=epochs, lr=lr) if epochs else untrained
-    result = JoinResult(
-        client=name,
-        event="replaced" if name in members.joined else "joined",
-        train_images=len(client.client.labels),
-        test_images=len(client.data.test_labels),
-        classes_held=len(set(client.client.labels.tolist())),
-        prototypes=len(outcome.prototypes),
-        before=client.evaluate(untrained.params, untrained.prototypes, pool),
-        after=client.evaluate(outcome.params, outcome.prototypes, pool),
-        outcome=outcome,
-        was_added=add and outcome.rejected is None,
-        noun=trained.input_format.noun,
-        notices=client.data.notices,
-        epochs=epochs,
-        lr=lr or trained.experiment.train.lr,
+
+    def write(record: Json) -> None:
+        record["rounds"] = trained.experiment.rounds
+        record["model"] = digest((trained.path / "model.safetensors").read_bytes())
+        model = outcome.params if trained.experiment.personal_models else None
+        members.add(client.name, outcome.prototypes, model, record)
+
+    return _Trial(
+        outcome,
+        client.evaluate(untrained.params, untrained.prototypes, pool),
+        client.evaluate(outcome.params, outcome.prototypes, pool),
+        len(set(client.client.labels.tolist())),
+        len(outcome.prototypes),
+        write,
     )
-    if add:
-        record = {
-            **result.to_json(),
-            "rounds": trained.experiment.rounds,
-            "model": digest((path / "model.safetensors").read_bytes()),
-        }
-        if outcome.rejected is None:
-            model = outcome.params if trained.experiment.personal_models else None
-            members.add(name, outcome.prototypes, model, record)
-        else:
-            event = make_event("rejected", name)
-            write_events(path, {**record, **event, "reason": outcome.rejected})
-    return result
 
 
 # One-shot runs
 
 
-def _join_one_shot(
-    trained: TrainedRun,
-    open_client: Callable[[], NewClient],
-    name: str,
-    add: bool,
-    *,
-    replace: bool,
-    more: bool,
-) -> JoinResult:
-    """Add a new client's statistics to a one-shot federation; write it with `add`."""
-    before = open_federation(trained.path)
-    event = _choose_event(before, name, replace=replace, more=more)
-    client = open_client()
+def _try_one_shot(
+    trained: TrainedRun, before: OneShotFederation, client: NewClient, event: str
+) -> _Trial:
+    """Add a new client's statistics to a one-shot federation."""
+    name, data, labels = client.name, client.data, client.client.labels
     update, rejected = client.collect()
     own = before.method.own_statistics(update.summed)
-    refuse_empty(name, own)
-    data, labels = client.data, client.client.labels
-    class_names = list(data.class_names)
-    counts = torch.bincount(labels, minlength=len(class_names))
+    reject_empty(name, own)
+    counts = torch.bincount(labels, minlength=data.num_classes)
     test = (data.test_inputs, data.test_labels)
-    known = trained.parameters()
-    accuracy_before = _measure(before, {"classifier": known}, counts, *test)
+    accuracy = _evaluate(before, {"classifier": trained.parameters()}, counts, *test)
     accuracy_after: Accuracies = {}
     after, personal = before, None
     if rejected is None:
-        base = before.with_classes(class_names)
+        base = before.with_classes(data.class_names)
         if event != "joined":
-            old = _old_statistics(base, name, event)
+            old = widen_classes(_old_statistics(before, name, event), data.num_classes)
             base = base.without(name, old)
             own = add_statistics(old, own) if event == "extended" else own
         after = base.with_client(name, own)
-        received = after.fitted.received
+        received = after.received
         if event == "extended":
             # Only the statistics of its earlier samples are known here.
             personal, counts = after.method.personalize_from(received, own), own["counts"]
         else:
             personal = after.method.personalize(received, client.client.inputs, labels)
-        models = {"classifier": after.fitted.params, "personal": personal}
-        accuracy_after = _measure(after, models, counts, *test)
+        models = {"classifier": after.server.params, "personal": personal}
+        accuracy_after = _evaluate(after, models, counts, *test)
     held = int((own["counts"] > 0).sum())
-    result = JoinResult(
-        client=name,
-        event=event,
-        train_images=len(labels),
-        test_images=len(data.test_labels),
-        classes_held=held,
-        prototypes=held,
-        before=accuracy_before,
-        after=accuracy_after,
-        outcome=ClientOutcome(personal or after.fitted.params, update, rejected),
-        was_added=add and rejected is None,
-        noun=trained.input_format.noun,
-        notices=data.notices,
-        new_classes=tuple(class_names[len(before.class_names) :]),
-    )
-    if result.was_added:
-        write_change(
-            before,
-            after,
-            event,
-            name,
-            own,
-            personal=personal,
-            class_names=class_names,
-            record=result.to_json(),
-        )
-    elif add:
-        write_events(
-            trained.path, {**result.to_json(), **make_event("rejected", name), "reason": rejected}
-        )
-    return result
+    outcome = ClientOutcome(personal or after.server.params, update, rejected)
+
+    def write(record: Json) -> None:
+        write_change(before, after, event, name, own, personal=personal, record=record)
+
+    return _Trial(outcome, accuracy, accuracy_after, held, held, write)
 
 
-def refuse_empty(name: str, own: Tensors) -> None:
-    """Refuse statistics without any class."""
-    if not bool(own["counts"].any()):
-        raise InvalidInput(
-            f"{name} has no class to add: prototypes.min_cluster_size leaves none, so it must have "
-            "more samples."
-        )
-
-
-def _measure(
+def _evaluate(
     federation: OneShotFederation,
     models: dict[str, Tensors | None],
     label_counts: Tensor,
@@ -487,30 +435,11 @@ def _measure(
     """Return the accuracy of each classifier, and with the client's label prior."""
     found: Accuracies = {}
     for name, params in models.items():
-        found |= {name: None, f"{name}_prior": None}
-        if params is not None and len(truth):
-            scores = federation.scores(params, inputs)
-            prior = log_prior(label_counts[: scores.shape[1]]).to(scores)
-            found[name] = percent_correct(scores.argmax(1) == truth)
-            found[f"{name}_prior"] = percent_correct((scores + prior).argmax(1) == truth)
+        for key, counts in ((name, None), (f"{name}_prior", label_counts)):
+            found[key] = None
+            if params is not None and len(truth):
+                found[key] = percent_correct(federation.predicts(params, inputs, truth, counts))
     return found
-
-
-def _choose_event(federation: OneShotFederation, name: str, *, replace: bool, more: bool) -> str:
-    _check_name(name)
-    is_in = name in federation.pool.names
-    if replace and more:
-        raise InvalidInput("more and replace are given; only one of them must be.")
-    if not is_in and more:
-        raise InvalidInput(
-            f"name is {name!r}; with --more it must be one of {federation.name_clients()}."
-        )
-    if is_in and not (replace or more):
-        raise InvalidInput(
-            f"name is {name!r}, a client of the federation; give another one, or --more to add "
-            "these samples to what it has, or --replace to replace them."
-        )
-    return "joined" if not is_in else "extended" if more else "replaced"
 
 
 def _old_statistics(federation: OneShotFederation, name: str, event: str) -> Tensors:

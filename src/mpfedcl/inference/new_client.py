@@ -10,19 +10,17 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import byte_input_maker, feature_input_maker, load_own_samples
-from mpfedcl.data.reader import open_own_samples
 from mpfedcl.data.samples import ImageFormat, Indices, SampleIndex
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.inference.samples import load_converted
-from mpfedcl.inference.trained_run import TrainedRun
-from mpfedcl.methods import prototype_rule
+from mpfedcl.inference.samples import load_converted, open_labeled_samples
+from mpfedcl.inference.trained_run import INPUTS_AT_ONCE, TrainedRun, apply_to_batches
+from mpfedcl.methods import Server, prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.metrics import percent_correct
-from mpfedcl.rounds.predictions import Evaluator, as_stack
 from mpfedcl.rounds.validation import UpdateValidator
 
 Accuracies = dict[str, float | None]
@@ -60,6 +58,11 @@ class NewClient:
         self._trained = trained
         self._experiment = trained.experiment
         if test_fraction is not None:
+            if not 0 < test_fraction < 1:
+                raise InvalidInput(
+                    f"test_fraction is {test_fraction:g}; it must be greater than 0 and less than "
+                    "1."
+                )
             # All samples that are not held out are used.
             self._experiment = self._experiment.replace(
                 dataset__test_fraction=test_fraction,
@@ -67,14 +70,7 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        sample_index = open_own_samples(
-            source, trained.class_names, trained.columns, new_classes=new_classes
-        )
-        if sample_index.vector_width != trained.input_format.vector_width:
-            raise InvalidInput(
-                f"data is {str(source)!r}, which holds {sample_index}; the run takes "
-                f"{trained.input_format}."
-            )
+        sample_index = open_labeled_samples(trained, source, "data", new_classes=new_classes)
         self.data = load_own_samples(
             self._experiment, self._make_inputs, sample_index=sample_index, name=name
         )
@@ -103,17 +99,12 @@ class NewClient:
             ((_, model),) = engine.personal_models(broadcast.params)
         else:
             model, update = params, self._summarize(assembly, broadcast)
-        sizes = {self.name: len(self.client.labels)}
-        validator = UpdateValidator(assembly, sizes)
-        collector = UpdateCollector(method, validator, server, broadcast, sizes)
-        collector.add(update)
-        return ClientOutcome(model, update, collector.rejected.get(self.name))
+        return ClientOutcome(model, update, self._validate(assembly, server, broadcast, update))
 
     def collect(self) -> tuple[Update, str | None]:
         """Return the statistics that the client would send, and why they are rejected, or None."""
         assembly = self._assemble(self._experiment)
-        method, sizes = assembly.method, {self.name: len(self.client.labels)}
-        server = method.init_server(assembly.initial)
+        server = assembly.method.init_server(assembly.initial)
         like = assembly.initial["weight"]
         empty = PrototypePool.empty(self.data.num_classes, like.shape[-1], 1, dtype=like.dtype)
         broadcast = Broadcast(1, server.params, server.extra, empty)
@@ -121,10 +112,23 @@ class NewClient:
         update = sent.written_out()
         # Validated like a message from a network: the statistics stay in the global model.
         counts = torch.bincount(self.client.labels, minlength=self.data.num_classes)
-        validator = UpdateValidator(assembly, sizes, {self.name: counts.tolist()})
-        collector = UpdateCollector(method, validator, server, broadcast, sizes)
+        label_counts = {self.name: counts.tolist()}
+        return update, self._validate(assembly, server, broadcast, update, label_counts)
+
+    def _validate(
+        self,
+        assembly: Assembly,
+        server: Server,
+        broadcast: Broadcast,
+        update: Update,
+        label_counts: dict[str, list[int]] | None = None,
+    ) -> str | None:
+        """Return why update validation rejects an update, or None."""
+        sizes = {self.name: len(self.client.labels)}
+        validator = UpdateValidator(assembly, sizes, label_counts)
+        collector = UpdateCollector(assembly.method, validator, server, broadcast, sizes)
         collector.add(update)
-        return update, collector.rejected.get(self.name)
+        return collector.rejected.get(self.name)
 
     def evaluate(self, params: Tensors, own: Prototypes, pool: PrototypePool) -> Accuracies:
         """Return the accuracy on the test samples, by classifier and by nearest prototype.
@@ -132,26 +136,20 @@ class NewClient:
         `pool`: the prototypes of the others only; `own`: the client's only; `both`: all together.
         """
         rule, truth = prototype_rule(self._trained.method), self.data.test_labels
-        alone = PrototypePool.gather(
-            {self.name: own},
-            num_classes=self.data.num_classes,
-            num_prototypes=rule.num_prototypes,
+        own_pool = PrototypePool.gather(
+            {self.name: own}, num_classes=self.data.num_classes, num_prototypes=rule.num_prototypes
         )
-        pools = {"pool": pool, "own": alone, "both": pool.with_client(self.name, own)}
+        pools = {"pool": pool, "own": own_pool, "both": pool.with_client(self.name, own)}
         found: Accuracies = dict.fromkeys(("classifier", *pools))
-        if len(truth):
-            for name, each in pools.items():
-                evaluator = Evaluator(
-                    self.data.test_inputs, truth, rule.project, rule.reference(each)
-                )
-                (predictions,) = evaluator.predict(
-                    lambda inputs: as_stack(self._trained.model.apply(params, inputs))
-                )
-                classified, nearest = predictions.classifier, predictions.prototype
-                if "personal_classifier" in self._trained.method.predictors:
-                    found["classifier"] = percent_correct(classified == truth)
-                if len(each) and nearest is not None:
-                    found[name] = percent_correct(nearest == truth)
+        if not len(truth):
+            return found
+        points, logits = self._apply(params, self.data.test_inputs)
+        if "personal_classifier" in self._trained.method.predictors:
+            found["classifier"] = percent_correct(logits.argmax(1) == truth)
+        for name, each in pools.items():
+            if len(each):
+                nearest, _ = rule.reference(each).nearest(points)
+                found[name] = percent_correct(nearest == truth)
         return found
 
     def _assemble(self, experiment: Experiment, initial: Tensors | None = None) -> Assembly:
@@ -164,14 +162,18 @@ class NewClient:
             initial=initial,
         )
 
+    def _apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return projected embeddings and logits of the run's model."""
+        batches = torch.split(inputs, INPUTS_AT_ONCE)
+        return apply_to_batches(self._trained.method, self._trained.model, params, batches)
+
     @torch.no_grad()
     def _summarize(self, assembly: Assembly, broadcast: Broadcast) -> Update:
         """Return an update with prototypes of the model as it is."""
-        experiment, method = assembly.experiment, assembly.method
-        embeddings, _ = self._trained.model.apply(broadcast.params, self.client.inputs)
-        seed = seed_for(experiment.seed, broadcast.round, self.name, "clusters")
-        rule = prototype_rule(method)
-        (prototypes,) = rule.summarize([rule.project(embeddings)], [self.client.labels], [seed])
+        points, _ = self._apply(broadcast.params, self.client.inputs)
+        seed = seed_for(assembly.experiment.seed, broadcast.round, self.name, "clusters")
+        rule = prototype_rule(assembly.method)
+        (prototypes,) = rule.summarize([points], [self.client.labels], [seed])
         return Update(self.name, len(self.client.labels), assembly.template, prototypes, 0.0)
 
     def _make_inputs(

@@ -1,6 +1,6 @@
 """The federation of a finished one-shot run: sufficient statistics that clients join and leave.
 
-A `OneShotFederation` is a value: `with_client` and `without` return another one, and `fitted` is
+A `OneShotFederation` is a value: `with_client` and `without` return another one, and `server` has
 its classifier in closed form. Subtracting a client's statistics is exact unlearning: the classifier
 is that of a run without the client. `write_change` replaces all files of the run at once; a crash
 leaves all old files or all new ones.
@@ -8,16 +8,17 @@ leaves all old files or all new ones.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, enumerate_names
+from mpfedcl.core.json_files import Json
 from mpfedcl.core.tensors import Tensors, digest, load_tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import (
@@ -29,32 +30,36 @@ from mpfedcl.gaussian import (
     widen_classes,
 )
 from mpfedcl.inference.calibration import CALIBRATION_FILE, METRIC_FILE
-from mpfedcl.inference.join_log import LOG, extend_log, make_event, read_events
-from mpfedcl.inference.trained_run import read_partition, read_pool
-from mpfedcl.methods import OneShot, Server, find_method, is_built_in, prototype_rule
+from mpfedcl.inference.trained_run import (
+    LOG,
+    MOST_NAMES_LISTED,
+    extend_log,
+    make_event,
+    read_events,
+    read_partition,
+    read_pool,
+    write_events,
+)
+from mpfedcl.methods import (
+    OneShot,
+    PredictorName,
+    Server,
+    find_method,
+    is_built_in,
+    prototype_rule,
+)
 from mpfedcl.methods.messages import Broadcast, Update
+from mpfedcl.network.messages import check_name
+from mpfedcl.network.server.engine import digest_sums
+from mpfedcl.network.server.serve import SingleClient
+from mpfedcl.network.server.status import Status
+from mpfedcl.network.transport import MessageError, Transport
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.runs import statistics_files
-from mpfedcl.runs.change import change_files
-from mpfedcl.runs.directory import RunDirectory, pack_pool
-from mpfedcl.runs.statistics_files import POOLED, client_file, pack_statistics
-
-Json = dict[str, Any]
-
-_MOST_NAMES_LISTED = 12
-
-
-class Fitted(NamedTuple):
-    """The closed form of a federation's statistics."""
-
-    params: Tensors
-    """The global classifier."""
-    received: Any
-    """The message from which a client computes its personal classifier."""
-    found: Tensors
-    """Other results, such as the metric."""
-    outcome: Broadcast
-    """The message that clients are sent."""
+from mpfedcl.rounds.evaluation import RoundEvaluation
+from mpfedcl.rounds.predictions import log_prior
+from mpfedcl.runs import run_files
+from mpfedcl.runs.directory import RunDirectory, change_files, pack_pool
+from mpfedcl.runs.run_files import POOLED, client_file, pack_statistics
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class OneShotFederation:
     method: OneShot
     partition: Json
     """The content of partition.json."""
+    class_names: tuple[str, ...]
     pool: PrototypePool
     """Each client's class means and counts."""
     pooled: Tensors
@@ -76,11 +82,6 @@ class OneShotFederation:
         return self.method.experiment
 
     @property
-    def class_names(self) -> list[str]:
-        """The classes, in order."""
-        return [str(name) for name in self.partition["classes"]]
-
-    @property
     def encoder(self) -> str | None:
         """The fingerprint of the encoder."""
         return self.partition.get("encoder")
@@ -88,7 +89,7 @@ class OneShotFederation:
     @property
     def keeps_clients(self) -> bool:
         """Whether the statistics of each client are kept."""
-        return (self.path / statistics_files.FOLDER).is_dir()
+        return (self.path / run_files.STATISTICS).is_dir()
 
     def statistics_of(self, name: str) -> Tensors:
         """Return the statistics of one client; they must agree with its class means."""
@@ -100,32 +101,22 @@ class OneShotFederation:
         file = self.path / client_file(name)
         if not file.is_file():
             raise InvalidInput(f"{file} is missing; without it {name} cannot be taken out.")
-        own = statistics_files.read_statistics(
-            file,
-            names=[each for each in ("counts", "sums", "moment") if each in self.pooled],
-            num_classes=len(self.partition["classes"]),
-            dimension=self.pool.dimension,
-            encoder=self.encoder,
-        )
-        if not torch.equal(own["counts"], self._counts_of(name, len(self.class_names))):
-            raise InvalidInput(
-                f"{file} has other counts than pool.safetensors; it must be the file of {name} in "
-                "this federation."
-            )
-        alone = {name: self.pool.of(name)}
-        pool = PrototypePool.gather(alone, num_classes=self.pool.num_classes, num_prototypes=1)
-        _refuse_impossible(file, own, ClientMeans.of_pool(pool))
-        return widen_classes(own, self.pool.num_classes)
+        names = [each for each in ("counts", "sums", "moment") if each in self.pooled]
+        return _read_statistics(file, names, self._means_of(name), self.encoder)
 
     def statistics_from_pool(self, name: str) -> Tensors:
         """Return a client's counts and sums as its class means give them; its moment is zero."""
-        rows = self.pool.of(name)
-        sums = torch.zeros_like(self.pooled["sums"])
-        sums[rows.labels] = rows.vectors.double() * rows.counts.unsqueeze(1)
-        own = {"counts": self._counts_of(name, self.pool.num_classes), "sums": sums}
+        means = self._means_of(name)
+        sums = means.by_class(means.counts.unsqueeze(1) * means.vectors)
+        own = {"counts": means.class_counts, "sums": sums}
         if "moment" in self.pooled:
             own["moment"] = torch.zeros_like(self.pooled["moment"])
         return own
+
+    def _means_of(self, name: str) -> ClientMeans:
+        rows, num_classes = {name: self.pool.of(name)}, self.pool.num_classes
+        pool = PrototypePool.gather(rows, num_classes=num_classes, num_prototypes=1)
+        return ClientMeans.of_pool(pool)
 
     def with_client(self, name: str, own: Tensors) -> "OneShotFederation":
         """Return the federation with one more client."""
@@ -146,39 +137,50 @@ class OneShotFederation:
         return replace(
             self,
             method=type(self.method)(self.experiment, size),
+            class_names=tuple(class_names),
             pool=replace(self.pool, num_classes=size),
             pooled=widen_classes(self.pooled, size),
         )
 
     @cached_property
-    def fitted(self) -> Fitted:
-        """The classifier in closed form."""
+    def server(self) -> Server:
+        """The closed form: the global classifier, and other results such as the metric."""
         like = torch.zeros(0, dtype=getattr(torch, self.experiment.dtype))
-        server = self.method.refit(Server({"weight": like}), self.pooled, self.pool)
-        following = Broadcast(
-            2, server.params, server.extra, prototype_rule(self.method).reference(self.pool)
-        )
-        found = {**server.extra, **server.private}
-        return Fitted(server.params, self.method.prepare(following), found, following)
+        return self.method.refit(Server({"weight": like}), self.pooled, self.pool)
+
+    @cached_property
+    def outcome(self) -> Broadcast:
+        """The message that is sent to clients."""
+        reference = prototype_rule(self.method).reference(self.pool)
+        return Broadcast(2, self.server.params, self.server.extra, reference)
+
+    @cached_property
+    def received(self) -> Any:
+        """The message from which a client computes its personal classifier."""
+        return self.method.prepare(self.outcome)
 
     @torch.no_grad()
     def scores(self, params: Tensors, inputs: Tensor) -> Tensor:
         """Return the scores [n, C] of a classifier for inputs."""
         return self.method.make_model(self.pool.dimension).apply(params, inputs)[1]
 
-    def name_clients(self) -> str:
-        """Return the clients' names for a message; a long list is cut."""
-        more = len(self.pool.names) - _MOST_NAMES_LISTED
-        shown = ", ".join(self.pool.names[:_MOST_NAMES_LISTED])
-        return f"{shown} and {more} more" if more > 0 else shown
+    def predicts(
+        self, params: Tensors, inputs: Tensor, labels: Tensor, label_counts: Tensor | None = None
+    ) -> Tensor:
+        """Return which labels a classifier predicts, with the label prior of a client if given."""
+        scores = self.scores(params, inputs)
+        if label_counts is not None:
+            scores = scores + log_prior(label_counts[: scores.shape[1]]).to(scores)
+        return scores.argmax(1) == labels
 
     def check_leaving(self, name: str) -> None:
-        """Refuse a client that is not in the federation, and the last client."""
+        """Reject a client that is not in the federation, and the last client."""
         if name not in self.pool.names:
             events = [each for each in read_events(self.path) if each.get("client") == name]
             if events and events[-1].get("event") == "left":
                 raise InvalidInput(f"leave is {name!r}, which has left already.")
-            raise InvalidInput(f"leave is {name!r}; it must be one of {self.name_clients()}.")
+            allowed = enumerate_names(self.pool.names, MOST_NAMES_LISTED)
+            raise InvalidInput(f"leave is {name!r}; it must be one of {allowed}.")
         if self.pool.num_clients == 1:
             raise InvalidInput(
                 f"leave is {name!r}, the last client; a federation must have at least one."
@@ -190,12 +192,6 @@ class OneShotFederation:
         sent = {each: own[each].to(dtype) for each in ("counts", "sums")}
         nothing = Prototypes.empty(self.pool.dimension, dtype)
         return self.method.prototypes_of(Update(name, 0, {}, nothing, None, summed=sent))
-
-    def _counts_of(self, name: str, size: int) -> Tensor:
-        rows = self.pool.of(name)
-        counts = torch.zeros(size, dtype=torch.float64)
-        counts[rows.labels] = rows.counts.double()
-        return counts
 
 
 def is_one_shot(path: Path) -> bool:
@@ -213,7 +209,7 @@ def is_one_shot(path: Path) -> bool:
 def open_federation(path: Path) -> OneShotFederation:
     """Open the federation of a finished one-shot run; data and encoder are not needed."""
     experiment = RunDirectory(path).read_finished().replace(device="cpu")
-    refuse_budget(experiment, path)
+    reject_budget(experiment, path)
     partition = read_partition(path)
     classes = partition["classes"]
     method = find_method(experiment.method)(experiment, len(classes))
@@ -237,24 +233,14 @@ def open_federation(path: Path) -> OneShotFederation:
     names = ["counts", "sums", "groups", "squares", "counts_squared"]
     names += ["moment"] if method.second_moment else []
     names += ["within", "scatter"] if method.second_moment == "within" else []
-    pooled = statistics_files.read_statistics(
-        path / POOLED,
-        names=names,
-        num_classes=len(classes),
-        dimension=pool.dimension,
-        encoder=partition.get("encoder"),
-    )
-    if not torch.equal(pooled["counts"], ClientMeans.of_pool(pool).class_counts):
-        raise InvalidInput(
-            f"{path / POOLED} has other counts than pool.safetensors; both must be of one "
-            "federation."
-        )
-    _refuse_impossible(path / POOLED, pooled, ClientMeans.of_pool(pool))
-    return OneShotFederation(path, method, partition, pool, pooled)
+    means = ClientMeans.of_pool(pool)
+    pooled = _read_statistics(path / POOLED, names, means, partition.get("encoder"))
+    class_names = tuple(str(name) for name in classes)
+    return OneShotFederation(path, method, partition, class_names, pool, pooled)
 
 
-def refuse_budget(experiment: Experiment, path: Path) -> None:
-    """Refuse to add clients to a run with a privacy budget, or to take them out."""
+def reject_budget(experiment: Experiment, path: Path) -> None:
+    """Reject adding clients to a run with a privacy budget, or taking them out."""
     if experiment.privacy.has_budget:
         raise InvalidInput(
             f"RUN is {str(path)!r}, which has spent its privacy budget; clients can only join and "
@@ -262,28 +248,57 @@ def refuse_budget(experiment: Experiment, path: Path) -> None:
         )
 
 
-def _refuse_impossible(file: Path, statistics: Tensors, groups: ClientMeans) -> None:
-    """Refuse a file that was modified: a wrong value could not be subtracted exactly later."""
-    wrong = find_impossible_statistics(statistics, groups, len(statistics["counts"]))
+def reject_empty(name: str, own: Tensors) -> None:
+    """Reject statistics without any class."""
+    if not bool(own["counts"].any()):
+        raise InvalidInput(
+            f"{name} has no class to add: prototypes.min_cluster_size leaves none, so it must have "
+            "more samples."
+        )
+
+
+def check_client_name(name: str) -> None:
+    """Reject a name that cannot be a client's: names become file names and are sent as text."""
+    try:
+        check_name(name)
+    except MessageError as error:
+        raise InvalidInput(f"{error}.") from None
+
+
+def _read_statistics(
+    file: Path, names: Sequence[str], means: ClientMeans, encoder: str | None
+) -> Tensors:
+    """Read the statistics of the clients with these class means.
+
+    A modified file is rejected: a wrong value could not be subtracted exactly later.
+    """
+    found = run_files.read_statistics(
+        file,
+        names=names,
+        num_classes=means.num_classes,
+        dimension=means.vectors.shape[1],
+        encoder=encoder,
+    )
+    wrong: str | None = "counts"
+    if torch.equal(found["counts"], means.class_counts):
+        wrong = find_impossible_statistics(found, means, means.num_classes)
     if wrong is not None:
         raise InvalidInput(
             f"{file} has {wrong} that no samples with the means of pool.safetensors have; it must "
             "be the file that the run wrote."
         )
+    return found
 
 
-def take_out(path: Path, name: str) -> PrototypePool:
+def take_out(before: OneShotFederation, name: str, own: Tensors) -> PrototypePool:
     """Subtract a client's statistics; return the class means of the others.
 
     The caller holds the run's lock.
     """
-    before = open_federation(path)
-    before.check_leaving(name)
-    own = before.statistics_of(name)
     after = before.without(name, own)
     if bool((after.pooled["counts"] < 0).any()):
         raise InvalidInput(
-            f"the statistics of {name} are not part of those of {path}; nothing was changed."
+            f"the statistics of {name} are not part of those of {before.path}; nothing was changed."
         )
     write_change(before, after, "left", name, own)
     return after.pool
@@ -297,7 +312,6 @@ def write_change(
     own: Tensors,
     *,
     personal: Tensors | None = None,
-    class_names: Sequence[str] | None = None,
     record: Mapping[str, Any] = MappingProxyType({}),
     extra: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
@@ -309,7 +323,6 @@ def write_change(
         client: The client's name.
         own: All of its statistics; those that are subtracted if it leaves.
         personal: Its personal classifier, if it is known here.
-        class_names: All classes, if new ones have come.
         record: More fields of the event in the log.
         extra: Other files of the run that change at the same moment.
     """
@@ -318,18 +331,18 @@ def write_change(
     files = {
         POOLED: pack_statistics(after.pooled, before.encoder),
         "pool.safetensors": pack_pool(after.pool),
-        "model.safetensors": pack_tensors(after.fitted.params),
+        "model.safetensors": pack_tensors(after.server.params),
         **extra,
     }
     # A run over a network has no such file: thresholds need samples, which stay with the clients.
-    found = after.fitted.found
+    found = {**after.server.extra, **after.server.private}
     if (path / METRIC_FILE).is_file() and {"covariance", "fit"} <= found.keys():
         files[METRIC_FILE] = pack_tensors({name: found[name] for name in ("covariance", "fit")})
     if before.keeps_clients and not leaves:
         statistics = {client: own}
-        if after.pool.num_classes > before.pool.num_classes:
+        if len(after.class_names) > len(before.class_names):
             others = (name for name in before.pool.names if name != client)
-            statistics |= {name: after.statistics_of(name) for name in others}
+            statistics |= {name: _widened_statistics(before, after, name) for name in others}
         for name, each in statistics.items():
             files[client_file(name)] = pack_statistics(each, before.encoder)
     if before.experiment.personal_models:
@@ -345,7 +358,7 @@ def write_change(
             content = RunDirectory(path).read_json(name) or {}
             if isinstance(content.get(part), dict) and client in content[part]:
                 files[name] = _to_json({**content, part: _without(content[part], client)})
-    partition = _change_partition(before, client, None if leaves else counts, class_names)
+    partition = _change_partition(before.partition, after, client, None if leaves else counts)
     if partition != before.partition:
         files["partition.json"] = _to_json(partition)
     line = {**make_event(event, client), **record, "counts": counts}
@@ -371,13 +384,18 @@ def _refit_personal_models(
         if name == client or not file.is_file():
             continue
         if before.keeps_clients and sends_all:
-            own = after.statistics_of(name)
-            personal = after.method.personalize_from(after.fitted.received, own)
+            own = _widened_statistics(before, after, name)
+            personal = after.method.personalize_from(after.received, own)
             if personal is not None:
                 yield name, personal
                 continue
-        if after.pool.num_classes > before.pool.num_classes:
-            yield name, _widen_model(load_tensors(file), after.pool.num_classes)
+        if len(after.class_names) > len(before.class_names):
+            yield name, _widen_model(load_tensors(file), len(after.class_names))
+
+
+def _widened_statistics(before: OneShotFederation, after: OneShotFederation, name: str) -> Tensors:
+    """Return the statistics of a client that stays, with zeros for new classes."""
+    return widen_classes(before.statistics_of(name), len(after.class_names))
 
 
 def _widen_model(params: Tensors, num_classes: int) -> Tensors:
@@ -392,28 +410,20 @@ def _widen_model(params: Tensors, num_classes: int) -> Tensors:
 
 
 def _change_partition(
-    before: OneShotFederation,
-    client: str,
-    counts: list[int] | None,
-    class_names: Sequence[str] | None,
+    partition: Json, after: OneShotFederation, client: str, counts: list[int] | None
 ) -> Json:
     """Return partition.json with new classes and a client's new counts (None: it has left)."""
-    partition = dict(before.partition)
-    classes = list(class_names or partition["classes"])
-    missing = [0] * (len(classes) - len(partition["classes"]))
-    clients = {
-        name: {**each, "train": [*each["train"], *missing]}
-        for name, each in partition["clients"].items()
-    }
-    if client in clients:
-        if "input_means" in partition:
-            # They were measured on samples that have changed or left.
-            partition["input_means"] = _without(partition["input_means"], client)
-        if counts is None:
-            del clients[client]
-        else:
-            clients[client]["train"] = counts
-    return {**partition, "classes": classes, "clients": clients}
+    partition = {**partition, "classes": list(after.class_names)}
+    clients = {}
+    for name, each in partition["clients"].items():
+        train = counts if name == client else each["train"]
+        if train is not None:
+            missing = [0] * (len(after.class_names) - len(train))
+            clients[name] = {**each, "train": [*train, *missing]}
+    if client in partition["clients"] and "input_means" in partition:
+        # They were measured on samples that have changed or left.
+        partition["input_means"] = _without(partition["input_means"], client)
+    return {**partition, "clients": clients}
 
 
 def _to_json(content: Json) -> bytes:
@@ -426,3 +436,109 @@ def _without(values: Json, name: str) -> Json:
 
 def _model_file(name: str) -> str:
     return f"models/{name}.safetensors"
+
+
+# Over the network: one client at a time sends its statistics, as in the run, and receives its
+# classifier. The other clients need not be connected.
+
+
+@dataclass(frozen=True)
+class NetworkChange:
+    """The result of a client's joining, replacing its statistics or leaving over the network."""
+
+    client: str
+    event: str
+    """joined, replaced, left or rejected."""
+    clients: tuple[str, ...]
+    """The clients of the federation now."""
+    reason: str = ""
+    """Why the statistics were rejected."""
+    before: float | None = None
+    """Accuracy in % on the client's local test set, by the global classifier as it was."""
+    after: float | None = None
+    """The same by the client's personal classifier afterwards."""
+
+
+def change_federation(*arguments: Any, **options: Any) -> Json:
+    """Do as `update_over_network`, and return plain values."""
+    return asdict(update_over_network(*arguments, **options))
+
+
+def update_over_network(
+    transport: Transport,
+    run: Path,
+    client: str,
+    *,
+    leave: bool = False,
+    status: Path | None = None,
+) -> NetworkChange:
+    """Let one client join a finished one-shot run, replace its statistics there, or leave it.
+
+    Args:
+        transport: Reaches the client; `network.patience` limits the wait for it.
+        run: The directory of a run over a network.
+        client: The client's name. The statistics of a client of the federation are replaced.
+        leave: Take the client out. It need not be connected if the statistics of each client are
+            kept; otherwise it must send exactly the statistics that are in the total.
+        status: A file to which progress is written.
+    """
+    with RunDirectory.resume(run, "RUN"):
+        before, known = check_change(run, client, leave=leave)
+        if leave and before.keeps_clients:
+            pool = take_out(before, client, before.statistics_of(client))
+            return NetworkChange(client, "left", pool.names)
+        # Classes may have been added since the run.
+        experiment = before.experiment.replace(dataset__classes=before.class_names)
+        asked = SingleClient(transport, experiment, known, client, Status(status))
+        update, rejected = asked.ask(before.outcome)
+        if leave and rejected is None and digest_sums(update.summed) != known["sums"][client]:
+            rejected = "its statistics are not those that it sent: its samples have changed since"
+        if rejected is not None:
+            write_events(run, {**make_event("rejected", client), "reason": rejected})
+            return NetworkChange(client, "rejected", before.pool.names, rejected)
+        own = before.method.own_statistics(update.summed)
+        if leave:
+            return NetworkChange(client, "left", take_out(before, client, own).names)
+        reject_empty(client, own)
+        event, base = "joined", before
+        if client in before.pool.names:
+            event, base = "replaced", before.without(client, before.statistics_of(client))
+        after = base.with_client(client, own)
+        held = int((update.summed["counts"] > 0).sum())
+        record = {"train_images": update.num_samples, "classes_held": held, "over_network": True}
+        extra = {"federation.json": _to_json(asked.described(update))}
+        write_change(before, after, event, client, own, record=record, extra=extra)
+        old, new = asked.close(after.outcome)
+        found = _accuracy(old, "global_classifier")
+        found_after = _accuracy(new, before.method.predictor_on("local_test"))
+        return NetworkChange(client, event, after.pool.names, before=found, after=found_after)
+
+
+def check_change(
+    run: Path, client: str, *, leave: bool
+) -> tuple[OneShotFederation, dict[str, Any]]:
+    """Return the federation and its federation.json; reject an impossible change at once."""
+    check_client_name(client)
+    federation = open_federation(run)
+    known = RunDirectory(run).read_json("federation.json")
+    if known is None:
+        raise InvalidInput(f"RUN is {str(run)!r}; it must be a run over a network.")
+    if leave:
+        federation.check_leaving(client)
+    if federation.keeps_clients or client not in federation.pool.names:
+        return federation, known
+    pooled = f"RUN is {str(run)!r}: only pooled statistics were kept (statistics.keep)"
+    if not leave:
+        raise InvalidInput(
+            f"{pooled}, so {client} cannot replace its own; it must leave with the samples that "
+            "it had, and join again with its new ones."
+        )
+    if client not in known.get("sums", {}):
+        raise InvalidInput(
+            f"{pooled}, and the part of {client} is not known, so it cannot be taken out."
+        )
+    return federation, known
+
+
+def _accuracy(found: RoundEvaluation | None, predictor: PredictorName) -> float | None:
+    return None if found is None else found.table()["local_test"][predictor]

@@ -1,6 +1,6 @@
 """Predictions of a finished run for new samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,28 +11,21 @@ from PIL import Image
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import FORMAT
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.image_files import convert_image, read_image_file
 from mpfedcl.data.samples import Samples, VectorFormat
-from mpfedcl.inference.calibration import (
-    CALIBRATION_FILE,
-    METRIC_FILE,
-    Calibration,
-    Drift,
-    summarize_held_out,
-)
-from mpfedcl.inference.join_log import has_changed
+from mpfedcl.inference.calibration import METRIC_FILE, Calibration, Drift, write_calibration
 from mpfedcl.inference.samples import load_held_out
 from mpfedcl.inference.trained_run import (
     DistanceSpace,
-    PredictionRule,
     TrainedRun,
     find_run,
+    has_changed,
     load_trained_run,
+    primary_predictor,
 )
+from mpfedcl.methods import PredictorKind
 from mpfedcl.rounds.predictions import estimate_prior
-from mpfedcl.runs.directory import RunDirectory
 
 _SAMPLES_AT_ONCE = 256
 FEWEST_TO_ESTIMATE = 10
@@ -120,8 +113,8 @@ class Predictor:
             with this probability, such as 0.9.
         probabilities: With a classifier: give each image the probabilities of all classes.
 
-    `threshold` is the distance beyond which an image is unknown (OOD), or None; `remark` then says
-    why. `log_prior` [C] is added to the classifier's scores, unless it is None.
+    `threshold` is the distance beyond which an image is unknown (OOD), or None; `remark` then
+    gives the reason. `log_prior` [C] is added to the classifier's scores, unless it is None.
 
     Example:
         >>> import mpfedcl
@@ -149,9 +142,13 @@ class Predictor:
         self._with_probabilities = probabilities
         calibration = Calibration.read(trained.path)
         self._space = _open_space(trained, wants_metric=calibration.metric is not None)
-        self._rule = _find_rule(trained, client, has_prototypes=self._space is not None)
+        self._kind = primary_predictor(
+            trained.method,
+            "global_test" if client is None else "local_test",
+            has_prototypes=self._space is not None,
+        )
         self.log_prior: Tensor | None = None
-        if client is not None and self._rule.with_prior:
+        if client is not None and self._kind.rule == "classifier" and self._kind.prior == "labels":
             self.log_prior = trained.label_prior(client)
         calibrated = calibration.of(client)
         self.threshold, remark = calibrated.threshold(false_alarms)
@@ -159,14 +156,18 @@ class Predictor:
         if self.threshold is not None and not self._is_as_measured:
             remark = (
                 "Clients have joined or left since the calibration: the threshold for unknown is "
-                "still that of the earlier federation, and drift is not judged."
+                "still that of the earlier federation, and drift is not evaluated."
             )
         if self._space is None:
             remark = "This run has no prototypes: the classifier predicts, and no image is unknown."
         self.sharpness = calibrated.sharpness
         self._set_limit: float | None = None
         if coverage is not None:
-            self._refuse_sets_of_prototypes(coverage)
+            if self.has_prototypes:
+                raise InvalidInput(
+                    f"coverage is {coverage:g}; it must be left out, because the nearest prototype "
+                    "decides in this run and gives no probabilities."
+                )
             self._set_limit, missing = calibrated.set_limit(coverage)
             remark = " ".join(each for each in (remark, missing) if each) or None
         self.remark = remark
@@ -180,6 +181,7 @@ class Predictor:
         false_alarms: float = 0.05,
         coverage: float | None = None,
         probabilities: bool = False,
+        held_out: Path | None = None,
         weights: Path | None = None,
     ) -> Self:
         """Open a finished run.
@@ -187,11 +189,15 @@ class Predictor:
         Args:
             path: The run directory, or a client's folder in a federation (its last run).
             client, false_alarms, coverage, probabilities: As for the class.
+            held_out: Labeled samples to calibrate the model on; calibration.json keeps the result.
             weights: The encoder's file, if it has moved since the run.
         """
         run, client = find_run(Path(path), client)
+        trained = load_trained_run(run, weights=weights)
+        if held_out is not None:
+            cls(trained, client)._calibrate(held_out)
         return cls(
-            load_trained_run(run, weights=weights),
+            trained,
             client,
             false_alarms=false_alarms,
             coverage=coverage,
@@ -201,7 +207,7 @@ class Predictor:
     @property
     def has_prototypes(self) -> bool:
         """Whether labels are those of the nearest prototype."""
-        return self._rule.by_prototype
+        return self._kind.rule == "prototype"
 
     def predict(self, samples: Samples | Sequence[Any]) -> list[Prediction]:
         """Return a prediction per sample.
@@ -215,11 +221,7 @@ class Predictor:
 
     def embed(self, samples: Samples | Sequence[Any]) -> Tensor:
         """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
-        found = []
-        for first in range(0, len(samples), _SAMPLES_AT_ONCE):
-            batch = [self.convert(each) for each in samples[first : first + _SAMPLES_AT_ONCE]]
-            found.append(self.trained.apply(self.params, numpy.stack(batch))[0])
-        return torch.cat(found)
+        return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
 
     def estimate_prior(self, samples: Samples | Sequence[Any]) -> dict[str, float]:
         """Estimate the label distribution of unlabeled samples, and use it from now on.
@@ -233,7 +235,7 @@ class Predictor:
 
     def adopt_prior(self, measured: Sequence[Measured]) -> dict[str, float]:
         """Do as `estimate_prior` with the model outputs for samples."""
-        self.refuse_to_estimate()
+        self.reject_estimate()
         count = sum(len(part.scores) for part in measured)
         if count < FEWEST_TO_ESTIMATE:
             raise InvalidInput(
@@ -244,11 +246,11 @@ class Predictor:
         # Uncalibrated scores would estimate shares near 0 or 1.
         found = estimate_prior(self.sharpness * scores)
         self.log_prior = found / self.sharpness
-        self._rule = PredictionRule(by_prototype=False, with_prior=True)
+        self._kind = PredictorKind("global", "classifier", "estimated")
         return dict(zip(self.class_names, found.exp().tolist(), strict=True))
 
-    def refuse_to_estimate(self) -> None:
-        """Refuse to estimate a known label distribution, or one that prediction sets do not fit."""
+    def reject_estimate(self) -> None:
+        """Reject estimating a known label distribution, or one that prediction sets do not fit."""
         if self.client is not None:
             raise InvalidInput(
                 f"client is {self.client!r}, whose label distribution is known; it must be left "
@@ -260,22 +262,21 @@ class Predictor:
                 "is estimated, because prediction sets are calibrated without it."
             )
 
-    def judge_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
+    def detect_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
         """Return whether more samples are OOD than chance explains; None without a threshold."""
         if self.threshold is None or not self._is_as_measured:
             return None
         flagged = sum(bool(each.unknown) for each in predictions)
-        return Drift.judge(len(predictions), flagged, self.threshold)
+        return Drift.of(len(predictions), flagged, self.threshold)
 
     def measure(self, samples: Samples | Sequence[Any]) -> list[Measured]:
         """Apply the model to samples in batches; `decide` turns the outputs into predictions."""
-        found = []
+        return [self._measure_batch(*outputs) for outputs in self._apply(samples)]
+
+    def _apply(self, samples: Samples | Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for first in range(0, len(samples), _SAMPLES_AT_ONCE):
-            part = samples[first : first + _SAMPLES_AT_ONCE]
-            batch = [self.convert(each) for each in part]
-            embeddings, logits = self.trained.apply(self.params, numpy.stack(batch))
-            found.append(self._measure_batch(embeddings, logits))
-        return found
+            batch = [self.convert(each) for each in samples[first : first + _SAMPLES_AT_ONCE]]
+            yield self.trained.apply(self.params, numpy.stack(batch))
 
     def convert(self, sample: Any) -> Samples:
         """Return one sample in the model's input format."""
@@ -298,13 +299,13 @@ class Predictor:
 
     def _measure_batch(self, embeddings: Tensor, logits: Tensor) -> Measured:
         scores = logits.double()
-        self._refuse_overflow(torch.softmax(scores, dim=1))
+        self._reject_overflow(torch.softmax(scores, dim=1))
         nothing = scores.new_zeros(0)
         if self._space is None:
             return Measured(scores, nothing.long(), nothing, nothing)
         pool, points = self._space.prototypes, self._space.project(embeddings)
         rows, distances = pool.nearest_rows(points)
-        self._refuse_overflow(distances.where(rows >= 0, torch.inf))
+        self._reject_overflow(distances.where(rows >= 0, torch.inf))
         others = pool.distances_by_class(points)
         others.scatter_(1, pool.labels[rows].unsqueeze(1), torch.inf)
         margins = (others.min(dim=1).values - distances).clamp(min=0)
@@ -318,45 +319,44 @@ class Predictor:
         plain = torch.softmax(scores, dim=1)
         probabilities = torch.softmax(self.sharpness * scores, dim=1)
         values, classes = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
+        decides = not self.has_prototypes
         found = []
-        for place, (shares, labels) in enumerate(
-            zip(values.tolist(), classes.tolist(), strict=True)
-        ):
+        for place, pairs in enumerate(zip(classes.tolist(), values.tolist(), strict=True)):
             likely = [
                 ClassProbability(self.class_names[label], share)
-                for label, share in zip(labels, shares, strict=True)
+                for label, share in zip(*pairs, strict=True)
             ]
-            distance, margin, nearest = self._describe_nearest(measured, place)
-            limit, decides = self.threshold, not self._rule.by_prototype
+            nearest = self._describe_nearest(measured, place)
+            closest = nearest["nearest"]
+            named = None
+            if decides and self._with_probabilities:
+                named = dict(zip(self.class_names, probabilities[place].tolist(), strict=True))
             prediction = Prediction(
-                label=likely[0].label if decides or nearest is None else nearest.class_name,
-                distance=distance,
-                margin=margin,
-                unknown=None if limit is None or distance is None else distance > limit.distance,
-                nearest=nearest,
+                label=likely[0].label if decides or closest is None else closest.class_name,
+                **nearest,
                 classifier=likely[0],
                 probability=likely[0].probability if decides else None,
                 second=likely[1] if decides and len(likely) > 1 else None,
                 set=self._choose_set(plain[place]),
-                probabilities=self._name_probabilities(probabilities[place]) if decides else None,
+                probabilities=named,
             )
             found.append(prediction)
         return found
 
-    def _describe_nearest(
-        self, measured: Measured, place: int
-    ) -> tuple[float | None, float | None, NearestPrototype | None]:
+    def _describe_nearest(self, measured: Measured, place: int) -> dict[str, Any]:
+        """Return the fields of a prediction that are about the nearest prototype."""
         if self._space is None:
-            return None, None, None
+            return dict.fromkeys(("distance", "margin", "unknown", "nearest"))
         pool, row = self._space.prototypes, int(measured.rows[place])
         name, owner = self.class_names[int(pool.labels[row])], pool.names[pool.owners[row]]
-        margin = float(measured.margins[place])
-        return (
-            float(measured.distances[place]),
+        distance, margin = float(measured.distances[place]), float(measured.margins[place])
+        return {
+            "distance": distance,
             # If all prototypes are of one class, there is no margin.
-            margin if margin < float("inf") else None,
-            NearestPrototype(owner, name, int(pool.counts[row])),
-        )
+            "margin": margin if margin < float("inf") else None,
+            "unknown": None if self.threshold is None else distance > self.threshold.distance,
+            "nearest": NearestPrototype(owner, name, int(pool.counts[row])),
+        }
 
     def _choose_set(self, probabilities: Tensor) -> tuple[str, ...] | None:
         """Return the prediction set, most likely class first; it has at least one class."""
@@ -366,19 +366,20 @@ class Predictor:
         size = max(1, int((1 - ordered <= self._set_limit).sum()))
         return tuple(self.class_names[each] for each in classes[:size].tolist())
 
-    def _name_probabilities(self, probabilities: Tensor) -> dict[str, float] | None:
-        if not self._with_probabilities:
-            return None
-        return dict(zip(self.class_names, probabilities.tolist(), strict=True))
+    def _calibrate(self, folder: Path) -> None:
+        """Calibrate the model on held-out samples."""
+        samples, labels = load_held_out(self.trained, folder)
+        measured = self.measure(samples)
+        distances, scores = None, None
+        if self._space is not None:
+            distances = torch.cat([part.distances for part in measured])
+        if not self.has_prototypes:
+            prior = 0 if self.log_prior is None else self.log_prior
+            scores = torch.cat([part.scores for part in measured]) + prior
+        truth = torch.from_numpy(labels)
+        write_calibration(self.trained.path, self.client, distances, scores, truth)
 
-    def _refuse_sets_of_prototypes(self, coverage: float) -> None:
-        if self._rule.by_prototype:
-            raise InvalidInput(
-                f"coverage is {coverage:g}; it must be left out, because the nearest prototype "
-                "decides in this run and gives no probabilities."
-            )
-
-    def _refuse_overflow(self, values: Tensor) -> None:
+    def _reject_overflow(self, values: Tensor) -> None:
         if not bool(values.isfinite().all()):
             what = "an image" if self.trained.input_format.noun == "image" else "a vector"
             raise InvalidInput(f"{what} gives an embedding that is not finite; it has no label.")
@@ -398,13 +399,6 @@ def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
     return converted
 
 
-def _find_rule(trained: TrainedRun, client: str | None, *, has_prototypes: bool) -> PredictionRule:
-    """Return the rule of the run's primary predictor for this model."""
-    summary = RunDirectory(trained.path).read_summary() or {}
-    predictor = summary.get("predictor_global" if client is None else "predictor")
-    return PredictionRule.of(str(predictor), has_prototypes=has_prototypes)
-
-
 def _open_space(trained: TrainedRun, *, wants_metric: bool) -> DistanceSpace | None:
     """Return the space of distances, as at the end of the run."""
     file = trained.path / METRIC_FILE
@@ -413,46 +407,3 @@ def _open_space(trained: TrainedRun, *, wants_metric: bool) -> DistanceSpace | N
         return DistanceSpace.of(trained.method, trained.pool, fitted)
     except (RuntimeError, ValueError, IndexError, TypeError):
         raise InvalidInput(f"{file} must be the file that the run wrote.") from None
-
-
-def load_predictor(
-    path: Path,
-    client: str | None,
-    *,
-    held_out: Path | None = None,
-    weights: Path | None = None,
-    **settings: Any,
-) -> Predictor:
-    """Open a run or a client's folder; with `held_out` samples, calibrate its model first."""
-    run, client = find_run(path, client)
-    trained = load_trained_run(run, weights=weights)
-    if held_out is not None:
-        recalibrate(Predictor(trained, client), held_out)
-    return Predictor(trained, client, **settings)
-
-
-def recalibrate(predictor: Predictor, folder: Path) -> None:
-    """Calibrate a model on held-out samples, and write the result to calibration.json."""
-    given = load_held_out(predictor.trained, folder)
-    measured = predictor.measure(given.samples)
-    distances = [part.distances for part in measured if len(part.distances)]
-    scores = None
-    if not predictor.has_prototypes:
-        prior = 0 if predictor.log_prior is None else predictor.log_prior
-        scores = torch.cat([part.scores for part in measured]) + prior
-    truth = torch.from_numpy(given.labels)
-    found = summarize_held_out(torch.cat(distances) if distances else None, scores, truth)
-    directory = RunDirectory(predictor.trained.path)
-    has_metric = (directory.path / METRIC_FILE).is_file()
-    content = directory.read_json(CALIBRATION_FILE) or {
-        "format": FORMAT,
-        "measured": "on given samples: distance to the nearest prototype; 1 - probability of truth",
-        "metric": "covariance" if has_metric else None,
-        "global": None,
-        "clients": {},
-    }
-    if predictor.client is None:
-        content["global"] = found
-    else:
-        content["clients"] = {**content.get("clients", {}), predictor.client: found}
-    directory.write_json(CALIBRATION_FILE, content)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 import numpy
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import identify_file
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
 from mpfedcl.data.npz_archive import open_unlabeled_samples
-from mpfedcl.data.reader import open_own_samples
 from mpfedcl.data.samples import (
     ImageFormat,
     Indices,
@@ -26,9 +25,9 @@ from mpfedcl.data.samples import (
     SampleIndex,
     Samples,
     Subset,
-    VectorFormat,
     choose_format,
 )
+from mpfedcl.data.sources import open_own_samples
 from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import TableColumns, read_rows
 from mpfedcl.inference.trained_run import TrainedRun
@@ -103,50 +102,16 @@ def _list_word(word: str, wanted: SampleFormat, columns: TableColumns | None) ->
 
 
 def _list_path(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
-    if path.suffix.lower() == ".npz" and not path.is_dir():
-        return _list_rows(path, wanted, "an npz file", lambda: _read_archive(path, wanted))
-    if isinstance(wanted, VectorFormat):
-        if columns is None:
-            fault = f"is not an npz file; this run takes {wanted}, as x [vectors, values] in one."
-            return [_unreadable(str(path), f"{path} {fault}")]
-        if not is_table_file(path):
-            fault = "is not a table; this run takes rows of a CSV or Parquet file."
-            return [_unreadable(str(path), f"{path} {fault}")]
-        return _list_rows(path, wanted, "a table", lambda: read_rows(path, columns))
-    files = [path]
-    if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if is_image_file(each))
-        if not files:
-            names = ", ".join(f"*{extension}" for extension in EXTENSIONS)
-            return [_unreadable(str(path), f"{path} has no images; it must have files {names}.")]
-
-    def image(file: Path) -> NamedSample:
-        return NamedSample(str(file), lambda: read_image_file(file, wanted.size, wanted.is_color))
-
-    return [image(each) for each in files]
-
-
-def _read_archive(path: Path, wanted: SampleFormat) -> Samples:
-    store = open_unlabeled_samples(lambda: path.open("rb"), str(path), identify_file(path))
-    (found,) = store.inspect()
-    if found.vector_width != wanted.vector_width:
-        raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")
-    # All at once and in their own size, because an archive is always read from its beginning.
-    own = choose_format({found}, None, wanted.dtype)
-    return store.load(numpy.arange(len(store)), own)
-
-
-def _list_rows(
-    path: Path, wanted: SampleFormat, kind: str, read: Callable[[], Samples]
-) -> list[NamedSample]:
-    """Return the rows of one file as samples, or one sample that cannot be read."""
+    """Return the samples of one path, or one sample that cannot be read."""
     try:
-        rows = read()
+        if isinstance(wanted, ImageFormat) and (path.is_dir() or path.suffix.lower() != ".npz"):
+            return _list_images(path, wanted)
+        rows = _read_rows(path, wanted, columns)
     except InvalidInput as error:
         return [_unreadable(str(path), str(error))]
     except OSError as error:
         reason = error.strerror or error
-        return [_unreadable(str(path), f"{path} cannot be read ({reason}); it must be {kind}.")]
+        return [_unreadable(str(path), f"{path} cannot be read ({reason}); it must be a file.")]
 
     def row(number: int) -> NamedSample:
         return NamedSample(f"{path}[{number}]", lambda: wanted.convert(rows[[number]])[0])
@@ -154,37 +119,75 @@ def _list_rows(
     return [row(number) for number in range(len(rows))]
 
 
+def _list_images(path: Path, wanted: ImageFormat) -> list[NamedSample]:
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if is_image_file(each))
+        if not files:
+            names = ", ".join(f"*{extension}" for extension in EXTENSIONS)
+            raise InvalidInput(f"{path} has no images; it must have files {names}.")
+
+    def image(file: Path) -> NamedSample:
+        return NamedSample(str(file), lambda: read_image_file(file, wanted.size, wanted.is_color))
+
+    return [image(each) for each in files]
+
+
+def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> Samples:
+    """Return the samples of an npz file or a table."""
+    if path.suffix.lower() == ".npz" and not path.is_dir():
+        store = open_unlabeled_samples(lambda: path.open("rb"), str(path), identify_file(path))
+        (found,) = store.inspect()
+        if found.vector_width != wanted.vector_width:
+            raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")
+        # All at once and in their own size, because an archive is always read from its beginning.
+        own = choose_format({found}, None, wanted.dtype)
+        return store.load(numpy.arange(len(store)), own)
+    if columns is None:
+        raise InvalidInput(
+            f"{path} is not an npz file; this run takes {wanted}, as x [vectors, values] in one."
+        )
+    if not is_table_file(path):
+        raise InvalidInput(f"{path} is not a table; this run takes rows of a CSV or Parquet file.")
+    return read_rows(path, columns)
+
+
 def _unreadable(name: str, fault: str) -> NamedSample:
-    def refuse() -> Samples:
+    def fail() -> Samples:
         raise InvalidInput(fault)
 
-    return NamedSample(name, refuse)
+    return NamedSample(name, fail)
 
 
-# Held-out samples
+# Labeled samples
 
 
-class HeldOutSamples(NamedTuple):
-    """Labeled samples in a run's input format."""
-
-    samples: Samples
-    labels: NDArray[numpy.int64]
-
-
-def load_held_out(trained: TrainedRun, folder: Path, most: int = _MOST_HELD_OUT) -> HeldOutSamples:
-    """Load up to `most` labeled samples, evenly spaced over the classes."""
+def open_labeled_samples(
+    trained: TrainedRun, source: Path, field: str, *, new_classes: bool = False
+) -> SampleIndex:
+    """List labeled samples of a run's classes and format; `field` names them in errors."""
     try:
-        sample_index = open_own_samples(folder, trained.class_names, trained.columns)
+        sample_index = open_own_samples(
+            source, trained.class_names, trained.columns, new_classes=new_classes
+        )
     except InvalidInput as error:
-        raise InvalidInput(f"held_out{str(error).removeprefix('data')}") from None
+        raise InvalidInput(f"{field}{str(error).removeprefix('data')}") from None
     if sample_index.vector_width != trained.input_format.vector_width:
         raise InvalidInput(
-            f"held_out is {str(folder)!r}, which holds {sample_index}; the run takes "
+            f"{field} is {str(source)!r}, which holds {sample_index}; the run takes "
             f"{trained.input_format}."
         )
+    return sample_index
+
+
+def load_held_out(
+    trained: TrainedRun, folder: Path, most: int = _MOST_HELD_OUT
+) -> tuple[Samples, NDArray[numpy.int64]]:
+    """Load up to `most` samples in a run's input format, evenly spaced over classes, and labels."""
+    sample_index = open_labeled_samples(trained, folder, "held_out")
     parts = [part for each in sample_index.domains for part in (each.train, each.test) if part]
     drawn = draw_evenly(Subset.join(parts), most)
-    return HeldOutSamples(load_converted(trained, sample_index, drawn.rows), drawn.labels)
+    return load_converted(trained, sample_index, drawn.rows), drawn.labels
 
 
 def load_converted(trained: TrainedRun, sample_index: SampleIndex, rows: Indices) -> Samples:

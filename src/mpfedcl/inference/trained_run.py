@@ -10,9 +10,11 @@ The method's class is imported and the encoder's weights are found as for a run;
 the one that the run was trained with.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,27 +23,42 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.json_files import validate_content
+from mpfedcl.core.errors import InvalidInput, enumerate_names
+from mpfedcl.core.files import FORMAT, write_atomically
+from mpfedcl.core.json_files import Json, load_json, validate_content
 from mpfedcl.core.tensors import Tensors, load_tensors
 from mpfedcl.data.loading import encoder_input_format, find_experiment_encoder, to_inputs
 from mpfedcl.data.samples import ImageFormat, SampleFormat, Samples, VectorFormat
 from mpfedcl.data.tables import TableColumns
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import ClosedForm, Method, OneShot, find_method, prototype_rule
+from mpfedcl.methods import (
+    ClosedForm,
+    Method,
+    OneShot,
+    PredictorKind,
+    Test,
+    find_method,
+    prototype_rule,
+)
 from mpfedcl.models import Model
 from mpfedcl.models.encoders.encoder import Encoder
-from mpfedcl.models.encoders.torch_encoders import make_model
+from mpfedcl.models.factory import make_model
 from mpfedcl.network.client.state import FINAL_FOLDER
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.predictions import log_prior
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.run_files import POOLED
 
 JOINED = "joined"
 """The folder of the personal models of clients that joined a run after it ended."""
-_MOST_NAMES_LISTED = 12
+LOG = "joins.jsonl"
+CHANGES = ("joined", "replaced", "extended", "left")
+"""Events that change a federation; `rejected` and `dropped` only report."""
+MOST_NAMES_LISTED = 12
+INPUTS_AT_ONCE = 1024
+"""Inputs that a model is applied to at once, so that memory stays flat."""
 _CPU = torch.device("cpu")
 
 
@@ -116,20 +133,16 @@ class TrainedRun:
 
     def inputs(self, samples: Samples) -> Tensor:
         """Return the model's inputs for samples in `input_format`."""
-        dtype = getattr(torch, self.experiment.dtype)
         if self.encoder is None:
             return to_inputs(samples, self.experiment).flatten(start_dim=1)
         if self.experiment.encoder.train:
             return torch.from_numpy(self.encoder.preprocessing.to_input_bytes(samples))
-        # The caller shows how far it is.
-        features = self.encoder.encode(samples)
-        return torch.from_numpy(features).to(dtype)
+        features = torch.from_numpy(self.encoder.encode(samples))
+        return features.to(getattr(torch, self.experiment.dtype))
 
-    @torch.no_grad()
     def apply(self, params: Tensors, samples: Samples) -> tuple[Tensor, Tensor]:
         """Return projected embeddings [B, d], as prototypes are, and logits [B, C]."""
-        embeddings, logits = self.model.apply(params, self.inputs(samples))
-        return prototype_rule(self.method).project(embeddings), logits
+        return apply_to_batches(self.method, self.model, params, [self.inputs(samples)])
 
     def label_prior(self, client: str) -> Tensor | None:
         """Return the log of a client's label distribution [C]; None if it is not known."""
@@ -144,16 +157,14 @@ class TrainedRun:
     def _name_clients(self) -> str:
         if not self.clients:
             return "left out, because no personal model was kept (--no-personal-models)"
-        names = ", ".join(self.clients[:_MOST_NAMES_LISTED])
-        more = len(self.clients) - _MOST_NAMES_LISTED
-        return f"one of {names} and {more} more" if more > 0 else f"one of {names}"
+        return f"one of {enumerate_names(self.clients, MOST_NAMES_LISTED)}"
 
 
 def find_run(path: Path, client: str | None) -> tuple[Path, str | None]:
     """Return the run directory that a path refers to, and the client whose model to use.
 
     The folder of a client (`mpfedcl federation init`) refers to the newest finished run that the
-    client has kept; the model is then the client's, unless the method is judged by the global one.
+    client has kept; the model is then the client's, unless the primary predictor is a global one.
     """
     if not (path / "client.toml").is_file():
         return path, client
@@ -167,8 +178,8 @@ def find_run(path: Path, client: str | None) -> tuple[Path, str | None]:
     run = max(ended, key=lambda each: each.stat().st_mtime_ns)
     summary = RunDirectory(run).read_summary() or {}
     has_own = (run / "models" / f"{folder.name}.safetensors").is_file()
-    is_judged = not str(summary.get("predictor")).startswith("global")
-    return run, client or (folder.name if has_own and is_judged else None)
+    is_primary = PredictorKind.of(summary["predictor"]).model == "personal"
+    return run, client or (folder.name if has_own and is_primary else None)
 
 
 def load_trained_run(path: Path | str, *, weights: Path | None = None) -> TrainedRun:
@@ -199,12 +210,9 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
             takes_features=isinstance(input_format, VectorFormat),
             image_shape=input_format.shape,
         )
-    file = path / "pool.safetensors"
-    pool = (
-        read_pool(file, len(classes), prototype_rule(method).num_prototypes)
-        if file.is_file()
-        else None
-    )
+    file, pool = path / "pool.safetensors", None
+    if file.is_file():
+        pool = read_pool(file, len(classes), prototype_rule(method).num_prototypes)
     if pool is not None and pool.dimension != model.embedding_size:
         raise InvalidInput(
             f"{file} has vectors of {pool.dimension} values; the model's have "
@@ -234,11 +242,9 @@ def read_pool(path: Path, num_classes: int, num_prototypes: int | None = None) -
     try:
         with safe_open(path, "pt") as file:
             names = json.loads((file.metadata() or {})["names"])
+        parts = {name: tensors[name] for name in ("vectors", "labels", "counts", "owners")}
         return PrototypePool(
-            vectors=tensors["vectors"],
-            labels=tensors["labels"],
-            counts=tensors["counts"],
-            owners=tensors["owners"],
+            **parts,
             names=tuple(names),
             num_classes=num_classes,
             num_prototypes=num_prototypes,
@@ -304,23 +310,25 @@ def _no_shape(path: Path, name: str) -> InvalidInput:
     )
 
 
-# Prediction: the rule and the space of distances
+# Prediction: outputs, the predictor and the space of distances
 
 
-@dataclass(frozen=True)
-class PredictionRule:
-    """How a given model predicts: the part of a predictor's name that is not the model."""
+@torch.no_grad()
+def apply_to_batches(
+    method: Method, model: Model, params: Tensors, batches: Iterable[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return projected embeddings [n, d] and logits [n, C]; only these are kept of a batch."""
+    parts = [model.apply(params, each) for each in batches]
+    embeddings, logits = (torch.cat(each) for each in zip(*parts, strict=True))
+    return prototype_rule(method).project(embeddings), logits
 
-    by_prototype: bool
-    """The nearest prototype decides; otherwise the classifier."""
-    with_prior: bool
-    """The client's label prior is added to the classifier's scores."""
 
-    @classmethod
-    def of(cls, predictor: str, *, has_prototypes: bool) -> "PredictionRule":
-        """Return the rule of a predictor; without prototypes the classifier decides."""
-        by_prototype = "prototype" in predictor and has_prototypes
-        return cls(by_prototype, "classifier" in predictor and predictor.endswith("_prior"))
+def primary_predictor(method: Method, test: Test, *, has_prototypes: bool) -> PredictorKind:
+    """Return the primary predictor on a test set; without prototypes the classifier decides."""
+    kind = PredictorKind.of(method.predictor_on(test))
+    if has_prototypes or kind.rule == "classifier":
+        return kind
+    return PredictorKind(kind.model, "classifier")
 
 
 @dataclass(frozen=True)
@@ -350,6 +358,52 @@ class DistanceSpace:
         """Return the space with the prototypes that a client's personal model is compared with."""
         if self.has_metric:
             return self
-        return replace(
-            self, prototypes=prototype_rule(method).reference_of(client, self.prototypes)
+        own = prototype_rule(method).reference_of(client, self.prototypes)
+        return replace(self, prototypes=own)
+
+
+# joins.jsonl: the log of clients that joined or left a finished run, one event per line
+
+
+def make_event(kind: str, client: str) -> Json:
+    """Return the first fields of an event that happens now."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"format": FORMAT, "event": kind, "client": client, "time": now}
+
+
+def extend_log(path: Path, *events: Json) -> bytes:
+    """Return the content of a run's log with more events at its end."""
+    content = (path / LOG).read_bytes() if (path / LOG).exists() else b""
+    if content and not content.endswith(b"\n"):
+        content += b"\n"
+    return content + b"".join(json.dumps(e, allow_nan=False).encode() + b"\n" for e in events)
+
+
+def write_events(path: Path, *events: Json) -> None:
+    """Append events to a run's log."""
+    write_atomically(path / LOG, extend_log(path, *events))
+
+
+def read_events(path: Path) -> Iterator[Json]:
+    """Yield the events of a run's log; lines that cannot be parsed are skipped."""
+    for line in (path / LOG).read_bytes().splitlines() if (path / LOG).exists() else []:
+        event: Any = None
+        with contextlib.suppress(ValueError):
+            event = load_json(line)
+        if isinstance(event, dict):
+            yield event
+
+
+def has_changed(path: Path) -> bool:
+    """Return whether clients joined or left a one-shot run after it ended."""
+    is_kept = (path / POOLED).is_file()
+    return is_kept and any(event.get("event") in CHANGES for event in read_events(path))
+
+
+def reject_changed(path: Path) -> None:
+    """Reject resuming a one-shot run that clients joined or left: it has no round left."""
+    if has_changed(path):
+        raise InvalidInput(
+            f"resume is {str(path)!r}, which clients have joined or left since; it must be a run "
+            "with rounds left, and a one-shot run has none."
         )

@@ -1,6 +1,6 @@
-"""The methods, found by name, and everything that is needed to write one.
+"""The federated methods by name, and the classes needed to write a new method.
 
-A file in this folder that defines a method is enough to add one.
+To add a method, add a file that defines it to this folder.
 """
 
 import importlib
@@ -130,23 +130,23 @@ def check_method(method: type[Method]) -> None:
 
 
 def find_method(name: str) -> type[Method]:
-    """Return a method by name, or a class of the user's own by `package.module:Class`."""
+    """Return a method by name, or a custom class by `package.module:Class`."""
     check_method_name(name)
     return built_in_methods()[name] if is_built_in(name) else _import_method(name)
 
 
 def name_methods(methods: Iterable[str]) -> dict[str, str]:
-    """Return the names of methods in tables and figures: of classes from outside their `name`.
+    """Return the names of methods in tables and figures; custom classes have their `name`.
 
-    A class without a name of its own has the class's name; if two names are equal, all methods keep
-    the names that they were given by.
+    A class without its own `name` is listed under the name of the class; if two names are equal,
+    all methods keep the names that were passed.
     """
     named = {each: name_method(each, find_method(each)) for each in methods}
     return named if len(set(named.values())) == len(named) else {each: each for each in named}
 
 
 def name_method(given: str, method: type[Method]) -> str:
-    """Return the name in tables and figures of a method that was given by a name."""
+    """Return the name of a method in tables and figures; `given` is the value of --method."""
     own = vars(method).get("name")
     # The name of a built-in method would be misleading.
     if is_built_in(given) or not isinstance(own, str) or own in METHODS:
@@ -170,14 +170,14 @@ def _import_method(name: str) -> type[Method]:
 
 
 def _declare_settings(name: str, method: type[Method]) -> None:
-    """Let experiments know the section of a class from outside."""
+    """Declare the settings section of a custom class."""
     try:
         kind = method.settings_class()
     # Names in annotations are looked up only now, and may be missing.
     except Exception as error:
         raise InvalidInput(
             f"method is {name!r}, whose annotations cannot be read ({error}); settings must be a "
-            "class that its module knows."
+            "class that its module imports."
         ) from None
     if not (isinstance(kind, type) and issubclass(kind, Settings)):
         raise InvalidInput(

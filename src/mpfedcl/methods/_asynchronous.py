@@ -1,4 +1,4 @@
-"""Methods without rounds: the server changes its model whenever answers arrive."""
+"""Methods without rounds: the server changes its model whenever updates arrive."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ from mpfedcl.methods.base import Method, Server
 
 
 class Arrival(NamedTuple):
-    """Answers that arrived at one moment from clients that were sent the same model version."""
+    """Updates that arrived at the same time from clients that were sent the same model version."""
 
     means: Tensors
     """The means of the clients' tensors, weighted by `weigh`."""
     names: Sequence[str]
     """The clients of positive weight, in order of name."""
     weights: Sequence[float]
-    """In the mean."""
+    """Their weights in the mean."""
     num_samples: int
     """Training samples of these clients."""
     staleness: int
-    """How often the server's model changed after it was sent to these clients; 0: never."""
+    """The number of changes of the global model since it was sent to these clients."""
     seconds: float
     """Time from the dispatch to the last arrival, on the virtual clock."""
     share: float
@@ -36,9 +36,9 @@ class Arrival(NamedTuple):
 class Asynchronous(Method, ABC):
     """A method whose server does not wait for a round to end: `arrive` takes the place of `reduce`.
 
-    `timing` says when `arrive` is called. arrivals: for each client's answer. tiers: clients are
-    sorted by speed, and `arrive` is called when all clients of a tier have answered. ticks: every
-    `systems.tick` seconds, with one `Arrival` for each model version among the answers.
+    `timing` defines when `arrive` is called. arrivals: for each update. tiers: clients are sorted
+    by speed, and `arrive` is called when all clients of a tier have replied. ticks: every
+    `systems.tick` seconds, with one `Arrival` for each model version among the updates.
     """
 
     family = "asynchronous"
@@ -48,7 +48,7 @@ class Asynchronous(Method, ABC):
 
     @property
     def num_tiers(self) -> int:
-        """The number of tiers that clients are sorted into, if there are as many clients."""
+        """The number of tiers of clients; fewer clients give fewer tiers."""
         return 1
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Asynchronous(Method, ABC):
         """Return the server's next state; oldest versions come first, an idle tick has none."""
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
-        """Return a client's state after an accepted answer that took so many seconds."""
+        """Return a client's state after an accepted update that took `seconds`."""
         return state
 
 
@@ -73,5 +73,5 @@ def mix(old: Tensors, new: Tensors, share: float) -> Tensors:
 
 
 def freshness(staleness: int, power: float) -> float:
-    """Return (staleness + 1)^-power: 1 for a fresh answer."""
+    """Return (staleness + 1)^-power: 1 for a fresh update."""
     return float((staleness + 1) ** -power)

@@ -43,7 +43,7 @@ from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 _MOST_FEATURES = 8192
-"""A matrix of as many rows and columns takes half a gigabyte."""
+"""A square matrix of this size takes half a gigabyte."""
 
 
 class CollectsStatistics(Method, ABC):
@@ -56,7 +56,7 @@ class CollectsStatistics(Method, ABC):
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Return statistics of a client's training samples, to be summed over clients.
 
-        Of no samples at all they must be zeros of the same shapes and types.
+        Without samples they must be zeros of the same shapes and types.
         """
 
     def collect_many(
@@ -65,28 +65,28 @@ class CollectsStatistics(Method, ABC):
         """Return the statistics of several clients, which may be cheaper together."""
         return [self.collect(*each) for each in zip(inputs, labels, strict=True)]
 
-    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
-        """Return why a client's statistics cannot be true, or None; their form was checked before.
+    def validate_statistics(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
+        """Return why a client's statistics are impossible, or None; shapes were checked before.
 
         `announced`: the samples by class that a client on another machine has announced; its
-        statistics are checked in full. None: this process has computed them itself.
+        statistics are checked in full. None: they were computed in this process.
         """
         return None
 
     def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
         """Return what a client adds to the totals under secure aggregation, given its statistics.
 
-        Whole numbers have the type int64. Of no samples all are zeros of the same shapes.
+        Integers have the type int64. Without samples all are zeros of the same shapes.
         """
         return dict(summed)
 
-    def judge_totals(self, totals: Tensors) -> str | None:
-        """Return why such totals cannot be true, or None."""
+    def validate_totals(self, totals: Tensors) -> str | None:
+        """Return why totals are impossible, or None."""
         return None
 
 
 def collect_statistics(method: Method, inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return the statistics that a method's client sends; none unless it collects any."""
+    """Return the statistics that a method's client sends; empty unless it collects any."""
     return method.collect(inputs, labels) if isinstance(method, CollectsStatistics) else {}
 
 
@@ -119,9 +119,9 @@ class ClosedForm(PrototypeRule, Method):
         """Return a model whose scores are linear in the features."""
         if input_size > _MOST_FEATURES:
             raise InvalidInput(
-                f"samples have {input_size:,} numbers; with method {self.name}, which holds a "
-                f"matrix of as many rows and columns, at most {_MOST_FEATURES:,}: give an encoder, "
-                "or leave some out."
+                f"samples have {input_size:,} values; with method {self.name}, which holds a "
+                f"square matrix of that size, at most {_MOST_FEATURES:,}: use an encoder, or "
+                "leave some out."
             )
         return GaussianClassifier(input_size, self.num_classes, self.features)
 
@@ -134,7 +134,7 @@ class ClosedForm(PrototypeRule, Method):
         return project_features(features, privacy.dimensions, self.experiment.seed)
 
     def project(self, embeddings: Tensor) -> Tensor:
-        """Return features as they are: their norm is 1 already."""
+        """Return features unchanged: their norm is already 1."""
         return embeddings
 
     def personalize(self, received: Any, inputs: Tensor, labels: Tensor) -> Tensors | None:
@@ -148,14 +148,14 @@ class ClosedForm(PrototypeRule, Method):
 class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
     """Clients send sufficient statistics once; their sums are exactly the centralized ones.
 
-    A subclass says with `fit` which classifier the sums give. The statistics outlive the run, so
+    A subclass defines in `fit` the classifier for these sums. The statistics outlive the run, so
     that clients can join and leave it exactly.
     """
 
     primary_predictor: ClassVar[PredictorName] = "global_classifier"
     totals_suffice = True
     lost_by_totals: ClassVar[str] = ""
-    """What the method does less well under secure aggregation: a sentence."""
+    """A sentence about the loss of accuracy under secure aggregation."""
     second_moment: ClassVar[SecondMoment | None] = None
     """The second moment that clients send next to counts and sums by class, if any."""
     has_private_sums: ClassVar[bool] = True
@@ -174,7 +174,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         """The mechanism that adds noise to sums; None: there is no privacy budget."""
         self._sent_moment = self.second_moment
         if self.private_sums is not None:
-            # The one around each client's own means has no bounded sensitivity.
+            # The scatter around each client's own means has no bounded sensitivity.
             self._sent_moment = "moment" if has_moments else None
 
     @abstractmethod
@@ -183,7 +183,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
 
         `sums` are the statistics of all clients in float64, `groups` the class means of each
         client. Under secure aggregation `sums` are totals (`totals_of`), and `groups` has one
-        client that stands for all. If the classifier has a metric, the estimates are `covariance`
+        client that represents all. If the classifier has a metric, the estimates are `covariance`
         (S, packed) and `fit`, whose first value is the shrinkage lambda.
         """
 
@@ -210,22 +210,22 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         counts = torch.bincount(labels, minlength=self.num_classes)
         return (counts >= self.experiment.prototypes.min_cluster_size)[labels]
 
-    def judge_sums(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
+    def validate_statistics(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
         """Return why no samples have these sums, or why they are not the announced ones."""
         if self.private_sums is not None:
-            return self._judge_private_sums(update)
-        if announced is not None and (reason := _judge_counts(update.summed["counts"], announced)):
+            return self._validate_private(update)
+        if announced is not None and (reason := _check_counts(update.summed["counts"], announced)):
             return reason
         in_full = announced is not None
         return find_impossible_sums(update.summed, update.num_samples, in_full=in_full)
 
-    def _judge_private_sums(self, update: Update) -> str | None:
+    def _validate_private(self, update: Update) -> str | None:
         """Check statistics under a privacy budget, for which sizes are not announced."""
         assert self.private_sums is not None
         if self.private_sums.is_local:
             return self.private_sums.find_impossible(update.summed)
         if self.private_sums.unit == "client":
-            # Clipped counts are not whole numbers any more.
+            # Clipped counts are no longer integers.
             return None
         most = self.experiment.network.max_images
         return find_impossible_sums(update.summed, most, in_full=False)
@@ -233,14 +233,14 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
     def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
         """Return the pooled statistics of one client, and statistics of how clients differ.
 
-        Under a privacy budget they are the sums as they are, to which noise is added.
+        Under a privacy budget they are the unchanged sums, to which noise is added.
         """
         if self.private_sums is not None:
             return {name: value.double() for name, value in summed.items()}
         one = self.pool_of_one(self.own_statistics(summed))
         return totals_of_one(one, with_effects=self.estimates_effects)
 
-    def judge_totals(self, totals: Tensors) -> str | None:
+    def validate_totals(self, totals: Tensors) -> str | None:
         """Return why no clients have these totals."""
         if self.private_sums is not None:
             # More than half of the clients are left: their noise has less than twice the variance.
@@ -263,7 +263,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         return Prototypes(means, held, counts[held].round().long())
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Fit the classifier; without any statistics it stays as it is."""
+        """Fit the classifier; without any statistics it is unchanged."""
         if self.private_sums is not None:
             return self._serve_noisy(server, tally)
         self._nothing_sent = not any(len(each) for each in tally.prototypes.values())
@@ -290,8 +290,8 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         if not self._nothing_sent:
             return {}
         if self.private_sums is not None:
-            told = "No class stands out from the noise, so the classifier knows none"
-            return {"warnings": [f"{told}: mpfedcl privacy plan says what a budget costs."]}
+            cause = "No class stands out from the noise, so the classifier knows none"
+            return {"warnings": [f"{cause}: mpfedcl privacy plan shows what a budget costs."]}
         least = self.experiment.prototypes.min_cluster_size
         return {
             "warnings": [
@@ -361,7 +361,7 @@ def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:
     return {"covariance": pack_symmetric(covariance).float(), "fit": fit}
 
 
-def _judge_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
+def _check_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
     """Compare counts with the announced ones; a class may be left out as a whole."""
     for label, (sent, held) in enumerate(zip(counts.tolist(), announced, strict=True)):
         if sent not in (0, held):

@@ -17,11 +17,11 @@ from mpfedcl.methods.messages import Broadcast
 from mpfedcl.models.parts import feeding_layers, hidden_units, mask_params
 
 _LEAST_SCORE = 1e-12
-"""Added to scores: units without a score are equally likely, and come after all others."""
+"""Added to scores: units without a score are equally likely, and follow all others."""
 
 
 class PartialModel(FedAvg, ABC):
-    """FedAvg on parts of the model; a subclass says with `masks` which part each client trains."""
+    """FedAvg on parts of the model; a subclass defines each client's part in `masks`."""
 
     name = ""
     sends = "its part of the model"
@@ -58,7 +58,7 @@ class PartialModel(FedAvg, ABC):
         return super().loss(params, batch, context)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average each parameter over the clients that trained it; an untrained one stays."""
+        """Average each parameter over the clients that trained it; untrained ones are unchanged."""
         if self.fill == "holders" and tally.units:
             means = mean_of_holders(server.params, means, tally)
         return super().reduce(server, means, tally)
@@ -69,7 +69,7 @@ class PartialModel(FedAvg, ABC):
             return {}
         had = [torch.stack(each).any(0) for each in _by_layer(list(broadcast.units.values()))]
         idle = sum(int((~each).sum()) for each in had)
-        return {"parts": {"units_that_nobody_has": idle / sum(len(each) for each in had)}}
+        return {"parts": {"untrained_units": idle / sum(len(each) for each in had)}}
 
     def draw_units(self, params: Tensors, scores: Tensors, *key: Part) -> Tensors:
         """Draw the units of a part from each hidden layer, in proportion to their scores."""

@@ -37,7 +37,7 @@ class PrototypeRule:
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "kmeans"
     """How `summarize` makes the prototypes of a class; a method with dbscan overrides it."""
     normalizes: ClassVar[bool | None] = None
-    """Whether embeddings are scaled to norm 1; None: as `prototypes.normalize` says."""
+    """Whether embeddings are scaled to norm 1; None: the setting `prototypes.normalize`."""
     compares_with_own: ClassVar[bool] = False
     """Whether a client's own model is compared only with this client's prototypes in the pool."""
 
@@ -116,12 +116,12 @@ def prototype_rule(method: Method) -> PrototypeRule:
 class SharesPrototypes(PrototypeRule, Method):
     """A method whose clients send prototypes of their classes, which form the server's pool.
 
-    The pool is in `broadcast.pool` for `prepare`. The hooks of `PrototypeRule` say how prototypes
-    are made (`project`, `summarize`) and what is sent back (`reference`).
+    The pool is in `broadcast.pool` for `prepare`. The hooks of `PrototypeRule` define how
+    prototypes are made (`project`, `summarize`) and which ones are sent back (`reference`).
     """
 
     sends_pool: ClassVar[bool] = True
-    """Whether clients are sent `reference` of the pool; False: only the server reads it."""
+    """Whether clients are sent `reference` of the pool; False: only the server uses it."""
 
     def shares_in(self, round_number: int) -> bool:
         """Return whether clients send prototypes in a round."""

@@ -22,7 +22,7 @@ class TwoModels(FedAvg):
     """FedAvg; each batch trains the personal model first, then the one that is sent.
 
     The two models swap places after each step, and each has its own velocity. A subclass changes
-    the gradients in `adjust`, where `context.received.is_personal` says which model is trained.
+    the gradients in `adjust`, where `context.received.is_personal` is true for the personal model.
     """
 
     family = "personal models"
@@ -56,7 +56,7 @@ class TwoModels(FedAvg):
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """v <- momentum v + g."""
+        """Return v <- momentum v + g."""
         momentum, memory = self.experiment.train.momentum, context.memory
         speed = {n: momentum * memory[_SPEED + n] + g for n, g in gradients.items()}
         return speed, memory | {_SPEED + name: value for name, value in speed.items()}

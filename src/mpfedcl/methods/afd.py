@@ -1,30 +1,30 @@
-"""Adaptive Federated Dropout (Bouacida et al., 2021)."""
+"""Adaptive Federated Dropout, AFD (Bouacida et al., 2021)."""
 
 from dataclasses import replace
 
 import torch
 
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import AfdSettings
 from mpfedcl.methods._partial_model import PartialModel
 from mpfedcl.methods.base import Server, Tally
 
-_EVERYBODY = "all clients"
+_ALL_CLIENTS = "all clients"
 
 
 class Afd(PartialModel):
     """Federated Dropout with a memory: units of parts that lowered the loss are drawn more often.
 
-    After a round with the units A and the loss l', where the last one was l > l': the scores of A
-    grow by (l - l') / l, and A is kept. Else A is forgotten, and the next part drawn by scores.
+    If a round with the units A lowers the loss from l to l', the scores of A grow by (l - l') / l,
+    and A is used again. Otherwise A is discarded, and the next part is drawn by scores.
 
-    Units without a score are not drawn while enough others have one: the first part that lowered
-    the loss is the one from then on, so all clients train the same smaller model. With a part for
-    each client (--afd.scores client) a unit is trained by the same few clients, and learns their
-    classes alone: on mnist-sample with Dir(0.05) the whole model then has 61 % accuracy in place of
-    83 %; Federated Dropout has 82 % (five clients, 30 rounds, three seeds). The default was chosen
-    by these numbers.
+    Units without a score are not drawn while enough others have one: the first part that lowers
+    the loss is used from then on, so all clients train the same smaller model. With one part per
+    client (--afd.scores client) a unit is trained by the same few clients and learns only their
+    classes: on mnist-sample with Dir(0.05) the whole model then has 61 % accuracy instead of 83 %;
+    Federated Dropout has 82 % (five clients, 30 rounds, three seeds). The default is based on these
+    results.
     """
 
     name = "afd"
@@ -42,41 +42,39 @@ class Afd(PartialModel):
         self.share = self.settings.share
 
     def masks(self, server: Server, client: str, round_number: int) -> Tensors:
-        """Return the part that served a client well, or draw one by its scores."""
-        who = _EVERYBODY if self.settings.scores == "common" else client
-        if kept := _below(server.private, f"{who}/part/"):
+        """Return the part that lowered the loss in the last round, or draw one by scores."""
+        owner = _ALL_CLIENTS if self.settings.scores == "common" else client
+        if kept := take_group(server.private, f"{owner}/part/"):
             return kept
-        scores = _below(server.private, f"{who}/scores/")
-        return self.draw_units(server.params, scores, round_number, who)
+        scores = take_group(server.private, f"{owner}/scores/")
+        return self.draw_units(server.params, scores, round_number, owner)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average the parts, and note how well they did."""
+        """Average the parts, and update losses and scores."""
         known = dict(server.private)
         losses = dict(zip(tally.names, tally.losses, strict=True))
-        told = {name: loss for name, loss in losses.items() if loss is not None}
+        reported = {name: loss for name, loss in losses.items() if loss is not None}
         if self.settings.scores == "client":
-            for name, loss in told.items():
+            for name, loss in reported.items():
                 _note(known, name, loss, tally.units.get(name, {}))
-        elif told:
+        elif reported:
             sizes = dict(zip(tally.names, tally.sizes, strict=True))
-            mean = sum(sizes[n] * loss for n, loss in told.items()) / sum(sizes[n] for n in told)
-            _note(known, _EVERYBODY, mean, tally.units.get(tally.names[0], {}))
+            mean = sum(sizes[n] * loss for n, loss in reported.items()) / sum(
+                sizes[n] for n in reported
+            )
+            _note(known, _ALL_CLIENTS, mean, tally.units.get(tally.names[0], {}))
         return replace(super().reduce(server, means, tally), private=known)
 
 
-def _note(known: Tensors, who: str, loss: float, units: Tensors) -> None:
-    """Note a part's loss; the part itself only if it did better than the one before."""
-    before = float(known.get(f"{who}/loss", torch.tensor(0.0)))
-    known[f"{who}/loss"] = torch.tensor(loss, dtype=torch.float64)
+def _note(known: Tensors, owner: str, loss: float, units: Tensors) -> None:
+    """Record a part's loss, and the part itself only if it lowered the loss."""
+    before = float(known.get(f"{owner}/loss", torch.tensor(0.0)))
+    known[f"{owner}/loss"] = torch.tensor(loss, dtype=torch.float64)
     gain = max(0.0, (before - loss) / before) if before > 0 else 0.0
     for layer, mask in units.items():
-        scores, part = f"{who}/scores/{layer}", f"{who}/part/{layer}"
+        scores, part = f"{owner}/scores/{layer}", f"{owner}/part/{layer}"
         earlier = known.get(scores, torch.zeros_like(mask, dtype=torch.float64))
         known[scores] = earlier + gain * mask
         known.pop(part, None)
         if gain > 0:
             known[part] = mask
-
-
-def _below(known: Tensors, prefix: str) -> Tensors:
-    return {n.removeprefix(prefix): v for n, v in known.items() if n.startswith(prefix)}

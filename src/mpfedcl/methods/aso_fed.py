@@ -1,4 +1,4 @@
-"""ASO-Fed (Chen et al., 2020)."""
+"""ASO-Fed, asynchronous online federated learning (Chen et al., IEEE Big Data 2020)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,19 +13,19 @@ from mpfedcl.methods.base import Batch, Context, LocalTraining, Server
 
 
 class AsoFed(Asynchronous):
-    """Each change counts by its client's samples; slow clients take longer steps.
+    """Each change is weighted by its client's samples; slow clients take larger steps.
 
-    w <- w - n_i / n (w_sent - w_i). A client steps along r (g - g_before + h), h <- beta h +
-    (1 - beta) g, with g the gradient of f_i(w) + pull/2 |w - w_sent|^2 and r = max(1, log of its
-    mean delay in seconds).
+    Server, for each update: w <- w - n_i / n (w_sent - w_i). Client: steps along r (g - g_before +
+    h) with the gradient g of f_i(w) + pull/2 |w - w_sent|^2, the running mean h <- beta h + (1 -
+    beta) g, and r = max(1, log of the mean delay in seconds).
     """
 
     name = "aso-fed"
     summary = "adds each update as it arrives; slow clients take larger steps"
     paper = "Chen et al., IEEE Big Data 2020"
     interpretation = (
-        "All samples are there from the start, steps have no momentum, and the weights of the "
-        "first layer are scaled so that equal ones stay as they are."
+        "All samples are available from the start, steps have no momentum, and the weights of the "
+        "first layer are scaled so that equal ones are unchanged."
     )
     sends = "how its model has changed"
     keeps = "its gradients and how long it takes"
@@ -35,7 +35,7 @@ class AsoFed(Asynchronous):
     )
 
     def init_client(self, params: Tensors) -> Tensors:
-        """Start without gradients; `delays` are the seconds in total and their number."""
+        """Start without gradients; `delays` has the total seconds and the number of updates."""
         none = {name: value.new_zeros(value.shape) for name, value in params.items()}
         past = {f"{part}.{n}": value for part in ("mean", "last") for n, value in none.items()}
         return {**past, "delays": next(iter(params.values())).new_zeros(2)}
@@ -45,19 +45,19 @@ class AsoFed(Asynchronous):
         return super().local_training(round_number)._replace(momentum=0.0)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """Continue with the gradients of the last time."""
+        """Continue with the gradients of the last update."""
         past = {name: value for name, value in context.state.items() if name != "delays"}
         return context.start, past
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + pull/2 |w - w_sent|^2."""
+        """Return cross-entropy + pull/2 |w - w_sent|^2."""
         proximity = self.settings.pull * half_squared_distance(params, context.start)
         return super().loss(params, batch, context) + proximity
 
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """r (g - g_before + h), r = max(1, log of its mean delay);  h <- β h + (1 - β) g."""
+        """Return r (g - g_before + h), and h <- β h + (1 - β) g; r = max(1, log of mean delay)."""
         seconds, times = context.state["delays"].unbind(-1)
         stretch = (seconds / times.clamp(min=1)).log().clamp(min=1)
         beta, old = self.settings.beta, context.memory
@@ -75,12 +75,12 @@ class AsoFed(Asynchronous):
         return changes, {**context.memory, "delays": context.state["delays"]}
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
-        """Add the seconds, and count them."""
+        """Add the delay of one update."""
         delays = state["delays"]
         return {**state, "delays": delays + delays.new_tensor([seconds, 1])}
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
-        """w <- w - n_k / N (w_sent - w_k)."""
+        """Return w <- w - n_k / N (w_sent - w_k)."""
         params = server.params
         for each in arrivals:
             changes = {name: each.means[f"change.{name}"] for name in params}

@@ -1,7 +1,4 @@
-"""Asynchronous averaging in which each client counts by its share of the samples in the long run.
-
-After Wang, Zhang et al., IEEE Transactions on Wireless Communications, 2022.
-"""
+"""Asynchronous averaging by sample share (after Wang, Zhang et al., IEEE TWC 2022)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,18 +13,18 @@ from mpfedcl.methods.messages import Update
 
 
 class AsyncShare(Asynchronous):
-    """Clients that answer rarely weigh more when they do, so that all count by samples in the end.
+    """Rare updates have larger weights, so that in the long run clients count by their samples.
 
-    At every tick w <- (1 - sum u) w + sum_k u_k w_k, where u_k = n_k / n * s_k / f_k, limited to 1
-    in total: f_k is the running mean of k's arrivals per tick, s_k = (staleness + 1)^-a.
+    At every tick w <- (1 - sum_k u_k) w + sum_k u_k w_k, where u_k = n_k / n * s_k / f_k, limited
+    to 1 in total: f_k is the running mean of k's updates per tick, s_k = (staleness + 1)^-a.
     """
 
     name = "async-share"
     summary = "clients that answer rarely count more when they do"
     paper = "Wang, Zhang et al., IEEE TWC 2022"
     interpretation = (
-        "The paper's own weights could not be read: here a client weighs by its share of the "
-        "samples divided by how often it answers, all together at most 1."
+        "The paper's own weights were not available: here the weight of a client is its share of "
+        "the samples divided by its update frequency, at most 1 in total."
     )
     keeps = "nothing; the server keeps how often each client answers"
     timing = "ticks"
@@ -37,13 +34,13 @@ class AsyncShare(Asynchronous):
     )
 
     def weigh(self, update: Update, server: Server) -> float:
-        """n_k / f_k, f_k the running mean of its arrivals in a tick, this one among them."""
+        """Return n_k / f_k, with f_k the running mean of arrivals per tick, including this one."""
         decay, ticks = self.settings.decay, int(server.private.get("ticks", 0)) + 1
         before = float(server.private.get(f"came.{update.client}", 0.0))
         return update.num_samples * (1 - decay**ticks) / (decay * before + (1 - decay))
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
-        """w <- (1 - Σu) w + Σ_k u_k w_k,  u_k = q_k s_k / f_k, cut at 1 in all."""
+        """Return w <- (1 - Σu) w + Σ_k u_k w_k,  u_k = q_k s_k / f_k, with Σu limited to 1."""
         names = {name for each in arrivals for name in each.names}
         decay, old = self.settings.decay, server.private
         zero = torch.zeros((), dtype=torch.float64)

@@ -1,22 +1,31 @@
-"""The interface that a federated method is written in, and the values that its hooks see.
+"""The `Method` interface: a federated method overrides the hooks in which it differs from FedAvg.
 
-A method is a subclass of `Method` that overrides the hooks in which it differs from FedAvg. In a
-round they are called in this order:
+Parameters w, gradients and all other tensors of a hook are dictionaries from name to tensor
+(`Tensors`), such as `{"output.weight": [C, d], ...}`. In each round t the hooks run in this order:
 
-    server   `init_server` (before round 1); the shared parameters are broadcast
-    client   `init_client` (before its first round), `describe`, `prepare`, `begin`;
-             for each batch `loss`, `adjust`, the optimizer's step, `after_step`;
-             `finish`, whose tensors are sent to the server
-    server   `weigh` for each update, then `reduce` with the weighted means, and `remarks`
+    server  init_server(w)           server state; before round 1 only
+            -> broadcast: round, params = w, extra = server.extra, pool of prototypes
+    client  init_client(w)           client state; before the client's first round only
+            describe(labels)         constants of the client's labels [n]     -> context.own
+            prepare(broadcast)       any value, the same for all clients      -> context.received
+            begin(context)           first parameters w_i and memory
+            for each batch of B samples:
+              loss(w_i, batch, ...)    a scalar; inputs [B, ...], labels [B], mask [B]
+              adjust(gradients, ...)   gradients g and memory; the optimizer steps: w_i - lr g
+              after_step(w_i, ...)     w_i and memory
+            finish(w_i, ...)         tensors u_i for the server, and the next client state
+    server  weigh(update, server)    weight p_i of one update; FedAvg: its number of samples n_i
+            reduce(server, means, tally)   next server state; means = sum_i p_i u_i / sum_i p_i
+            remarks(broadcast)       JSON values for the record of the round
 
-`shared` says which parameters travel, `local_training` how many steps a client takes. Engines
-differ only in where and how they run the hooks: `loss`, `adjust` and `after_step` run under
-`torch.func.vmap` for many clients at once, so they must not branch on values of tensors
-(`torch.where` and masks instead). The other hooks are ordinary code.
+`shared` names the parameters that are sent, and `local_training` sets the steps of a client.
+`loss`, `adjust` and `after_step` run under `torch.func.vmap`, for many clients at once: use
+`torch.where` or masks instead of `if` on values of tensors. The other hooks are ordinary code.
 
-A method that does more opts into a capability by its base class: `SharesPrototypes`, `OneShot`,
-`CollectsStatistics`, `Asynchronous`, `PartialModel`, `TwoModels` (all in `mpfedcl.methods`).
-`mpfedcl.methods.check_method(MyMethod)` checks a class of your own.
+`Method` has an example. `mpfedcl.methods.check_method(MyMethod)` checks a class on generated data,
+and `mpfedcl run --method package.module:MyMethod` runs it. A method that does more than average
+parameters inherits from a capability in `mpfedcl.methods`: `SharesPrototypes`,
+`CollectsStatistics`, `OneShot`, `Asynchronous`, `PartialModel`, `TwoModels`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +68,7 @@ Family = Literal[
 
 @dataclass(frozen=True)
 class PredictorKind:
-    """The parts that a predictor's name stands for.
+    """A predictor: the model, the rule and the label prior that predict.
 
     Example:
         >>> PredictorKind("global", "prototype", "labels").name
@@ -111,14 +120,14 @@ class Batch(NamedTuple):
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Return the mean of one value per sample [B] over the real samples."""
-        # Filled, not multiplied: a padding row counts for nothing even if it gives NaN.
+        # Filled, not multiplied: a padding row counts for nothing even if it is NaN.
         return per_sample.masked_fill(~self.mask, 0).sum() / self.mask.sum().clamp(min=1)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy of logits [B, C] over the real samples."""
         if not torch._C._functorch.is_functorch_wrapped_tensor(logits):
             return self.mean(cross_entropy(logits, self.labels, reduction="none"))
-        # The same bits: torch's own is slow under vmap, and loads a compiler at the first step.
+        # Bit-identical: torch's own is slow under vmap, and loads a compiler at the first step.
         likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
         return self.mean(-likelihoods.squeeze(-1))
 
@@ -146,20 +155,20 @@ class FullBatch(Batch):
 
 @dataclass(frozen=True)
 class Context:
-    """What a client knows while it trains, next to the parameters and the batch."""
+    """The values that a client's hooks can use, next to the parameters and the batch."""
 
     apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
     """The model: `embeddings, logits = context.apply(params, inputs)`."""
     start: Tensors
-    """The parameters that this client began the round with."""
+    """The parameters at the start of the round: received, or kept if they are not shared."""
     received: Any
     """The value that `prepare` returned: the same for every client."""
     state: Tensors
-    """This client's own state, kept between rounds."""
+    """The client's state, kept between rounds: `init_client`, then from `finish`."""
     own: Tensors = field(default_factory=dict)
     """The constants that `describe` computed from this client's labels."""
     memory: Tensors = field(default_factory=dict)
-    """Tensors that this client carries from step to step, until the round ends."""
+    """Tensors that last from step to step until the round ends: `begin`, then from `adjust`."""
 
 
 class PerStep:
@@ -178,7 +187,7 @@ def received_at(received: Any, step: int) -> Any:
 
 
 class LocalTraining(NamedTuple):
-    """How a client trains in a round."""
+    """The learning rate, momentum and number of steps of a client in a round."""
 
     lr: float
     momentum: float
@@ -220,7 +229,7 @@ class Tally(NamedTuple):
     sizes: Sequence[int]
     """Training samples."""
     weights: Sequence[float]
-    """In the mean; 0 for a client that withheld its update."""
+    """Weights in the mean; 0 for a client that withheld its update."""
     losses: Sequence[float | None]
     share: float
     """Σ n_i of these clients / Σ n_i of all clients."""
@@ -242,25 +251,37 @@ _PROMISES = {
 
 
 class Method:
-    """A federated method. The defaults are FedAvg's; a subclass overrides what it does differently.
+    """A federated method; every default is FedAvg's.
 
-    A subclass has a `name`, a one-line `summary` and a `primary_predictor`. Methods in this folder
-    are found by their file name; a class of your own is named by `--method package.module:Class`.
+    A subclass needs a `name` and a `summary`. Methods in this folder are found by their file name;
+    a custom class is selected by `--method package.module:Class`.
 
     Args:
-        experiment: All settings, resolved: nothing is left open.
+        experiment: All settings, with every default filled in.
         num_classes: C, the number of classes of the data set.
 
-    Example:
-        >>> from mpfedcl import Batch, Context, Experiment, Method
-        >>> class Ridge(Method):
-        ...     name, summary = "ridge", "FedAvg with a small weight decay"
+    Example: FedAvg with a proximal term in the loss (FedProx) and momentum on the server.
+        >>> from mpfedcl.methods import Method, Server, Settings, check_method
+        >>> class ProxSettings(Settings):
+        ...     section = "prox"  # the flag --prox.mu, and the key prox.mu of experiment.toml
+        ...     mu: float = 0.01
+        >>> class ProxMomentum(Method):
+        ...     name, summary = "prox-momentum", "FedProx with momentum on the server"
+        ...     settings: ProxSettings
         ...
         ...     def loss(self, params, batch, context):
-        ...         squares = sum(value.square().sum() for value in params.values())
-        ...         return super().loss(params, batch, context) + 1e-4 * squares
-        >>> Ridge(Experiment().resolved(), num_classes=10).shared("output.weight")
-        True
+        ...         embeddings, logits = context.apply(params, batch.inputs)
+        ...         squares = [(w - context.start[n]).square().sum() for n, w in params.items()]
+        ...         return batch.cross_entropy(logits) + self.settings.mu / 2 * sum(squares)
+        ...
+        ...     def init_server(self, params):
+        ...         return Server(params, private={n: 0 * w for n, w in params.items()})
+        ...
+        ...     def reduce(self, server, means, tally):
+        ...         v, w = server.private, server.params
+        ...         v = {n: 0.9 * v[n] + means[n] - w[n] for n in w}
+        ...         return Server({n: w[n] + v[n] for n in w}, private=v)
+        >>> check_method(ProxMomentum)
     """
 
     # Description
@@ -272,11 +293,11 @@ class Method:
     paper: ClassVar[str] = ""
     """Authors, venue and year: `McMahan et al., AISTATS 2017`."""
     interpretation: ClassVar[str] = ""
-    """How the implementation settles points that the paper leaves open: a sentence."""
+    """One sentence about our choices where the paper leaves points open."""
     sends: ClassVar[str] = "its model"
-    """What a client sends in a round, in a few words."""
+    """The content of an update, in a few words."""
     keeps: ClassVar[str] = "nothing"
-    """What a client keeps between rounds, in a few words; `the server: ...` for the server."""
+    """The state that a client keeps between rounds, in a few words; `the server: ...` follows."""
 
     # Evaluation
 
@@ -300,8 +321,8 @@ class Method:
     options: ClassVar[tuple[str, ...]] = ()
     """Names that the method reads from `experiment.options`; others are rejected."""
     settings: Settings
-    """The method's own settings: a subclass declares `settings: MySettings`, a class of settings
-    with a `section` in the same file, and they become flags and keys of that name."""
+    """The method's settings: declare `settings: MySettings`, a subclass of `Settings` with a
+    `section`; its fields become the flags `--section.field` and the keys of that section."""
 
     # Behavior
 
@@ -344,7 +365,7 @@ class Method:
         if self.needs_sgd and experiment.train.optimizer != "sgd":
             raise InvalidInput(
                 f"train.optimizer is {experiment.train.optimizer!r}; with method {self.name} it "
-                "must be sgd: its formulas are about steps along the gradient."
+                "must be sgd: its formulas assume steps along the gradient."
             )
 
     @final
@@ -368,80 +389,97 @@ class Method:
     # State
 
     def init_server(self, params: Tensors) -> Server:
-        """Return the server's state before round 1."""
+        """Return the server's state before round 1, given the initial parameters."""
         return Server(params)
 
     def init_client(self, params: Tensors) -> Tensors:
-        """Return a client's own state before its first round."""
+        """Return a client's state before its first round, given the initial parameters.
+
+        The state stays with the client from round to round; hooks find it in `context.state`.
+        """
         return {}
 
     # On the client
 
     def shared(self, parameter: str) -> bool:
-        """Return whether a parameter is sent; the others stay with each client."""
+        """Return whether the parameter of this name is sent; the others stay with each client."""
         return self.shares_model
 
     def describe(self, labels: Tensor) -> Tensors:
-        """Return constants of a client's training labels [n] as `context.own`; they never leave."""
+        """Return constants of a client's training labels [n], for `context.own`.
+
+        They are computed once and never sent.
+        """
         return {}
 
     def prepare(self, broadcast: Broadcast) -> Any:
-        """Turn the broadcast into `context.received`, once per round; a `PerStep` varies by step.
+        """Return the value of `context.received`, computed once per round from the broadcast.
 
-        `broadcast` has the shared `params`, the server's `extra` tensors and the prototype `pool`.
+        `broadcast` has the `round`, the shared `params`, the server's `extra` tensors and the
+        prototype `pool`; the learning rate is `self.local_training(broadcast.round).lr`. Return a
+        `PerStep` for a value that changes from step to step.
         """
         return None
 
     def local_training(self, round_number: int) -> LocalTraining:
-        """Return the learning rate, momentum, epochs and steps per batch of a round."""
+        """Return the learning rate, momentum, epochs and steps per batch of a round (from 1)."""
         train = self.experiment.train
         return LocalTraining(train.learning_rate(round_number), train.momentum, train.epochs)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
-        """Return the parameters and the memory that a client begins its steps with."""
+        """Return a client's parameters before the first step, and its memory.
+
+        Memory is a dictionary of tensors that lasts until the round ends; `context.memory`.
+        """
         return context.start, {}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Return the loss of one batch, a scalar; safe under vmap."""
+        """Return the loss of a batch, a scalar []; runs under vmap.
+
+        `context.apply(params, batch.inputs)` returns embeddings [B, d] and logits [B, C]. Average
+        over samples with `batch.mean` or `batch.cross_entropy`, which leave padding rows out.
+        """
         _, logits = context.apply(params, batch.inputs)
         return batch.cross_entropy(logits)
 
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """Return the gradients of a step and the memory to continue with; safe under vmap."""
+        """Return the gradients that the optimizer applies, and the new memory; runs under vmap."""
         return gradients, context.memory
 
     def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
-        """Return the parameters and the memory to continue with after a step; safe under vmap."""
+        """Return the parameters after the optimizer's step, and the new memory; runs under vmap."""
         return params, context.memory
 
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
-        """Return the tensors that the server averages, and the client's new state.
+        """Return the tensors u_i that the server averages, and the client's next state.
 
-        Names, shapes and types of the tensors are the same in all rounds: one call before the first
-        round, without any step, finds them out. None in place of the tensors withholds the update
-        (`may_withhold`): the client has answered, and nothing is averaged.
+        `num_steps` is the number of steps of this round. The tensors must have the same names,
+        shapes and types in every round; a call before round 1, without training, determines them.
+        None instead of tensors withholds the update (requires `may_withhold`).
         """
         return {name: value for name, value in params.items() if self.shared(name)}, context.state
 
     # On the server
 
     def weigh(self, update: Update, server: Server) -> float:
-        """Return an update's weight in the mean, from this update alone; 0 leaves it out."""
+        """Return the weight p_i of an update in the mean; 0 leaves the update out."""
         return update.num_samples
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Return the server's next state, given the weighted means of the clients' tensors.
+        """Return the server's next state.
 
-        `means` is empty if clients send statistics only, or if all have withheld their updates.
+        `means` = sum_i p_i u_i / sum_i p_i has the names and shapes that `finish` returned. It is
+        empty if clients send statistics only, or if all clients have withheld their updates.
+        `tally` has names, sample counts, weights, losses and prototypes of the accepted clients.
         """
         return replace(server, params={**server.params, **means})
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Return JSON entries to add to the record of a round."""
+        """Return JSON values to add to the round's record in `rounds.jsonl`."""
         return {}
 
 
@@ -461,7 +499,7 @@ def update_template(method: Method, initial: Tensors, embedding_size: int) -> Te
     )
     broadcast = Broadcast(1, shared, method.init_server(initial).extra, pool)
     context = Context(
-        _refuse_to_apply,
+        _reject_apply,
         initial,
         received_at(method.prepare(broadcast), 0),
         method.init_client(initial),
@@ -472,5 +510,5 @@ def update_template(method: Method, initial: Tensors, embedding_size: int) -> Te
     return shared if sent is None else sent
 
 
-def _refuse_to_apply(*_: object) -> tuple[Tensor, Tensor]:
+def _reject_apply(*_: object) -> tuple[Tensor, Tensor]:
     raise TypeError("finish has no samples to apply the model to")

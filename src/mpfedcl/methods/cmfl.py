@@ -1,9 +1,12 @@
-"""CMFL (Wang et al., 2019)."""
+"""CMFL, communication-mitigated federated learning (Luping Wang et al., ICDCS 2019)."""
 
 import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import CmflSettings
@@ -13,17 +16,18 @@ from mpfedcl.methods.messages import Broadcast
 
 
 class LastUpdate(NamedTuple):
-    """How the model moved in the last round that moved it, and this round's threshold."""
+    """The change of the model in the last round that changed it, and this round's threshold."""
 
     change: Tensors
     threshold: float
 
 
 class Cmfl(FedAvg):
-    """A client uploads only if enough signs of its update agree with the last global update.
+    """A client uploads its update u only if its signs agree with the last global update g.
 
-    e(u) = share of all parameters j with sgn(u_j) = sgn(last_j); two zeros agree. The work of a client
-    that does not upload is lost; it begins the next round at the global model again.
+    The relevance e(u, g) is the share of parameters j with sgn(u_j) = sgn(g_j); two zeros agree. A
+    client with e(u, g) below the threshold, constant or v / sqrt(t) in round t, uploads nothing and
+    discards its update: it starts the next round from the global model.
     """
 
     name = "cmfl"
@@ -46,7 +50,7 @@ class Cmfl(FedAvg):
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
-        """Withhold an update that agrees too little; all clients upload until the model has moved."""
+        """Withhold an update of low relevance; all clients upload until the model has changed."""
         last: LastUpdate = context.received
         changes = {name: params[name] - context.start[name] for name in last.change}
         if last.change and agreement(changes, last.change) < last.threshold:
@@ -55,14 +59,17 @@ class Cmfl(FedAvg):
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Average, and keep the change of the model; without a change, keep the last one."""
-        change = {name: mean - server.params[name] for name, mean in means.items()}
-        moved = any(bool(value.any()) for value in change.values())
+        change = {
+            name: _without_rounding(mean - server.params[name], mean, len(tally.names))
+            for name, mean in means.items()
+        }
+        has_changed = any(bool(value.any()) for value in change.values())
         return replace(
-            super().reduce(server, means, tally), extra=change if moved else server.extra
+            super().reduce(server, means, tally), extra=change if has_changed else server.extra
         )
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Return the round's threshold, and the share of zeros in what is compared with."""
+        """Return the round's threshold, and the share of zeros in the last global update."""
         zeros = sum(int((value == 0).sum()) for value in broadcast.extra.values())
         size = sum(value.numel() for value in broadcast.extra.values())
         threshold = self._threshold(broadcast.round)
@@ -71,6 +78,16 @@ class Cmfl(FedAvg):
     def _threshold(self, round_number: int) -> float:
         is_constant = self.settings.schedule == "constant"
         return self.settings.threshold / (1 if is_constant else math.sqrt(round_number))
+
+
+def _without_rounding(change: Tensor, mean: Tensor, num_clients: int) -> Tensor:
+    """Set changes to 0 that are within the rounding error of a mean over clients.
+
+    The mean of equal values may differ from them in the last bit, by an error that depends on the
+    order of summation. A parameter that no client has changed would then have a random sign.
+    """
+    tolerance = 2 * math.sqrt(num_clients) * torch.finfo(mean.dtype).eps
+    return change.masked_fill(change.abs() <= tolerance * mean.abs(), 0)
 
 
 def agreement(changes: Tensors, last: Tensors) -> float:

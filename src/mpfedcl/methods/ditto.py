@@ -1,4 +1,4 @@
-"""Ditto (Li et al., 2021)."""
+"""Ditto (Li et al., ICML 2021)."""
 
 from types import MappingProxyType
 
@@ -9,7 +9,10 @@ from mpfedcl.methods.base import Context
 
 
 class Ditto(TwoModels):
-    """FedAvg with model w; each client also trains a personal model v on f(v) + λ/2 |v - w|^2."""
+    """FedAvg for the global model w; each client also trains and keeps a personal model v_i.
+
+    The personal model minimizes f_i(v_i) + lambda/2 |v_i - w|^2.
+    """
 
     name = "ditto"
     summary = "FedAvg, and personal models pulled towards the global one"
@@ -32,7 +35,7 @@ class Ditto(TwoModels):
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """g + λ (v - w) for the personal model."""
+        """Return g + λ (v - w) for the personal model."""
         pull = self.settings.weight if context.received.is_personal else 0.0
         if pull:
             gradients = {n: g + pull * (params[n] - context.start[n]) for n, g in gradients.items()}

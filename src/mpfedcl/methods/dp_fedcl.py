@@ -1,4 +1,4 @@
-"""DP-FedCL: as many prototypes as density suggests."""
+"""DP-FedCL: MP-FedCL with prototypes from DBSCAN (Qiao et al., 2023)."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -11,9 +11,9 @@ from mpfedcl.prototypes import Prototypes, dbscan_prototypes
 
 
 class DpFedCL(MpFedCL):
-    """MP-FedCL with the means of DBSCAN's clusters, as many as each class turns out to have.
+    """MP-FedCL with the means of DBSCAN clusters as prototypes; their number differs by class.
 
-    The clients' numbers of prototypes differ, so only missing slots are filled with class means.
+    Clients have different numbers of prototypes, so only missing slots are filled with class means.
     """
 
     name = "dp-fedcl"

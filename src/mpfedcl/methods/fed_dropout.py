@@ -11,10 +11,11 @@ from mpfedcl.methods.fedavg import FedAvg
 
 
 class FedDropout(PartialModel):
-    """Each client trains a smaller network: a random part of every hidden layer's units.
+    """Each client trains a smaller network: a random share of the units of each hidden layer.
 
-    The part is drawn for each client and round. Traffic in both directions and the work shrink; the
-    whole model predicts.
+    The units are drawn for each client and round. The server averages each parameter over the
+    clients that trained it: w <- sum_i n_i m_i w_i / sum_i n_i m_i with masks m_i in {0, 1}.
+    Traffic in both directions and computation shrink; the whole model predicts.
     """
 
     name = "fed-dropout"
@@ -32,5 +33,5 @@ class FedDropout(PartialModel):
         self.scales = self.settings.scale
 
     def masks(self, server: Server, client: str, round_number: int) -> Tensors:
-        """Draw a client's units of this round."""
+        """Draw the units that a client trains in this round."""
         return self.draw_units(server.params, {}, round_number, client)

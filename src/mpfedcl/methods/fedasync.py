@@ -19,17 +19,17 @@ from mpfedcl.methods.base import Batch, Context, Server
 
 
 class FedAsync(Asynchronous):
-    """Each answer is mixed into the server's model as it arrives; stale ones count less.
+    """Each update is mixed into the global model as it arrives; stale updates count less.
 
-    w <- (1 - m s) w + m s w_i, with m the mixing and s = (staleness + 1)^-a. Clients minimize
-    f_i(w) + pull/2 |w - w_sent|^2. Samples do not count; fast clients count more.
+    Server: w <- (1 - m s) w + m s w_i, with the mixing weight m and s = (staleness + 1)^-a. Clients
+    minimize f_i(w) + pull/2 |w - w_sent|^2. Sample counts are ignored; fast clients count more.
     """
 
     name = "fedasync"
     summary = "mixes in each client's model as it arrives"
     paper = "Xie, Koyejo and Gupta, 2019"
     interpretation = (
-        "Staleness follows from the virtual clock, where the paper draws it; it counts from 0."
+        "Staleness follows from the virtual clock, while the paper draws it; it counts from 0."
     )
     settings: FedAsyncSettings
     search_space = MappingProxyType(
@@ -37,19 +37,19 @@ class FedAsync(Asynchronous):
     )
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + pull/2 |w - w_sent|^2."""
+        """Return cross-entropy + pull/2 |w - w_sent|^2."""
         proximity = self.settings.pull * half_squared_distance(params, context.start)
         return super().loss(params, batch, context) + proximity
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
-        """w <- (1 - α s) w + α s w_i, one client at a time."""
+        """Return w <- (1 - α s) w + α s w_i, one client at a time."""
         params = server.params
         for each in arrivals:
             params = mix(params, each.means, self.settings.mixing * self.fade(each.staleness))
         return replace(server, params=params)
 
     def fade(self, staleness: int) -> float:
-        """Return what part of the mixing a stale answer has."""
+        """Return the factor of the mixing weight for an update of this staleness."""
         settings = self.settings
         if settings.staleness == "constant":
             return 1.0

@@ -1,4 +1,4 @@
-"""FedAT (Chai et al., 2021)."""
+"""FedAT, asynchronous tiers (Chai et al., SC 2021)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from mpfedcl.methods.base import Batch, Context, Server
 
 
 class FedAT(Asynchronous):
-    """Rounds within tiers of equally fast clients; the tiers' models are mixed, slow ones more.
+    """Synchronous rounds within tiers of equally fast clients; slow tiers have larger weights.
 
-    After a round of tier m, w_m is the mean of its clients, T_m grows by 1, and w is the sum of
-    T_(M+1-m) / sum(T) * w_m: the slow tiers get the weights of the fast ones' numbers of rounds.
-    Clients minimize f_i(w) + pull/2 |w - w_sent|^2.
+    After a round of tier m of M, w_m is the mean of its clients, its number of rounds T_m grows by
+    1, and w <- sum_m T_(M+1-m) / sum(T) w_m: a slow tier is weighted by the rounds of its fast
+    counterpart. Clients minimize f_i(w) + pull/2 |w - w_sent|^2.
     """
 
     name = "fedat"
@@ -35,16 +35,16 @@ class FedAT(Asynchronous):
 
     @property
     def num_tiers(self) -> int:
-        """As many as the settings say."""
+        """The number of tiers in the settings."""
         return self.settings.tiers
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + pull/2 |w - w_sent|^2."""
+        """Return cross-entropy + pull/2 |w - w_sent|^2."""
         proximity = self.settings.pull * half_squared_distance(params, context.start)
         return super().loss(params, batch, context) + proximity
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
-        """w_m <- the tier's mean; w <- Σ_m T_(M+1-m) / ΣT w_m, T_m the rounds of tier m."""
+        """Return w_m <- the tier's mean; w <- Σ_m T_(M+1-m) / ΣT w_m, T_m the rounds of tier m."""
         for each in arrivals:
             private, count = server.private, each.num_tiers
             if not private:
@@ -69,5 +69,5 @@ class FedAT(Asynchronous):
 
 
 def weigh_tiers(rounds: Sequence[int]) -> list[float]:
-    """Return each tier's share: what its mirror image has done of all rounds."""
+    """Return the weight of each tier: the share of rounds of tier M + 1 - m."""
     return [count / sum(rounds) for count in reversed(rounds)]

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017)."""
+"""FedAvg (McMahan et al., AISTATS 2017)."""
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -6,7 +6,7 @@ from mpfedcl.methods.base import Method
 
 
 class FedAvg(Method):
-    """w = sum_i |D_i| / |D| * w_i: the clients' models are averaged by their number of samples."""
+    """Each client trains the global model; w <- sum_i n_i / n w_i, with n_i its sample count."""
 
     name = "fedavg"
     summary = "averages the clients' models by number of samples"

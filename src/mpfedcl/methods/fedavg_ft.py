@@ -1,4 +1,4 @@
-"""FedAvg-FT (Cheng et al., 2021): FedAvg, and a classifier that each client fine-tunes."""
+"""FedAvg-FT, FedAvg with fine-tuning (Cheng et al., 2021)."""
 
 from torch import zeros_like
 
@@ -8,15 +8,15 @@ from mpfedcl.methods.base import Context
 
 
 class FedAvgFT(TwoModels):
-    """FedAvg; each client also trains its received model's classifier, and predicts with it.
+    """FedAvg; each client also fine-tunes the received model's classifier, and predicts with it.
 
-    The layers below the classifier stay as they were received.
+    The layers below the classifier keep the received values.
     """
 
     name = "fedavg-ft"
     summary = "FedAvg, and a classifier fine-tuned by each client"
     paper = "Cheng et al., 2021, and others"
-    interpretation = "Fine-tuning takes the batches of the round, so every round can be evaluated."
+    interpretation = "Fine-tuning uses the batches of the round, so every round can be evaluated."
 
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context

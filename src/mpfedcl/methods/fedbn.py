@@ -1,4 +1,4 @@
-"""FedBN (Li et al., 2021)."""
+"""FedBN (Li et al., ICLR 2021)."""
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -7,7 +7,7 @@ from mpfedcl.models import is_normalization
 
 
 class FedBN(FedAvg):
-    """FedAvg for all parameters but those of normalization layers, which stay with each client."""
+    """FedAvg for all parameters but those of normalization layers, which each client keeps."""
 
     name = "fedbn"
     summary = "FedAvg; normalization layers stay with each client"

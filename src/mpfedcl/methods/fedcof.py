@@ -1,4 +1,4 @@
-"""FedCOF (Goswami et al., 2025): a covariance from how clients' class means are spread."""
+"""FedCOF, covariance from class means (Goswami et al., 2025), one-shot."""
 
 from typing import Any
 
@@ -14,10 +14,12 @@ from mpfedcl.methods.messages import Broadcast
 
 
 class FedCOF(OneShot):
-    """S = Σ_ic n_ic (mean_ic - mu_c)(mean_ic - mu_c)' / (G - K): a small message for many clients.
+    """Linear discriminant analysis whose covariance S [d, d] comes from the clients' class means.
 
-    It assumes that clients' means differ only by chance. With fewer groups of client and class than
-    features the covariance has no full rank: it runs, and the record warns.
+    S = sum_ic n_ic (m_ic - mu_c)(m_ic - mu_c)' / (G - K), with the mean m_ic [d] of class c on
+    client i, G pairs of client and class, and K classes: a small message, for many clients. The
+    formula assumes that the means of clients differ only by chance. If G - K is below d, the
+    covariance is rank-deficient, and the record has a warning.
     """
 
     name = "fedcof"

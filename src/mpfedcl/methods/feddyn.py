@@ -1,4 +1,4 @@
-"""FedDyn (Acar et al., 2021)."""
+"""FedDyn (Acar et al., ICLR 2021)."""
 
 from types import MappingProxyType
 
@@ -11,17 +11,17 @@ from mpfedcl.methods.fedavg import FedAvg
 
 
 class FedDyn(FedAvg):
-    """Each client's loss gets a linear and a proximal term, so that all have one optimum in common.
+    """FedAvg with a linear and a proximal term in each client's loss that align their optima.
 
-    A client steps along g - g_i + alpha (w - w_global), after which g_i <- g_i - alpha (w_i -
-    w_global) is its gradient at the end of its training. The server keeps h = sum_i |D_i| / |D| *
-    g_i, and w_global <- mean of w_i - h / alpha.
+    Client: steps along g - g_i + alpha (w - w_global), then g_i <- g_i - alpha (w_i - w_global),
+    its gradient at the end of training. Server: h = sum_i n_i / n g_i over all clients, and
+    w_global <- mean of w_i - h / alpha.
     """
 
     name = "feddyn"
     summary = "FedAvg with a regularizer that aligns the clients' losses"
     paper = "Acar et al., ICLR 2021"
-    interpretation = "Clients count by their samples, in h too."
+    interpretation = "Clients are weighted by samples, also in h."
     keeps = "its gradient; the server: the mean gradient"
     settings: FedDynSettings
     search_space = MappingProxyType(
@@ -39,18 +39,18 @@ class FedDyn(FedAvg):
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """g - g_i + alpha (w - w_global)."""
+        """Return g - g_i + alpha (w - w_global)."""
         alpha, own, start = self.settings.alpha, context.state, context.start
         steps = {n: g - own[n] + alpha * (params[n] - start[n]) for n, g in gradients.items()}
         return steps, context.memory
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """g_i' = g_i - alpha (w_i - w_global)."""
+        """Return w_i, and g_i' = g_i - alpha (w_i - w_global)."""
         alpha, own = self.settings.alpha, context.state
         return params, {n: own[n] - alpha * (w - context.start[n]) for n, w in params.items()}
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """h' = h - alpha * share of all samples * (mean - w), w' = mean - h' / alpha."""
+        """Return h' = h - alpha * share of all samples * (mean - w), w' = mean - h' / alpha."""
         alpha, step = self.settings.alpha, self.settings.alpha * tally.share
         h = {n: g - step * (means[n] - server.params[n]) for n, g in server.private.items()}
         return Server({n: mean - h[n] / alpha for n, mean in means.items()}, private=h)

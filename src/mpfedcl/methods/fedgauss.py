@@ -1,4 +1,4 @@
-"""FedGauss: Gaussian prototypes in closed form, from sufficient statistics that are sent once."""
+"""FedGauss: a Gaussian classifier in closed form (introduced in this package), one-shot."""
 
 import math
 from dataclasses import replace
@@ -51,7 +51,7 @@ class GaussianPool(NamedTuple):
     """[C], float64: 0 for a class that no client holds."""
 
     def to(self, dtype: torch.dtype) -> Self:
-        """Return the same in another precision: enough for what one client computes."""
+        """Return the estimates in another precision, which suffices for a single client."""
         means, counts = self.means.to(dtype), self.counts.to(dtype)
         return self._replace(covariance=self.covariance.to(dtype), means=means, counts=counts)
 
@@ -59,11 +59,13 @@ class GaussianPool(NamedTuple):
 class FedGauss(OneShot):
     """Each class of each client is a Gaussian around a prototype; all share one covariance.
 
-    How much a client's prototypes and covariance differ from the pooled ones is estimated from the
-    sums: under label skew clients differ only in their classes, under feature skew in everything.
-    Local test sets are predicted with the client's own prototypes, covariance and label shares, the
-    global test set with the mixture over all clients, or, under secure aggregation, with one
-    Gaussian per class.
+    Clients upload class counts [C], feature sums [C, d] and the scatter within classes [d, d] once.
+    Class c of client i has the prototype mu_c + b_i + e_ic and a shrunk covariance: b_i shifts all
+    classes of a client, e_ic a single class, and both variances are estimated from the statistics.
+    Under label skew clients differ only in their classes, under feature skew in everything. Local
+    test sets are predicted with the client's own prototypes, covariance and class prior; the global
+    test set with the mixture over all clients or, under secure aggregation, with one Gaussian per
+    class.
     """
 
     name = "fedgauss"
@@ -79,15 +81,15 @@ class FedGauss(OneShot):
         "the mixture over clients."
     )
     _pool: tuple[Tensor, GaussianPool] | None = None
-    """Decomposed once: server and clients of one process need the same."""
+    """Decomposed once for the server and the clients of one process."""
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
-        """Return the mixture over clients; clients get the covariance and what was estimated."""
+        """Return the mixture over clients, and the covariance and estimates for clients."""
         present, means, counts = class_means(sums)
         everywhere = means.new_zeros(self.num_classes, means.shape[1])
         everywhere[present] = means
         scale = degrees_of(sums, groups)
-        # As clients will get it: what is estimated here must fit what they compute with.
+        # In the precision that clients receive: the estimates must match their computations.
         within = (sums["within"] / scale).to(getattr(torch, self.experiment.dtype))
         covariance = Covariance.decompose(unpack_symmetric(within, means.shape[1]))
         shrinkage = choose_shrinkage(covariance, scale, means, counts)
@@ -111,7 +113,7 @@ class FedGauss(OneShot):
         }
 
     def prepare(self, broadcast: Broadcast) -> GaussianPool | None:
-        """Return the pooled estimates that the server sends; None before the statistics are summed."""
+        """Return the pooled estimates of the server; None before the statistics are summed."""
         if "covariance" not in broadcast.extra:
             return None
         within, pool = broadcast.extra["covariance"], broadcast.pool
@@ -144,7 +146,7 @@ class FedGauss(OneShot):
         return self._own_classifier(received, counts.to(sums), sums, centered)
 
     def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
-        """Return the same of the sums of a client's samples, or of `scatter_rows` of them."""
+        """Return the same classifier from a client's statistics, or from their `scatter_rows`."""
         if received is None:
             return None
         rows = own["rows"] if "rows" in own else scatter_rows(own)
@@ -220,7 +222,7 @@ def _degrees_of_totals(totals: Tensors) -> Degrees:
 
 
 def _classes(totals: Tensors) -> Components:
-    """Return one Gaussian per class, as wide as all clients' samples of a class lie."""
+    """Return one Gaussian per class, with the covariance of all samples around class means."""
     size, classes = totals["sums"].shape[1], int((totals["counts"] > 0).sum())
     moment = unpack_symmetric(totals["moment"], size)
     around = within_from_moment(moment, totals["counts"], totals["sums"])

@@ -1,4 +1,4 @@
-"""FedLC (Zhang et al., 2022)."""
+"""FedLC, logits calibration (Zhang et al., ICML 2022)."""
 
 from types import MappingProxyType
 
@@ -11,21 +11,21 @@ from mpfedcl.methods.base import Batch, Context
 from mpfedcl.methods.fedavg import FedAvg
 
 _OUT_OF_REACH = 1e6
-"""The margin of a class that a client lacks: its probability is 0, and nothing is infinite."""
+"""The margin of a class that a client lacks: its probability is 0, and all values are finite."""
 
 
 class FedLC(FedAvg):
-    """FedAvg whose clients train their rare classes harder, by a margin on the logits.
+    """FedAvg with a margin on the logits, which is larger for a client's rare classes.
 
-    Cross-entropy of f(x) - m, where m_c = tau n_c^(-1/4) and n_c are the client's own samples of a
-    class. Predictions are made without m.
+    The local loss is cross-entropy(f(x) - m), where m_c = tau n_c^(-1/4) and n_c is the client's
+    number of samples of class c. Predictions are made without m.
     """
 
     name = "fedlc"
     summary = "FedAvg with margins for a client's rare classes"
     paper = "Zhang et al., ICML 2022"
     interpretation = (
-        "The softmax runs over all classes: without a sample's own, as the paper prints it, the "
+        "The softmax runs over all classes: without a sample's own class, as printed, the "
         "loss has no lower bound."
     )
     settings: FedLCSettings
@@ -40,7 +40,7 @@ class FedLC(FedAvg):
         return {"margins": margins.masked_fill(counts == 0, _OUT_OF_REACH)}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy of the logits less their margins."""
+        """Return the cross-entropy of the logits minus the margins."""
         if not context.own:
             return super().loss(params, batch, context)
         _, logits = context.apply(params, batch.inputs)

@@ -1,4 +1,4 @@
-"""FedLDA: linear discriminant analysis from sums (as FedCGS and GH-OFL), one-shot."""
+"""FedLDA: linear discriminant analysis from sufficient statistics, one-shot."""
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
@@ -11,7 +11,11 @@ from mpfedcl.methods._one_shot import (
 
 
 class FedLDA(OneShot):
-    """FedGauss without anything personal: one Gaussian per class, one covariance."""
+    """FedGauss without personalization: one Gaussian per class, with a common covariance.
+
+    The scores are x' S^-1 mu_c - mu_c' S^-1 mu_c / 2 with the class means mu_c [d] and the shrunk
+    pooled covariance within classes S [d, d].
+    """
 
     name = "fedlda"
     summary = "linear discriminant analysis of frozen features, one-shot"

@@ -1,4 +1,4 @@
-"""FedNCM (Legate et al., 2023): the nearest class mean of frozen features, one-shot."""
+"""FedNCM, nearest class mean (Legate et al., NeurIPS 2023), one-shot."""
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
@@ -6,7 +6,7 @@ from mpfedcl.methods._one_shot import OneShot, class_means, fit_classes
 
 
 class FedNCM(OneShot):
-    """Clients send sums per class, the smallest message there is; the nearest mean predicts."""
+    """Clients send class counts [C] and feature sums [C, d]; the nearest class mean predicts."""
 
     name = "fedncm"
     summary = "nearest class mean of frozen features, one-shot"
@@ -14,10 +14,10 @@ class FedNCM(OneShot):
     sends = "counts and sums per class"
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
-        """Return the class means, with a covariance that is alike in all directions."""
+        """Return the class means, with a spherical covariance."""
         _, means, counts = class_means(sums)
         degrees = max(1.0, float(counts.sum()) - len(counts))
-        # Features have norm 1, so that the scatter around the means is known from the means.
+        # Features have norm 1, so the means determine the scatter around them.
         scatter = float((counts * (1 - means.square().sum(1))).sum())
         covariance = Covariance.spherical(max(0.0, scatter) / degrees, means)
         return fit_classes(covariance, degrees, sums)[0], {}

@@ -1,4 +1,4 @@
-"""FedNova (Wang et al., 2020)."""
+"""FedNova, normalized averaging (Wang et al., NeurIPS 2020)."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,11 +13,11 @@ from mpfedcl.methods.messages import Update
 
 
 class FedNova(FedAvg):
-    """Averages directions d_i = (w - w_i) / a_i, a_i the length of a client's steps.
+    """Averages directions d_i = (w - w_i) / a_i, with a_i the effective number of a client's steps.
 
-    w <- w - (sum_i p_i a_i) (sum_i p_i d_i): clients that take more steps no longer pull the
-    average to their own optimum. In other words: FedAvg with the weights n_i / a_i, and a longer
-    step of the server; the server computes a_i itself, so that no client can lie about it.
+    w <- w - (sum_i p_i a_i) (sum_i p_i d_i) with p_i = n_i / n: clients that take more steps no
+    longer pull the average to their own optimum. Equivalently, FedAvg with the weights n_i / a_i
+    and a longer step of the server. The server computes a_i itself, so that no client can forge it.
     """
 
     name = "fednova"
@@ -30,17 +30,17 @@ class FedNova(FedAvg):
     search_space = MappingProxyType({**FedAvg.search_space, "fednova__momentum": (0.0, 0.5, 0.9)})
 
     def init_server(self, params: Tensors) -> Server:
-        """Start at rest."""
+        """Start with a velocity of zero if the server has momentum."""
         has_velocity = self.settings.momentum > 0
         rest = {name: zeros_like(value) for name, value in params.items()}
         return Server(params, private=rest if has_velocity else {})
 
     def weigh(self, update: Update, server: Server) -> float:
-        """n_i / a_i."""
+        """Return n_i / a_i."""
         return update.num_samples / self._length(update.num_samples)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Step c (mean - w), c = (sum_i p_i a_i) (sum_i p_i / a_i) >= 1."""
+        """Move by c (mean - w), c = (sum_i p_i a_i) (sum_i p_i / a_i) >= 1."""
         lengths = [self._length(size) for size in tally.sizes]
         pairs = list(zip(tally.weights, lengths, strict=True))
         samples = sum(weight * length for weight, length in pairs)

@@ -1,4 +1,4 @@
-"""FedOpt (Reddi et al., 2021): FedAvgM, FedAdam, FedYogi and FedAdagrad."""
+"""FedOpt: FedAvgM, FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021)."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,10 +13,10 @@ from mpfedcl.methods.fedavg import FedAvg
 
 
 class FedOpt(FedAvg):
-    """The clients' mean change D serves as a gradient for the server's own optimizer.
+    """The mean change D = mean of w_i - w serves as a gradient for an optimizer on the server.
 
-    sgd: m <- beta1 m + D, w <- w + lr m. The others: m <- beta1 m + (1 - beta1) D, v collects D²,
-    w <- w + lr m / (sqrt(v) + tau), without correction of the first steps; v begins at tau².
+    sgd: m <- beta1 m + D, w <- w + lr m. The others: m <- beta1 m + (1 - beta1) D, v accumulates
+    D², w <- w + lr m / (sqrt(v) + tau), without bias correction; v starts at tau².
     """
 
     name = "fedopt"
@@ -33,7 +33,7 @@ class FedOpt(FedAvg):
     )
 
     def init_server(self, params: Tensors) -> Server:
-        """Begin without momentum."""
+        """Start with zero momentum and v = tau²."""
         kept = {f"momentum.{name}": torch.zeros_like(value) for name, value in params.items()}
         if self.settings.optimizer != "sgd":
             least = self.settings.adaptivity**2
@@ -50,7 +50,7 @@ class FedOpt(FedAvg):
 
     def _step_plainly(self, name: str, value: Tensor, mean: Tensor, kept: Tensors) -> Tensor:
         lr, momentum, key = self._lr, self._momentum, f"momentum.{name}"
-        # So written, a step of length 1 without momentum is the mean itself, to the bit.
+        # In this form, lr = 1 without momentum gives the mean bit for bit.
         moved = value.lerp(mean, lr) + lr * momentum * kept[key]
         kept[key] = momentum * kept[key] + (mean - value)
         return moved
@@ -64,7 +64,7 @@ class FedOpt(FedAvg):
         return value + self._lr * kept[f"momentum.{name}"] / length
 
     def _collect(self, before: Tensor, squares: Tensor) -> Tensor:
-        """Return v with the squares of one more round."""
+        """Return v after the squares of one more round."""
         fresh = 1 - self.settings.beta2
         if self.settings.optimizer == "adagrad":
             return before + squares

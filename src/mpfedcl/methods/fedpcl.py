@@ -1,4 +1,4 @@
-"""FedPCL (Tan et al., 2022)."""
+"""FedPCL, prototype-wise contrastive learning (Tan et al., NeurIPS 2022)."""
 
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple
@@ -14,18 +14,19 @@ from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contra
 
 
 class PrototypeTargets(NamedTuple):
-    """What embeddings are drawn to: the mean over the owners, and each client's own set."""
+    """Targets of the loss: class means averaged over clients, and those of each client."""
 
     averaged: ContrastTargets
     each: ContrastTargets
 
 
 class FedPcl(SharesPrototypes):
-    """Only class means are sent; embeddings are contrasted with their mean and with every client's.
+    """Only class means are sent; embeddings are contrasted with those of all clients.
 
-    L = -log softmax_c(z·U(c) / t)_y, U(c) the mean over the clients that hold class c, plus the
-    mean of the same over every client's own class means; z and the embeddings behind the means have
-    norm 1. No classifier is trained: a client predicts with the nearest of its own class means.
+    L = -log softmax_c(z·U_c / t)_y, with U_c [d] the mean over the clients that hold class c, plus
+    the mean of the same loss over every client's class means; z and the embeddings behind the means
+    have norm 1. No classifier is trained: a client predicts with the nearest of its own class
+    means.
     """
 
     name = "fedpcl"
@@ -47,14 +48,14 @@ class FedPcl(SharesPrototypes):
     )
 
     def prepare(self, broadcast: Broadcast) -> PrototypeTargets:
-        """Lay the pool out; a client without a class has the mean over its owners there."""
+        """Prepare the pool; the mean over owners replaces the classes that a client lacks."""
         pool = broadcast.pool
         return PrototypeTargets(
             prepare_contrast(pool.averaged_over_owners()), prepare_contrast(pool, "all")
         )
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """L_g + L_p; both are 0 before there are prototypes."""
+        """Return L_g + L_p; both are 0 before there are prototypes."""
         embeddings, logits = context.apply(params, batch.inputs)
         z, received = self.project(embeddings), context.received
         averaged, each = (
@@ -68,5 +69,5 @@ class FedPcl(SharesPrototypes):
             )
             for targets in received
         )
-        # Engines ask for the slope of every parameter, the idle classifier's too.
+        # Engines need a gradient for every parameter, including the untrained classifier.
         return averaged + each + 0 * batch.cross_entropy(logits)

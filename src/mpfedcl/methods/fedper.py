@@ -13,7 +13,7 @@ from mpfedcl.methods.fedavg import FedAvg
 class FedPer(FedAvg):
     """The first layers are averaged, the last ones stay with each client; all are trained together.
 
-    Layers are counted by their position in the model; a norm belongs to the layer before it.
+    Layers are counted by position in the model; a normalization belongs to the layer before it.
     """
 
     name = "fedper"
@@ -42,17 +42,17 @@ class FedPer(FedAvg):
     @cached_property
     def _personal(self) -> frozenset[str]:
         """The parameters of the last layers, found by their position in the model."""
-        layers, asked = _by_layer(self.initial), self.settings.layers
-        if asked > len(layers):
+        layers, number = _by_layer(self.initial), self.settings.layers
+        if number > len(layers):
             raise InvalidInput(
-                f"fedper.layers is {asked}; the model has {len(layers)} layers, so it must be at "
+                f"fedper.layers is {number}; the model has {len(layers)} layers, so it must be at "
                 f"most {len(layers)}."
             )
-        return frozenset(name for layer in layers[len(layers) - asked :] for name in layer)
+        return frozenset(name for layer in layers[len(layers) - number :] for name in layer)
 
 
 def _by_layer(params: Tensors) -> list[list[str]]:
-    """Group parameters by layer: each matrix begins one; biases and norms go with it."""
+    """Group parameters by layer: each matrix begins a layer, which includes biases and norms."""
     layers: list[list[str]] = []
     for name, value in params.items():
         if value.dim() > 1 or not layers:

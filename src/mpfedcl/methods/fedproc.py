@@ -1,4 +1,4 @@
-"""FedProc (Mu et al., 2023)."""
+"""FedProc, prototypical contrastive federated learning (Mu et al., FGCS 2023)."""
 
 from dataclasses import replace
 from operator import attrgetter
@@ -23,25 +23,26 @@ from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss,
 
 
 class WeightedTargets(NamedTuple):
-    """The global prototypes, and how much the contrast with them counts."""
+    """The global prototypes, and the weight of the contrastive loss."""
 
     targets: ContrastTargets
     alpha: float
 
 
 class FedProc(SharesPrototypes, FedAvg):
-    """FedAvg that first aligns embeddings with global class means, later trains the classifier.
+    """FedAvg that first aligns embeddings with global class means, and later trains the classifier.
 
-    alpha L + (1 - alpha) cross-entropy, with L = -log softmax_c(z·g_c / t)_y and, in round r of T,
-    alpha = 1 - (r - 1) / T; the first round has no g yet. g_c is the sample-weighted mean, scaled
-    to norm 1; a class that no client held in a round keeps its own.
+    The local loss in round r of T is alpha L + (1 - alpha) cross-entropy with alpha = 1 - (r - 1) /
+    T and L = -log softmax_c(z·g_c / t)_y; the first round has no g yet. g_c [d] is the
+    sample-weighted class mean, scaled to norm 1; a class that no client held in a round keeps its
+    g_c.
     """
 
     name = "fedproc"
     summary = "FedAvg; first aligns embeddings with global class means"
     family = "prototypes"
     paper = "Mu et al., FGCS 2023"
-    interpretation = "The classifier sees embeddings as they are, not scaled to norm 1."
+    interpretation = "The classifier uses unnormalized embeddings."
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
     totals_suffice = False
@@ -58,14 +59,14 @@ class FedProc(SharesPrototypes, FedAvg):
         return max(0.0, 1 - (round_number - 1) / (self.settings.rounds or self.experiment.rounds))
 
     def prepare(self, broadcast: Broadcast) -> WeightedTargets:
-        """Lay the global prototypes out; before there are any, cross-entropy is all."""
+        """Prepare the global prototypes; before there are any, alpha is 0."""
         pool = class_means_pool(broadcast.extra, broadcast.pool)
         return WeightedTargets(
             prepare_contrast(pool), self.alpha(broadcast.round) if len(pool) else 0.0
         )
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Alpha * contrast with the global prototypes + (1 - alpha) * cross-entropy."""
+        """Return alpha * contrastive loss + (1 - alpha) * cross-entropy."""
         embeddings, logits = context.apply(params, batch.inputs)
         received: WeightedTargets = context.received
         contrast = contrastive_loss(
@@ -85,5 +86,5 @@ class FedProc(SharesPrototypes, FedAvg):
         return replace(super().reduce(server, means, tally), extra=unit)
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """One prototype a class, by samples."""
+        """Return one prototype per class: the sample-weighted mean."""
         return pool.class_centers()

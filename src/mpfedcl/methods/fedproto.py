@@ -1,4 +1,4 @@
-"""FedProto (Tan et al., 2022)."""
+"""FedProto (Tan et al., AAAI 2022)."""
 
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,14 +14,18 @@ from mpfedcl.prototypes import PrototypePool
 
 
 class GlobalPrototypes(NamedTuple):
-    """One vector a class [C, d], and which classes have one [C]."""
+    """One vector per class [C, d], and a mask [C] of the classes that have one."""
 
     vectors: Tensor
     present: Tensor
 
 
 class FedProto(SharesPrototypes):
-    """Only class means are sent; each client's embeddings are pulled towards the owners' mean."""
+    """Only class means are sent; embeddings are pulled towards the mean over the clients.
+
+    The local loss is cross-entropy + lambda mean |v - U_y|^2 / d, with the embedding v [d] and the
+    mean U_y [d] over the clients that hold class y.
+    """
 
     name = "fedproto"
     summary = "shares class means only; pulls embeddings towards their average"
@@ -39,11 +43,11 @@ class FedProto(SharesPrototypes):
     )
 
     def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
-        """Lay the global prototypes out by class."""
+        """Return the global prototypes by class."""
         return GlobalPrototypes(broadcast.pool.class_means(), broadcast.pool.present)
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + lambda * MSE(v, global prototype of the class).
+        """Return cross-entropy + lambda * MSE(v, global prototype of the class).
 
         Samples whose class has no prototype yet are left out of the second mean.
         """
@@ -54,5 +58,5 @@ class FedProto(SharesPrototypes):
         return batch.cross_entropy(logits) + self.settings.weight * pulled.mean(squares)
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """One global prototype a class: the average over its owners."""
+        """Return one global prototype per class: the average over its owners."""
         return pool.averaged_over_owners()

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020)."""
+"""FedProx (Li et al., MLSys 2020)."""
 
 from types import MappingProxyType
 
@@ -11,7 +11,7 @@ from mpfedcl.methods.fedavg import FedAvg
 
 
 class FedProx(FedAvg):
-    """FedAvg with the proximal term mu/2 |w - w_global|^2, through which the gradient flows."""
+    """FedAvg with the local loss f_i(w) + mu/2 |w - w_global|^2; the proximal term limits drift."""
 
     name = "fedprox"
     summary = "FedAvg with a proximal term: weights stay near the global ones"
@@ -20,7 +20,7 @@ class FedProx(FedAvg):
     search_space = MappingProxyType({**FedAvg.search_space, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + mu/2 |w - w_global|^2."""
+        """Return cross-entropy + mu/2 |w - w_global|^2."""
         distances = [(params[name] - context.start[name]).square().sum() for name in params]
         proximity = self.settings.mu / 2 * sum(distances[1:], distances[0])
         return super().loss(params, batch, context) + proximity

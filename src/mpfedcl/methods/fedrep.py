@@ -1,4 +1,4 @@
-"""FedRep (Collins et al., 2021)."""
+"""FedRep (Collins et al., ICML 2021)."""
 
 import math
 from types import MappingProxyType
@@ -13,9 +13,10 @@ from mpfedcl.methods.messages import Broadcast
 
 
 class FedRep(Method):
-    """The layers below the classifier are averaged; each client has a classifier of its own.
+    """The layers below the classifier are averaged; each client has its own classifier.
 
-    In a round a client first trains its classifier alone, then the layers below it alone.
+    In a round a client first trains its classifier with the other layers frozen, then the other
+    layers with its classifier frozen.
     """
 
     name = "fedrep"
@@ -40,13 +41,13 @@ class FedRep(Method):
         return usual._replace(momentum=0.0, epochs=self.settings.head_epochs + usual.epochs)
 
     def describe(self, labels: Tensor) -> Tensors:
-        """Return how many steps are the classifier's."""
+        """Return the number of steps that train the classifier."""
         steps = math.ceil(len(labels) / self.experiment.train.batch_size)
         head_steps = steps * self.settings.head_epochs
         return {"head_steps": torch.tensor(head_steps, device=labels.device)}
 
     def prepare(self, broadcast: Broadcast) -> PerStep:
-        """Return each step's number."""
+        """Return the index of each step."""
         return PerStep(lambda step: step)
 
     def adjust(

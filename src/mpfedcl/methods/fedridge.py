@@ -1,4 +1,4 @@
-"""FedRidge: ridge regression on one-hot targets from sums (Fed3R, AFL), one-shot."""
+"""FedRidge: ridge regression on one-hot targets (as Fed3R and AFL), one-shot."""
 
 import torch
 
@@ -7,11 +7,14 @@ from mpfedcl.gaussian import ABSENT, ClientMeans, Components, unpack_symmetric
 from mpfedcl.methods._one_shot import OneShot
 
 _RIDGE = 0.1
-"""Of the mean eigenvalue of the second moment."""
+"""The ridge penalty, relative to the mean eigenvalue of the second moment."""
 
 
 class FedRidge(OneShot):
-    """w_c = (M + 0.1 tr(M)/d I)^-1 s_c, exactly as if all samples were in one place."""
+    """w_c = (M + 0.1 tr(M)/d I)^-1 s_c, equal to ridge regression on the pooled samples.
+
+    Clients upload class sums s_c [d] and the second moment M [d, d] of their features.
+    """
 
     name = "fedridge"
     summary = "ridge regression on one-hot targets, one-shot"

@@ -1,4 +1,4 @@
-"""FedRS (Li and Zhan, 2021)."""
+"""FedRS, restricted softmax (Li and Zhan, KDD 2021)."""
 
 from types import MappingProxyType
 
@@ -12,7 +12,11 @@ from mpfedcl.methods.fedavg import FedAvg
 
 
 class FedRS(FedAvg):
-    """FedAvg with a restricted softmax: logits of classes a client lacks count less in training."""
+    """FedAvg with a restricted softmax: logits of classes that a client lacks count less.
+
+    The local loss is cross-entropy(a * f(x)), with a_c = 1 for classes that the client holds and
+    a_c = alpha < 1 for the others.
+    """
 
     name = "fedrs"
     summary = "FedAvg that pushes missing classes down less"
@@ -30,7 +34,7 @@ class FedRS(FedAvg):
         return {"scales": scales.masked_fill(counts == 0, self.settings.alpha)}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy of the scaled logits."""
+        """Return the cross-entropy of the scaled logits."""
         if not context.own:
             return super().loss(params, batch, context)
         _, logits = context.apply(params, batch.inputs)

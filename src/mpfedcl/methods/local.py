@@ -1,10 +1,10 @@
-"""Local: every client trains alone."""
+"""Local training without federation (no paper)."""
 
 from mpfedcl.methods.base import Method
 
 
 class Local(Method):
-    """No exchange at all: the baseline that federation has to beat."""
+    """Each client minimizes its own loss f_i(w_i); nothing is sent. The baseline for federation."""
 
     name = "local"
     summary = "every client trains alone; nothing is shared"

@@ -1,4 +1,4 @@
-"""Local-Gauss: FedGauss by each client alone, a control without any federation."""
+"""Local-Gauss: FedGauss without federation (introduced in this package)."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from mpfedcl.gaussian import Covariance, StackedSums, unit_features, unpack_symm
 from mpfedcl.methods._one_shot import ClosedForm, fit_classes
 
 _HOTTEST = 4.0
-"""A client's own few samples cannot say how far its scores can be trusted. This is where clients
-alone do best on the test images, by hindsight: a control must be strong."""
+"""A bound of the temperature, which a client's few samples do not determine well. The value is the
+best one on the test images, chosen in hindsight: a control must be strong."""
 
 
 class LocalGauss(ClosedForm):
-    """FedGauss from a client's own sums alone; nothing is sent. A control, as Local is."""
+    """FedGauss on each client's own samples: one Gaussian per class, nothing is sent. A control."""
 
     name = "local-gauss"
     summary = "FedGauss by every client alone; nothing is shared"
@@ -24,7 +24,7 @@ class LocalGauss(ClosedForm):
     totals_suffice = True
 
     def personalize(self, received: object, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return the classifier of the client's own sums."""
+        """Return the classifier fitted to the client's own statistics."""
         features = unit_features(inputs).double()
         stack = StackedSums(features, labels, [len(labels)], self.num_classes, "within")
         sums = dict(stack.member(0))

@@ -28,7 +28,7 @@ class Broadcast:
     version: int | None = None
     """`Asynchronous`: the number of changes of the model so far."""
     dispatch: int | None = None
-    """`Asynchronous`: the number of this dispatch, which batches are drawn by."""
+    """`Asynchronous`: the number of this dispatch, part of the key that batches are drawn with."""
 
     def to(self, device: torch.device) -> Self:
         """Return the broadcast on a device."""
@@ -151,7 +151,7 @@ class Update:
 
     @property
     def summed_shapes(self) -> Mapping[str, Tensor]:
-        """Tensors of the shapes and types of the statistics, which are not written out for it."""
+        """Tensors of the shapes and types of the statistics, without writing them out."""
         return self.summed.stack.template if isinstance(self.summed, MemberSums) else self.summed
 
     @property
@@ -194,7 +194,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why there is no update of a client, or none that can be read."""
+    """The reason why a client's update is missing or unreadable."""
 
     client: str
     reason: str

@@ -1,4 +1,4 @@
-"""MOON (Li, He and Song, 2021)."""
+"""MOON, model-contrastive federated learning (Li, He and Song, CVPR 2021)."""
 
 from types import MappingProxyType
 
@@ -12,9 +12,10 @@ from mpfedcl.methods.fedavg import FedAvg
 
 
 class Moon(FedAvg):
-    """FedAvg that pulls embeddings to the global model's, away from the client's last model's.
+    """FedAvg that pulls embeddings towards the global model's, away from the last local model's.
 
-    Cross-entropy + mu log(1 + exp((cos(z, z_last) - cos(z, z_global)) / t)), averaged over samples.
+    The local loss is cross-entropy + mu log(1 + exp((cos(z, z_last) - cos(z, z_global)) / t)), with
+    the embeddings [d] of a sample by the trained, the client's last and the global model.
     """
 
     name = "moon"
@@ -26,11 +27,11 @@ class Moon(FedAvg):
     search_space = MappingProxyType({**FedAvg.search_space, "moon__mu": (0.1, 1.0, 5.0)})
 
     def init_client(self, params: Tensors) -> Tensors:
-        """Without a last model there is nothing to move away from: it is the global one."""
+        """Start with the global model as the last model: the contrast is then constant."""
         return params
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + mu * contrast; nothing flows into the two models that are compared."""
+        """Return cross-entropy + mu * contrast; no gradient flows into the two other models."""
         embeddings, logits = context.apply(params, batch.inputs)
         near, far = (
             cosine_similarity(embeddings, context.apply(model, batch.inputs)[0], dim=-1)
@@ -42,6 +43,6 @@ class Moon(FedAvg):
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
-        """Keep the model that was trained; next time embeddings move away from its own."""
+        """Keep the trained model, from which embeddings move away in the next round."""
         sent, _ = super().finish(params, context, num_steps)
         return sent, params

@@ -29,11 +29,12 @@ CONTRAST_SEARCH_SPACE = MappingProxyType(
 
 
 class MpFedCL(SharesPrototypes):
-    """Up to K k-means centroids per class are sent with the model; clients contrast against all.
+    """Clients send models and up to K centroids per class, and contrast embeddings with all.
 
-    Loss = cross-entropy + weight * L_R, where the contrastive loss L_R pulls each embedding towards
-    the prototypes of its class and away from those of the others. Prediction is by nearest
-    prototype.
+    Prototypes are k-means centroids. The local loss is cross-entropy + weight * L_R. L_R is the
+    mean over the slices u [C, d] of the padded pool (one prototype per class from one client) of
+    -log softmax_c(z·u_c / t)_y: it pulls each embedding towards the prototypes of its class and
+    away from the others. Prediction is by nearest prototype.
     """
 
     name = "mp-fedcl"
@@ -65,7 +66,7 @@ class MpFedCL(SharesPrototypes):
         return grid.targets()
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Cross-entropy + weight * L_R."""
+        """Return cross-entropy + weight * L_R."""
         embeddings, logits = context.apply(params, batch.inputs)
         settings = self.experiment.contrast
         contrast = contrastive_loss(
@@ -84,8 +85,8 @@ class MpFedCL(SharesPrototypes):
         """Record the sample of the pool's clients, and the numbers of prototypes if they differ."""
         remarks: dict[str, Any] = {}
         if self._draws(broadcast):
-            drawn, everyone = self.experiment.contrast.sample, broadcast.pool.num_clients
-            remarks["contrast"] = {"clients_a_step": drawn, "clients_in_pool": everyone}
+            drawn, total = self.experiment.contrast.sample, broadcast.pool.num_clients
+            remarks["contrast"] = {"clients_a_step": drawn, "clients_in_pool": total}
         if self.num_prototypes is None and len(broadcast.pool):
             remarks["prototypes_per_class"] = _count_prototypes(broadcast.pool)
         return remarks
@@ -96,7 +97,7 @@ class MpFedCL(SharesPrototypes):
 
 
 def _count_prototypes(pool: PrototypePool) -> dict[str, Any]:
-    """Return how many prototypes the clients have of the classes that they hold."""
+    """Return the distribution of the number of prototypes per client and class."""
     held = pool.held[pool.held > 0]
     found = torch.bincount(held).tolist()
     return {
@@ -108,7 +109,7 @@ def _count_prototypes(pool: PrototypePool) -> dict[str, Any]:
 
 
 class SampledContrast(PerStep):
-    """A pool of which each step sees a few clients: the mean over all draws is the full loss.
+    """A random subset of the pool's clients per step: the mean over all draws is the full loss.
 
     All clients see the same draw in the same step, whichever engine trains them.
     """

@@ -1,4 +1,4 @@
-"""MPFed (Qiao et al., 2023), the predecessor of MP-FedCL."""
+"""MPFed (Qiao et al., ICOIN 2023), the predecessor of MP-FedCL."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,7 +14,8 @@ from mpfedcl.prototypes import PrototypePool, Prototypes, kmeans_prototypes
 class MpFed(ProtoInference):
     """FedAvg; in the last round clients cluster each class, and the server clusters the centroids.
 
-    A client's centroid counts by its share of the client's samples of that class.
+    Each client sends K k-means centroids per class, and the server merges those of all clients into
+    K per class. A centroid is weighted by its share of the client's samples of that class.
     """
 
     name = "mpfed"
@@ -31,7 +32,7 @@ class MpFed(ProtoInference):
     )
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """K prototypes per class, of the clients' centroids by their shares."""
+        """Return K prototypes per class, merged from the clients' centroids by their shares."""
         if not len(pool):
             return pool
         (found,) = kmeans_prototypes(
@@ -67,7 +68,7 @@ def _average_by_share(pool: PrototypePool, centers: Prototypes) -> PrototypePool
 
 
 def _shares(pool: PrototypePool) -> Tensor:
-    """Return [M]: how much of its owner's samples of its class each prototype stands for."""
+    """Return [M]: each prototype's share of its owner's samples of the class."""
     key = pool.owners * pool.num_classes + pool.labels
     counts = pool.counts.to(pool.vectors.dtype)
     size = pool.num_clients * pool.num_classes

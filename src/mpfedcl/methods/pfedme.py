@@ -1,4 +1,4 @@
-"""pFedMe (T Dinh, Tran and Nguyen, 2020)."""
+"""pFedMe (T Dinh, Tran and Nguyen, NeurIPS 2020)."""
 
 from types import MappingProxyType
 
@@ -10,10 +10,11 @@ from mpfedcl.methods.messages import Broadcast
 
 
 class PFedMe(FedAvg):
-    """A personal model θ near the client's copy w_i of the global one.
+    """Each client has a personal model θ near its copy w_i of the global model.
 
-    On each batch K steps along ∇f(θ) + λ (θ - w_i), then w_i moves by lr λ towards θ. w_i is sent;
-    θ predicts, and every round starts from the global model again.
+    On each batch θ takes K steps along ∇f_i(θ) + λ (θ - w_i), then w_i <- w_i - lr λ (w_i - θ). w_i
+    is sent, and the server sets w <- (1 - β) w + β mean of w_i. θ predicts; every round starts from
+    the global model.
     """
 
     name = "pfedme"
@@ -39,7 +40,7 @@ class PFedMe(FedAvg):
         return LocalTraining(self.settings.lr, 0.0, epochs, self.settings.steps)
 
     def prepare(self, broadcast: Broadcast) -> PerStep:
-        """Return lr λ, how far w_i moves towards θ, in the last step on a batch, else 0."""
+        """Return the rate lr λ of w_i towards θ in the last step on a batch, else 0."""
         steps = self.settings.steps
         rate = self.experiment.train.learning_rate(broadcast.round) * self.settings.weight
         return PerStep(lambda step: rate if (step + 1) % steps == 0 else 0.0)
@@ -51,7 +52,7 @@ class PFedMe(FedAvg):
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """∇f(θ) + λ (θ - w_i)."""
+        """Return ∇f(θ) + λ (θ - w_i)."""
         pull = self.settings.weight
         near = context.memory
         return {n: g + pull * (params[n] - near[n]) for n, g in gradients.items()}, near
@@ -62,10 +63,10 @@ class PFedMe(FedAvg):
         return params, moved
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """Send w_i; θ stays."""
+        """Send w_i; θ is the personalized model."""
         return context.memory, context.state
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """(1 - β) w + β mean."""
+        """Return (1 - β) w + β mean."""
         mixed = {n: server.params[n].lerp(mean, self.settings.mixing) for n, mean in means.items()}
         return super().reduce(server, mixed, tally)

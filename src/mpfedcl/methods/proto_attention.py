@@ -16,15 +16,15 @@ from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 
 _LARGEST_EXPONENT = 50.0
-"""Beyond it one client is all that counts anyway, and a weight stays finite."""
+"""Bounds the exponent, so that weights stay finite; beyond it one client dominates anyway."""
 
 
 class ProtoAttention(SharesPrototypes, FedAvg):
     """FedAvg in which a client counts more if its class means are well separated.
 
-    Its weight is n_i exp(margin_i / t). A margin is how much nearer its class means lie to the
-    global ones of their class than to any other, on average, in units of the mean distance between
-    those. The global ones are the sample-weighted means of the round before.
+    Its weight is n_i exp(margin_i / t). The margin is the mean difference between the distances of
+    its class means to the nearest other global class mean and to their own one, in units of the
+    mean distance between global class means. Those are the sample-weighted means of the last round.
     """
 
     name = "proto-attention"
@@ -45,7 +45,7 @@ class ProtoAttention(SharesPrototypes, FedAvg):
     )
 
     def weigh(self, update: Update, server: Server) -> float:
-        """n exp(margin / temperature); with nothing to compare with, n."""
+        """Return n exp(margin / temperature), or n before there are global class means."""
         if CLASS_MEANS not in server.private:
             return update.num_samples
         sign = 1 if self.settings.prefers == "wide" else -1
@@ -56,13 +56,13 @@ class ProtoAttention(SharesPrototypes, FedAvg):
         return update.num_samples * math.exp(sign * bounded)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
-        """Average the models; renew the class means that the next round's are compared with."""
+        """Average the models, and update the global class means for the next round."""
         renewed = update_class_means(server.private, tally.prototypes, self.num_classes)
         return replace(super().reduce(server, means, tally), private=renewed)
 
 
 def find_margin(prototypes: Prototypes, means: Tensor) -> float:
-    """Return how much nearer class means are to their own class's than to any other's, on average.
+    """Return the mean margin of class means: distance to the nearest other class minus their own.
 
     In units of the mean distance between the global means [C, d]. Classes without a global mean,
     which has zeros, are left out; 0 if nothing can be compared.

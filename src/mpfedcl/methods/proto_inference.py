@@ -10,10 +10,10 @@ from mpfedcl.prototypes import PrototypePool
 
 
 class ProtoInference(SharesPrototypes, FedAvg):
-    """FedAvg; class means are made and averaged once, in the last round, and they predict.
+    """FedAvg; class means are averaged once, in the last round, and the nearest one predicts.
 
-    In all other rounds clients send only models. Accuracies of those rounds are what they would be
-    if that round were the last.
+    In all other rounds clients send only models. Accuracies of those rounds are computed as if that
+    round were the last.
     """
 
     name = "proto-inference"
@@ -42,5 +42,5 @@ class ProtoInference(SharesPrototypes, FedAvg):
         return round_number == self.experiment.rounds
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
-        """One prototype a class, averaged over the clients that hold it."""
+        """Return one prototype per class, averaged over the clients that hold it."""
         return pool.averaged_over_owners()

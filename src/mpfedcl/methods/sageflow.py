@@ -1,4 +1,4 @@
-"""Sageflow (Park et al., 2021)."""
+"""Sageflow (Park et al., NeurIPS 2021)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +19,20 @@ _SMALLEST_LOSS = 1e-8
 
 
 class Sageflow(Asynchronous):
-    """Collects answers at each tick, by version; public images show how good a model is.
+    """Groups updates by model version at each tick, and weights them by loss on public images.
 
-    Of each version clients are averaged by n_k / F_k^power if E_k is below a threshold: E_k is
-    the entropy of a model's answers to the public images, F_k its loss on them. Versions are
-    averaged by their samples / (staleness + 1)^power, and mixed into w.
+    Clients of the same version are averaged with weights n_k / F_k^delta if E_k is below a
+    threshold: F_k is a model's loss on the public images, E_k the entropy of its predictions.
+    Versions are averaged by samples / (staleness + 1)^lambda and mixed into w with the weight
+    gamma.
     """
 
     name = "sageflow"
     summary = "weighs models by their loss on public images, stale ones less"
     paper = "Park et al., NeurIPS 2021"
     interpretation = (
-        "Clients and versions weigh by samples, as in the paper; its code counts clients. In the "
-        "first ticks no client is left out."
+        "Clients and versions are weighted by samples, as in the paper; its code counts clients. "
+        "In the first ticks no client is left out."
     )
     keeps = "nothing; the server has public images"
     timing = "ticks"
@@ -47,13 +48,13 @@ class Sageflow(Asynchronous):
         super().__init__(experiment, num_classes)
         if experiment.public.size == 0:
             raise InvalidInput(
-                "public.size is 0; with sageflow it must be at least 1: the server judges models "
-                "on public images."
+                "public.size is 0; with sageflow it must be at least 1: the server evaluates "
+                "models on public images."
             )
 
     @torch.no_grad()
     def weigh(self, update: Update, server: Server) -> float:
-        """n_k 1[E_k < E_th] / F_k^δ: entropy and loss on the public images."""
+        """Return n_k 1[E_k < E_th] / F_k^δ: entropy and loss on the public images."""
         params = update.written_out().averaged
         assert self.public is not None
         assert isinstance(params, dict)
@@ -68,7 +69,7 @@ class Sageflow(Asynchronous):
         return update.num_samples / penalty
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
-        """w <- (1 - γ) w + γ Σ_i a_i v_i,  a_i ∝ (samples of version i) / (s_i + 1)^λ."""
+        """Return w <- (1 - γ) w + γ Σ_i a_i v_i,  a_i ∝ (samples of version i) / (s_i + 1)^λ."""
         private = {"ticks": server.private.get("ticks", torch.zeros((), dtype=torch.int64)) + 1}
         ages = [freshness(each.staleness, self.settings.age_power) for each in arrivals]
         weights = [each.num_samples * age for each, age in zip(arrivals, ages, strict=True)]

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., 2020)."""
+"""SCAFFOLD (Karimireddy et al., ICML 2020)."""
 
 from types import MappingProxyType
 
@@ -12,17 +12,17 @@ from mpfedcl.methods.messages import Broadcast
 
 
 class Scaffold(FedAvg):
-    """Clients correct their drift by two controls, estimates of the local and the global gradient.
+    """FedAvg with control variates: estimates of the local and global gradient that correct drift.
 
-    Steps go along g - c_i + c. Afterwards c_i is the mean of the raw gradients, each weighted by
-    how far momentum has carried it, and c = sum_i |D_i| / |D| * c_i over all clients, also those
-    that did not take part.
+    Client: steps along g - c_i + c, then c_i <- c_i - c + (w_start - w_i) / (lr * steps), the mean
+    of its raw gradients, each weighted by the effect of momentum. Server: w <- w + server_lr (mean
+    of w_i - w), and c = sum_i n_i / n c_i over all clients, sampled or not.
     """
 
     name = "scaffold"
     summary = "FedAvg with control variates against client drift"
     paper = "Karimireddy et al., ICML 2020"
-    interpretation = "Clients count by their samples, and controls allow for momentum."
+    interpretation = "Clients are weighted by samples, and controls account for momentum."
     sends = "its model, the change of its control"
     keeps = "its control; the server: the mean control"
     needs_sgd = True
@@ -44,12 +44,12 @@ class Scaffold(FedAvg):
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """g - c_i + c."""
+        """Return g - c_i + c."""
         own, control = context.state, context.received[0]
         return {n: g - own[n] + control[n] for n, g in gradients.items()}, context.memory
 
     def finish(self, params: Tensors, context: Context, num_steps: int) -> tuple[Tensors, Tensors]:
-        """c_i' = c_i - c + (w_start - w_end) / length of all steps."""
+        """Return w_i, and c_i' = c_i - c + (w_start - w_end) / (lr * effective steps)."""
         control, lr = context.received
         length = lr * self.experiment.train.effective_steps(num_steps)
         change = {n: (context.start[n] - w) / length - control[n] for n, w in params.items()}

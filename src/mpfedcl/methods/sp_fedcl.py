@@ -1,10 +1,10 @@
-"""SP-FedCL (Qiao et al., 2023): MP-FedCL with a single prototype per class."""
+"""SP-FedCL: MP-FedCL with a single prototype per class (Qiao et al., 2023)."""
 
 from mpfedcl.methods.mp_fedcl import CONTRAST_SEARCH_SPACE, MpFedCL
 
 
 class SpFedCL(MpFedCL):
-    """MP-FedCL with one prototype per class, its mean; no clustering."""
+    """MP-FedCL with one prototype per class, the mean [d] of its embeddings; no clustering."""
 
     name = "sp-fedcl"
     summary = "as MP-FedCL with one prototype per class, its mean"

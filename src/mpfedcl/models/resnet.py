@@ -7,7 +7,7 @@ The affine weight and bias may be trained; the statistics get no gradient.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ _EPSILON = 1e-5
 _STATISTICS = ("running_mean", "running_var")
 _WIDTHS = (64, 128, 256, 512)
 _BLOCKS = 2
-
-_Convolution = Callable[[Tensor, str, str, int], Tensor]
-"""Convolve and normalize: input, name of the convolution, name of its norm, stride."""
 
 
 class ResNet18:
@@ -72,10 +69,24 @@ class ResNet18:
     def apply_folded(self, folded: Tensors, images: Tensor) -> Tensor:
         """Return the features, given folded parameters."""
 
-        def convolve(inputs: Tensor, name: str, _norm: str, stride: int) -> Tensor:
-            return _convolve(inputs, folded[f"{name}.weight"], folded[f"{name}.bias"], stride)
+        def convolve(inputs: Tensor, name: str, stride: int = 1) -> Tensor:
+            weight = folded[f"{name}.weight"]
+            padding = weight.shape[-1] // 2
+            return conv2d(inputs, weight, folded[f"{name}.bias"], stride, padding=padding)
 
-        return _forward(images, convolve)
+        hidden = relu(convolve(images, "conv1", stride=2))
+        hidden = max_pool2d(hidden, 3, stride=2, padding=1)
+        for stage in range(1, len(_WIDTHS) + 1):
+            for block in range(_BLOCKS):
+                prefix = f"layer{stage}.{block}"
+                halves = stage > 1 and block == 0
+                stride = 2 if halves else 1
+                inner = relu(convolve(hidden, f"{prefix}.conv1", stride))
+                outer = convolve(inner, f"{prefix}.conv2")
+                if halves:
+                    hidden = convolve(hidden, f"{prefix}.downsample.0", stride)
+                hidden = relu(outer + hidden)
+        return hidden.mean(dim=(2, 3))
 
 
 def is_statistic(name: str) -> bool:
@@ -95,24 +106,3 @@ def _convolutions() -> Iterator[tuple[str, str, int, int, int]]:
             if before != width:
                 yield f"{prefix}.downsample.0", f"{prefix}.downsample.1", before, width, 1
             before = width
-
-
-def _convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tensor:
-    return conv2d(inputs, weight, bias, stride, padding=weight.shape[-1] // 2)
-
-
-def _forward(images: Tensor, convolve: _Convolution) -> Tensor:
-    hidden = relu(convolve(images, "conv1", "bn1", 2))
-    hidden = max_pool2d(hidden, 3, stride=2, padding=1)
-    for stage in range(1, len(_WIDTHS) + 1):
-        for block in range(_BLOCKS):
-            prefix = f"layer{stage}.{block}"
-            halves = stage > 1 and block == 0
-            stride = 2 if halves else 1
-            inner = relu(convolve(hidden, f"{prefix}.conv1", f"{prefix}.bn1", stride))
-            outer = convolve(inner, f"{prefix}.conv2", f"{prefix}.bn2", 1)
-            if halves:
-                down = f"{prefix}.downsample"
-                hidden = convolve(hidden, f"{down}.0", f"{down}.1", stride)
-            hidden = relu(outer + hidden)
-    return hidden.mean(dim=(2, 3))

@@ -17,13 +17,14 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import PREDICTORS, TESTS, find_method
+from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
 from mpfedcl.network.transport import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.evaluation import AccuracyTable, RoundEvaluation
 from mpfedcl.rounds.metrics import ConfusionCounts
+from mpfedcl.runs.plan import resolve
 
 _MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
@@ -135,7 +136,7 @@ def check_name(name: str) -> None:
 
 def pack_experiment(experiment: Experiment) -> str:
     """Return an experiment as TOML for clients, without paths on the server."""
-    resolved = experiment.resolved(find_method(experiment.method).defaults)
+    resolved = resolve(experiment)
     kind, _, path = (resolved.encoder.name or "").partition(":")
     name = f"{kind}:{PurePath(path).name}" if path else resolved.encoder.name
     return resolved.replace(
@@ -241,7 +242,7 @@ def pack_part(arrays: Arrays, broadcast: Broadcast, client: str, *, is_whole: bo
     """Return the arrays of a broadcast for a client that may train a part of the model.
 
     A part travels as its own parameters and a bit per hidden unit. With `is_whole` the whole model
-    travels, because the client evaluates the round before.
+    travels, because the client evaluates the previous round.
     """
     units = broadcast.units.get(client)
     if units is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import gaussian_multiplier
-from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, find_method, prototype_rule
+from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.messages import Introduction, pack_broadcast, pack_experiment
@@ -30,6 +30,7 @@ from mpfedcl.privacy.secure_aggregation.layout import fix_noise
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.runs.plan import resolve
 
 Counts = NDArray[numpy.int64]
 """Number of samples by class."""
@@ -88,7 +89,6 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         experiment: The server's experiment.
         settings: The client's settings; its state folder is not touched.
     """
-    method_class = find_method(experiment.method)
     with tempfile.TemporaryDirectory(prefix="mpfedcl-receipt-") as folder:
         client = NetworkClient(replace(settings, state=Path(folder)))
         hello = client.answer("hello", _request(experiment))
@@ -97,7 +97,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
             # As the server does with the classes of all clients.
             experiment = experiment.replace(dataset__classes=introduction.classes)
             hello = client.answer("hello", _request(experiment))
-        experiment = fix_noise(experiment.resolved(method_class.defaults))
+        experiment = fix_noise(resolve(experiment))
         assert client.loaded is not None
         own, data, model = client.loaded
         assembly = assemble(own, model, num_classes=data.num_classes, input_size=data.input_size)
@@ -247,5 +247,5 @@ def _dry_run_secure_aggregation(
     sealed = {each: client.share(roster)[name].hex() for each, client in others.items()}
     masked = answer("round", Message({**request.values, "sealed": sealed}, request.arrays))
     revealed = ask("reveal", survivors=sorted(adverts))
-    said = {**advertised.values, **shared.values, **revealed.values}
-    return {"secure": Message(said), "round": masked}
+    answers = {**advertised.values, **shared.values, **revealed.values}
+    return {"secure": Message(answers), "round": masked}

@@ -99,6 +99,8 @@ class Transport(Protocol):
     def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
         """Return new replies to these messages, each once; the list may be empty.
 
+        Replies to other messages are kept until those expire.
+
         Args:
             limits: The size limit of each answer, by message id.
             seconds: Time limit for fetching the replies.
@@ -106,7 +108,7 @@ class Transport(Protocol):
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Return plain values as JSON; raise on numbers that are not finite."""
+    """Return plain values as JSON; raise an error on non-finite numbers."""
     return json.dumps(values, allow_nan=False)
 
 
@@ -134,7 +136,7 @@ def _to_tensor(name: str, array: NDArray[Any]) -> "torch.Tensor":
     if not isinstance(array, numpy.ndarray):
         raise MessageError(f"{name[:80]!r} is not an array")
     try:
-        # Received arrays may lie in read-only memory, so copy.
+        # Received arrays may be in read-only memory, so copy.
         return torch.from_numpy(numpy.array(array, order="C"))
     except (TypeError, ValueError):
         raise MessageError(f"{name[:80]!r} is of type {array.dtype}, which no tensor has") from None

@@ -1,7 +1,7 @@
-"""The epsilon that releases cost together.
+"""Privacy accounting: the total epsilon of several Gaussian releases.
 
-If all clients take part in every release there is an exact closed form. If clients are sampled, it
-is the composition of privacy loss distributions by Google's dp-accounting.
+Without client sampling, an exact closed form exists. With sampling, privacy loss distributions are
+composed by Google's dp-accounting.
 """
 
 import math
@@ -20,15 +20,15 @@ Releases = Mapping[float, int]
 """Number of releases by noise multiplier."""
 
 _FINE, _COARSE = 1e-4, 1e-3
-"""Discretization of the privacy loss: for results, and for the search of a multiplier."""
+"""Discretization of the privacy loss: for results, and for the search for a multiplier."""
 _STEP = 1.0002
-"""Factor by which noise grows until the accountant agrees."""
+"""Factor by which noise grows until the accountant confirms the budget."""
 
 
 def spent_epsilon(
     releases: Releases, delta: float, *, sampling: float = 1.0, interval: float = _FINE
 ) -> float:
-    """Return the epsilon that releases have cost together, at a delta.
+    """Return the total epsilon of releases at a given delta.
 
     Args:
         releases: Number of releases by noise multiplier.
@@ -36,15 +36,15 @@ def spent_epsilon(
         sampling: The probability with which each client takes part in a release.
         interval: Discretization of the privacy loss; the result is an upper bound.
     """
-    kinds = [(multiplier, count) for multiplier, count in sorted(releases.items()) if count]
-    if not kinds:
+    made = {multiplier: count for multiplier, count in sorted(releases.items()) if count}
+    if not made:
         return 0.0
     if sampling == 1:
         # Several Gaussian mechanisms cost as much as one with less noise.
-        return gaussian_epsilon(composed_multiplier(dict(kinds)), delta)
+        return gaussian_epsilon(composed_multiplier(made), delta)
     losses = [
         _loss_distribution(multiplier, sampling, interval).self_compose(count)
-        for multiplier, count in kinds
+        for multiplier, count in made.items()
     ]
     return float(
         reduce(lambda left, right: left.compose(right), losses).get_epsilon_for_delta(delta)
@@ -53,7 +53,7 @@ def spent_epsilon(
 
 @lru_cache(maxsize=16)
 def _loss_distribution(multiplier: float, sampling: float, interval: float) -> Any:
-    """Return the privacy loss of one release; expensive, and the same in every round."""
+    """Return the privacy loss of one release; cached, as it is slow and the same in every round."""
     losses = import_extra("dp_accounting.pld.privacy_loss_distribution")
     return losses.from_gaussian_mechanism(
         multiplier,
@@ -66,7 +66,7 @@ def _loss_distribution(multiplier: float, sampling: float, interval: float) -> A
 def calibrate_multiplier(
     epsilon: float, delta: float, weights: Releases, *, sampling: float = 1.0
 ) -> float:
-    """Return the least noise multiplier z that keeps a budget over all releases.
+    """Return the smallest noise multiplier z that keeps the budget over all releases.
 
     `weights` is the number of releases by sensitivity: one of sensitivity s has the multiplier z/s.
     """
@@ -74,23 +74,18 @@ def calibrate_multiplier(
         {1 / sensitivity: count for sensitivity, count in weights.items()}
     )
     if sampling == 1:
-        # So that rounding never exceeds the budget.
+        # A margin, so that rounding never exceeds the budget.
         return unsampled * (1 + 1e-9)
-    # Bisection of the ratio: each evaluation takes a second, so a rough result is grown below.
-    low, high = unsampled * sampling / 4, unsampled
-    while high / low > 1.003:
-        middle = math.sqrt(low * high)
-        said = spent_epsilon(_scale(middle, weights), delta, sampling=sampling, interval=_COARSE)
-        low, high = (low, middle) if said <= epsilon else (middle, high)
-    return _grow(high, epsilon, delta, weights, sampling)
 
+    def spent(z: float, interval: float) -> float:
+        scaled = {z / sensitivity: count for sensitivity, count in weights.items()}
+        return spent_epsilon(scaled, delta, sampling=sampling, interval=interval)
 
-def _grow(z: float, epsilon: float, delta: float, weights: Releases, sampling: float) -> float:
-    """Return the noise, increased until the accountant confirms the budget."""
-    while spent_epsilon(_scale(z, weights), delta, sampling=sampling) > epsilon:
+    # A coarse bisection of the ratio, because each evaluation takes a second; then a fine check.
+    low, z = unsampled * sampling / 4, unsampled
+    while z / low > 1.003:
+        middle = math.sqrt(low * z)
+        low, z = (low, middle) if spent(middle, _COARSE) <= epsilon else (middle, z)
+    while spent(z, _FINE) > epsilon:
         z *= _STEP
     return z
-
-
-def _scale(z: float, weights: Releases) -> dict[float, int]:
-    return {z / sensitivity: count for sensitivity, count in weights.items()}

@@ -1,7 +1,7 @@
-"""The privacy ledger of a run: the spent budget and the releases, on disk before they are used.
+"""The privacy ledger of a run: the spent budget and the releases, stored before they are used.
 
-A release is drawn once. If its noise were drawn again after a crash, two noisy copies of the same
-values would be public, which costs twice; so releases are stored, and a repeated round reads them.
+Each release is drawn once. Drawing its noise again after a crash would publish two noisy copies of
+the same values and cost twice the budget, so a repeated round uses the stored release.
 """
 
 import json
@@ -18,12 +18,12 @@ from mpfedcl.privacy.accounting import spent_epsilon
 
 FOLDER = "privacy"
 _KEPT = 2
-"""Releases that are kept: as many as there are checkpoints."""
+"""Number of releases kept: one for each checkpoint."""
 _SLACK = 1 + 1e-6
 
 
 class BudgetSpent(InvalidInput):
-    """A release that the budget does not cover."""
+    """Raised for a release that would exceed the budget."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ledger:
     sampling: float = 1.0
     """The probability with which each client takes part in a round."""
     clients: int = 1
-    """Number of clients when the run began, by which sums are divided."""
+    """Number of clients when the run began, the divisor of sums."""
     releases: dict[float, int] = field(default_factory=dict)
     """Number of releases by multiplier."""
 
@@ -49,7 +49,7 @@ class Ledger:
         if charged.spent > self.epsilon * _SLACK:
             raise BudgetSpent(
                 f"privacy.epsilon is {self.epsilon:g}; {self.spent:.3f} is spent, and one more "
-                f"release would make it {charged.spent:.3f}: nothing more may be released."
+                f"release would make it {charged.spent:.3f}, which exceeds the budget."
             )
         return charged
 
@@ -63,37 +63,25 @@ class Ledger:
         """Epsilon spent so far, at the stated delta."""
         return spent_epsilon(self.releases, self.delta, sampling=self.sampling)
 
-    def told(self) -> dict[str, Any]:
-        """Return the fields of records and of the summary."""
-        return {
-            "unit": self.unit,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "spent": min(float(f"{self.spent:.6g}"), self.epsilon),
-        }
+    def summary(self) -> dict[str, Any]:
+        """Return the fields for round records and for the summary of a run."""
+        spent = min(float(f"{self.spent:.6g}"), self.epsilon)
+        return {"unit": self.unit, "epsilon": self.epsilon, "delta": self.delta, "spent": spent}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "unit": self.unit,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "multiplier": self.multiplier,
-            "sampling": self.sampling,
-            "clients": self.clients,
-            "releases": [[multiplier, count] for multiplier, count in self.releases.items()],
-        }
+        """Return plain values for `ledger.json`."""
+        return {**vars(self), "releases": [[*each] for each in self.releases.items()]}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Read what `to_json` returned."""
+        """Return the ledger that `to_json` was called on; raise ValueError for invalid values."""
         releases = {float(multiplier): int(count) for multiplier, count in values["releases"]}
         found = cls(**{**values, "releases": releases})
-        numbers = [found.epsilon, found.delta, found.multiplier, found.sampling, *releases]
-        if not all(isinstance(each, float) and 0 < each < math.inf for each in numbers):
-            raise ValueError("its numbers must be above 0")
+        positive = [found.epsilon, found.delta, found.multiplier, found.sampling, *releases]
+        if not all(isinstance(each, float) and 0 < each < math.inf for each in positive):
+            raise ValueError("epsilon, delta and multipliers must be positive")
         if any(count < 0 for count in releases.values()) or found.clients < 1:
-            raise ValueError("its counts must not be negative")
+            raise ValueError("counts must not be negative")
         return found
 
 
@@ -148,7 +136,7 @@ class ReleaseLog:
 
 
 class ReleaseFolder(ReleaseLog):
-    """The log in a run's folder, readable by its owner only: participation is secret."""
+    """The log in a run directory, readable by its owner only because participation is secret."""
 
     def __init__(self, run: Path) -> None:
         super().__init__()
@@ -191,7 +179,7 @@ class ReleaseFolder(ReleaseLog):
 
 
 def read_ledger(run: Path) -> Ledger | None:
-    """Return the ledger of a run, None if nothing was spent; reject a damaged one."""
+    """Return the ledger of a run, or None if nothing was spent; reject a damaged file."""
     path = run / FOLDER / "ledger.json"
     if not path.is_file():
         return None
@@ -199,6 +187,6 @@ def read_ledger(run: Path) -> Ledger | None:
         return Ledger.from_json(json.loads(path.read_bytes()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            f"{path} cannot be read ({error}); without it, it is unknown what is spent, so the run "
-            "must be started again in a new folder."
+            f"{path} cannot be read ({error}); the spent budget is unknown, so the run must be "
+            "restarted in a new folder."
         ) from None

@@ -1,4 +1,4 @@
-"""Plan a privacy budget: the noise of a run, computed from sizes before any data is read."""
+"""Planning of a privacy budget: the noise of a run, computed from sizes before data is read."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Releases under a privacy budget: which are possible, when they are made, and their content.
+"""Releases under a privacy budget: their conditions, schedule and content.
 
 A one-shot method releases noisy statistics once. A method that averages models releases in each
 round the mean change of the model with noise (DP-FedAvg: each client's change is clipped, all
-clients count alike, and the sum is divided by the expected number of clients, which is public), and
+clients have equal weights, and the sum is divided by the public expected number of clients), and
 every `privacy.release_every` rounds one noisy prototype per class. The server continues from
 releases only.
 """
@@ -18,7 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.tensors import Tensors, pack_tensors
+from mpfedcl.core.tensors import Tensors, pack_tensors, take_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import add_exact_noise, draw_noise, require_extra
 from mpfedcl.methods import (
@@ -46,18 +46,18 @@ BOTH = math.sqrt(2)
 
 
 def check_budget(method: Method) -> None:
-    """Reject a budget that cannot be kept for this method."""
+    """Reject a privacy budget that this method cannot keep."""
     experiment, settings = method.experiment, method.experiment.privacy
     if not settings.has_budget:
         return
     require_extra()
     if isinstance(method, OneShot):
         if not method.has_private_sums:
-            raise _no_mechanism(method, "it needs each client's own means")
+            raise _no_mechanism(method, "it needs the class means of single clients")
     elif not (method.trains and method.shares_model):
         raise _no_mechanism(method, "its clients share no model")
     elif not method.plain_average or isinstance(method, CollectsStatistics):
-        raise _no_mechanism(method, "its server does more than average")
+        raise _no_mechanism(method, "its server does not only average")
     if method.trains and settings.unit == "record":
         raise InvalidInput(
             "privacy.unit is 'record'; with rounds of training it must be client: the effect of "
@@ -123,18 +123,18 @@ def released_predictors(method: Method) -> tuple[PredictorName, ...]:
 
 _KEPT_REMARKS = ("warnings", "refused")
 """Other remarks may reveal the number of sampled clients."""
-ALL_CLIENTS = "everybody"
+ALL_CLIENTS = "global"
 """The owner of prototypes that are aggregated over clients."""
 
 
 @dataclass(frozen=True)
 class Released:
-    """The release of a round, from which the server continues."""
+    """The release of a round; the server uses nothing else."""
 
     means: Tensors
     sums: Tensors
     prototypes: dict[str, Prototypes] | None
-    """None: the previous prototypes stay."""
+    """None: the previous prototypes are kept."""
     statistics: Tensors = field(default_factory=dict)
     """Statistics that a one-shot method keeps."""
 
@@ -150,7 +150,7 @@ class PrivateRounds:
 
     def __init__(self, method: Method, num_clients: int, dimension: int) -> None:
         self.log: ReleaseLog | None = ReleaseLog()
-        """The log of releases; None in a worker process, which receives them."""
+        """The log of releases; None in a worker process, which receives the releases."""
         self._method = method
         self._experiment = method.experiment
         self._settings = method.experiment.privacy
@@ -230,15 +230,15 @@ class PrivateRounds:
         released = {name: value.to(like.device) for name, value in load(content).items()}
         if isinstance(self._method, OneShot):
             return self._open_sums(self._method, released, like)
-        noisy = _group(released, "prototypes")
+        noisy = take_group(released, "prototypes/")
         rows = {ALL_CLIENTS: self._class_prototypes(noisy, like)} if noisy else None
-        return Released(_group(released, "averaged"), {}, rows)
+        return Released(take_group(released, "averaged/"), {}, rows)
 
-    def tell(self, record: "RoundRecord", num_chosen: int) -> "RoundRecord":
-        """Return a round's record without the fields that noise does not protect."""
+    def redact(self, record: "RoundRecord", num_chosen: int) -> "RoundRecord":
+        """Return a round's record without the fields that no noise protects."""
         changes: dict[str, Any] = {"loss": None, "loss_per_client": {}}
         if self.ledger is not None:
-            changes["privacy"] = self.ledger.told()
+            changes["privacy"] = self.ledger.summary()
         if self.samples:
             # The number and names of the sampled clients must stay secret.
             expected = self._experiment.fraction * self._num_clients / max(1, num_chosen)
@@ -246,7 +246,7 @@ class PrivateRounds:
                 "clients": type(record.clients)(answered=[], missing=[], rejected={}),
                 "bytes": {name: round(size * expected) for name, size in record.bytes.items()},
                 "processed": {},
-                "remarks": {n: told for n, told in record.remarks.items() if n in _KEPT_REMARKS},
+                "remarks": {n: v for n, v in record.remarks.items() if n in _KEPT_REMARKS},
                 "withheld": [],
                 # Of many clients, only participants have a row.
                 **({} if record.accuracy_spread is None else {"accuracy_per_client": {}}),
@@ -282,12 +282,12 @@ class PrivateRounds:
         expected = ledger.sampling * ledger.clients
         clip = (self._settings.clip or MODEL_CLIP) * (1 + ROUNDING)
         sigma = ledger.multiplier * clip / expected
-        means, answers = collector.means(), sum(map(bool, collector.weights.values()))
+        means, num_updates = collector.means(), sum(map(bool, collector.weights.values()))
         found = {}
         for name, like in collector.template.items():
             begin = start.get(name, torch.zeros_like(like)).double()
             change = means[name].double() - begin if name in means else torch.zeros_like(begin)
-            noisy = begin + change * (answers / expected)
+            noisy = begin + change * (num_updates / expected)
             if collector.noise is None:
                 noisy = noisy + draw_noise(sigma, like.shape).to(begin)
             found[f"averaged/{name}"] = noisy.to(like.dtype)
@@ -326,8 +326,3 @@ def _class_sums(rows: Prototypes, num_classes: int) -> Tensor:
     counts = rows.counts.double().unsqueeze(1)
     parts = torch.cat([counts, counts * rows.vectors.double()], dim=1)
     return parts.new_zeros(num_classes, parts.shape[1]).index_add_(0, rows.labels, parts)
-
-
-def _group(tensors: Tensors, prefix: str) -> Tensors:
-    start = f"{prefix}/"
-    return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}

@@ -270,8 +270,8 @@ def find_knee(distances: Tensor) -> float:
     """Return the value at the knee of a rising curve: the point farthest from its chord.
 
     With d_0 ≤ … ≤ d_{n-1} and the chord c_i = d_0 + i (d_{n-1} - d_0) / (n - 1), the knee is d_i
-    for the lowest i that maximizes |d_i - c_i|; the distance measured across the chord is the same up to a
-    constant factor.
+    for the lowest i that maximizes |d_i - c_i|; the distance measured across the chord is the same
+    up to a constant factor.
     """
     curve = distances.cpu().double().sort().values
     chord = torch.linspace(0, 1, len(curve), dtype=curve.dtype)

@@ -5,21 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpfedcl.core.files import write_atomically
-from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.wording import describe_budget, describe_data, describe_partition
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.report.formatting import (
-    code_block,
-    deviation,
-    enumerate_names,
-    escape_markdown,
-    mean,
-    printable_name,
-    yaml_string,
-)
 from mpfedcl.report.reproduction import (
     compare_command,
     federation_commands,
@@ -31,12 +21,19 @@ from mpfedcl.report.tables import (
     TEST_TITLES,
     TextTable,
     calibration_sentence,
+    code_block,
     describe_mean,
     describe_server_model,
+    deviation,
+    enumerate_names,
+    escape_markdown,
     judged_by,
+    mean,
     percent,
     predictors_table,
+    printable_name,
     text_table,
+    yaml_string,
 )
 from mpfedcl.runs.directory import RunDirectory
 
@@ -146,42 +143,27 @@ def _tensor_kind(file: str) -> str:
 
 
 def _front_matter(subject: CardSubject) -> str:
-    summary = subject.summary
+    """Return the YAML that model hubs read."""
     task = "image-classification" if subject.noun == "image" else "tabular-classification"
-    lines = [
-        "---",
-        "library_name: mpfedcl",
-        f"pipeline_tag: {task}",
-        "tags:",
-        "- federated-learning",
-        f"- {task}",
-        f"- {yaml_string(subject.method)}",
-        "datasets:",
-        f"- {yaml_string(subject.data)}",
-        "metrics:",
-        "- accuracy",
+    data, predictors = yaml_string(subject.data), subject.summary["predictors"]
+    metrics = [
+        "    - type: accuracy\n"
+        f"      name: {yaml_string(f'accuracy % on the {TEST_TITLES[test]}, last round')}\n"
+        f"      value: {value:.4f}\n"
+        for test, predictor in judged_by(subject.summary).items()
+        if (value := predictors[test][predictor]) is not None
     ]
-    values = {test: summary["predictors"][test][r] for test, r in judged_by(summary).items()}
-    if any(value is not None for value in values.values()):
-        lines += [
-            "model-index:",
-            f"- name: {yaml_string(subject.title)}",
-            "  results:",
-            "  - task:",
-            f"      type: {task}",
-            "    dataset:",
-            f"      name: {yaml_string(subject.data)}",
-            f"      type: {yaml_string(subject.data)}",
-            "    metrics:",
-        ]
-    for test, value in values.items():
-        if value is not None:
-            lines += [
-                "    - type: accuracy",
-                f"      name: {yaml_string(f'accuracy % on the {TEST_TITLES[test]}, last round')}",
-                f"      value: {value:.4f}",
-            ]
-    return "\n".join([*lines, "---", ""])
+    index = (
+        f"model-index:\n- name: {yaml_string(subject.title)}\n"
+        f"  results:\n  - task:\n      type: {task}\n"
+        f"    dataset:\n      name: {data}\n      type: {data}\n"
+        f"    metrics:\n{''.join(metrics)}"
+    )
+    return (
+        f"---\nlibrary_name: mpfedcl\npipeline_tag: {task}\n"
+        f"tags:\n- federated-learning\n- {task}\n- {yaml_string(subject.method)}\n"
+        f"datasets:\n- {data}\nmetrics:\n- accuracy\n{index if metrics else ''}---\n"
+    )
 
 
 def _introduction(subject: CardSubject) -> str:
@@ -189,91 +171,83 @@ def _introduction(subject: CardSubject) -> str:
     kinds = {_tensor_kind(name): None for name in subject.files}
     what = " and ".join(_KINDS[kind] for kind in kinds) or "no models were kept"
     effort = f"{summary['rounds']:,} rounds" if subject.trains else "One-shot"
-    union = ""
+    more = []
     if summary["accuracy_global"] is not None and experiment.partition.test != "shared":
-        union = (
-            f"On the global test set: "
-            f"**{percent(summary['accuracy_global'])} %** "
-            f"({PREDICTOR_TITLES[summary['predictor_global']]}).\n"
+        more.append(
+            f"On the global test set: **{percent(summary['accuracy_global'])} %** "
+            f"({PREDICTOR_TITLES[summary['predictor_global']]})."
         )
-    clients, spread = subject.partition["clients"], summary.get("accuracy_spread")
-    told = escape_markdown(describe_mean(summary["accuracy_per_client"], clients, spread))
-    over = f", {told}" if "not evaluated" in told else ""
     if subject.is_network:
-        said = describe_server_model(summary["predictors"], judged_by(summary))
-        union += "".join(f"{each}\n" for each in said)
+        more += describe_server_model(summary["predictors"], judged_by(summary))
+    clients, spread = subject.partition["clients"], summary.get("accuracy_spread")
+    evaluated = escape_markdown(describe_mean(summary["accuracy_per_client"], clients, spread))
+    over = f", {evaluated}" if "not evaluated" in evaluated else ""
     return (
         f"# {escape_markdown(subject.title)}\n\n"
         f"{subject.noun.capitalize()} classifiers {'trained' if subject.trains else 'fitted'} by "
         f"federated learning with mpfedcl {escape_markdown(summary['versions']['mpfedcl'])}: "
-        f"{what}. "
-        f"Method: {escape_markdown(subject.method)}, {escape_markdown(subject.about)}. "
-        f"{effort}, "
-        f"{len(subject.partition['clients']):,} clients, seed {summary['seed']}, settings in "
+        f"{what}. Method: {escape_markdown(subject.method)}, {escape_markdown(subject.about)}. "
+        f"{effort}, {len(clients):,} clients, seed {summary['seed']}, settings in "
         "`experiment.toml`.\n\n"
         f"Primary metric: accuracy **{percent(summary['accuracy'])} %** on the local test sets in "
         f"the last round (predictor {PREDICTOR_TITLES[summary['predictor']]}){over}.\n"
-        f"{union}"
+        + "".join(f"{each}\n" for each in more)
     )
 
 
 def _data_section(subject: CardSubject) -> str:
     """Return data, license and partition."""
-    experiment, partition = subject.experiment, subject.partition
-    spec, holdings = find_specification(experiment.dataset.name), partition["clients"]
-    sizes = [sum(each["train"]) for each in holdings.values()]
+    experiment, partition, nouns = subject.experiment, subject.partition, f"{subject.noun}s"
+    has_budget = experiment.privacy.has_budget
+    sizes = [sum(each["train"]) for each in partition["clients"].values()]
     classes = [escape_markdown(name) for name in partition["classes"]]
-    accuracies, nouns = subject.accuracies, f"{subject.noun}s"
-    # The clients with the lowest accuracy; those without an accuracy come last.
-    ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
-    shown = [name for name in holdings if name in set(ranked)]
-    grid = TextTable(
-        "",
-        ["client", f"training {nouns}", f"test {nouns}", f"classes held ({nouns})", "accuracy %"],
-        [
-            [
-                escape_markdown(name),
-                f"{sum(holdings[name]['train']):,}",
-                f"{holdings[name]['test']:,}",
-                _list_classes(holdings[name]["train"], classes),
-                percent(accuracies.get(name)),
-            ]
-            for name in shown
-        ],
-    )
-    is_shared = experiment.partition.test == "shared"
-    summary = f"{escape_markdown(experiment.dataset.name)}: {escape_markdown(spec.summary)}."
-    source, split = _describe_source(experiment, nouns), describe_partition(experiment)
-    if partition.get("network"):
+    if subject.is_network:
         summary = f"Each client's own {nouns}, which stayed with the client."
         source = (
             "known to the clients; parts of a public data set if they were started with --share."
         )
         split, is_shared = "as among the clients", False
-    held = (
-        f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client."
-        if not experiment.privacy.has_budget
-        else f"{len(sizes):,} clients; their numbers of samples are not shown under a privacy budget."
-    )
-    left_out = len(holdings) - len(shown)
-    of_whom = " in the last round" if subject.summary.get("accuracy_spread") else ""
-    lowest = f"The {_MOST_CLIENTS} with the lowest accuracy{of_whom}"
-    note = f"\n{lowest}; {left_out:,} more are left out.\n"
+    else:
+        name, about = experiment.dataset.name, find_specification(experiment.dataset.name).summary
+        summary = f"{escape_markdown(name)}: {escape_markdown(about)}."
+        source, split = _describe_source(experiment, nouns), describe_partition(experiment)
+        is_shared = experiment.partition.test == "shared"
+    held = f"{sum(sizes):,} training {nouns}, {min(sizes):,} to {max(sizes):,} per client."
+    if has_budget:
+        held = f"{len(sizes):,} clients; their numbers of samples are not shown under a privacy "
+        held += "budget."
     return (
-        "## Data\n\n"
-        f"{summary} "
-        f"{len(classes):,} classes: {enumerate_names(classes, 12)}. "
+        f"## Data\n\n{summary} {len(classes):,} classes: {enumerate_names(classes, 12)}. "
         f"{held}{_describe_pixels(experiment)}\n\n"
         f"Source and license: {source}\n\n"
         f"Partition: {split}; the clients are tested on "
-        f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}."
-        + ("\n" if experiment.privacy.has_budget else "")
-        + (
-            ""
-            if experiment.privacy.has_budget
-            else f"\n\n{grid.markdown()}{note if left_out else ''}"
-        )
+        f"{f'the same {nouns}' if is_shared else f'{nouns} of their own'}.\n"
+        f"{'' if has_budget else _clients_table(subject, classes)}"
     )
+
+
+def _clients_table(subject: CardSubject, classes: list[str]) -> str:
+    """Return the clients with the lowest accuracy; those without an accuracy come last."""
+    holdings, accuracies = subject.partition["clients"], subject.accuracies
+    ranked = sorted(holdings, key=lambda name: accuracies.get(name, 101.0))[:_MOST_CLIENTS]
+    shown, nouns = [name for name in holdings if name in set(ranked)], f"{subject.noun}s"
+    columns = ["client", f"training {nouns}", f"test {nouns}", f"classes held ({nouns})"]
+    rows = [
+        [
+            escape_markdown(name),
+            f"{sum(holdings[name]['train']):,}",
+            f"{holdings[name]['test']:,}",
+            _list_classes(holdings[name]["train"], classes),
+            percent(accuracies.get(name)),
+        ]
+        for name in shown
+    ]
+    note = ""
+    if left_out := len(holdings) - len(shown):
+        when = " in the last round" if subject.summary.get("accuracy_spread") else ""
+        note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy{when}; {left_out:,} more are left "
+        note += "out.\n"
+    return f"\n{TextTable('', [*columns, 'accuracy %'], rows).markdown()}{note}"
 
 
 def _describe_source(experiment: Experiment, nouns: str) -> str:
@@ -301,44 +275,32 @@ def _list_classes(counts: list[int], classes: list[str]) -> str:
 
 def _predictors_section(subject: CardSubject) -> str:
     """Return the accuracies of all predictors, their spread over clients, the worst client."""
-    values = list(subject.accuracies.values())
+    summary, accuracies = subject.summary, subject.accuracies
+    caption = f"accuracy %, round {summary['rounds']}"
+    table = text_table(predictors_table(caption, summary["predictors"], judged_by(summary)))
     lines = [
         "## Predictors\n",
-        text_table(_predictors(subject)).markdown(),
+        table.markdown(),
         "A dash: the method has no such predictor.\n",
     ]
-    if values:
+    if values := list(accuracies.values()):
+        worst = min(accuracies, key=lambda name: accuracies[name])
+        lowest = f"Worst client: {escape_markdown(worst)} with {percent(accuracies[worst])} %."
+        if len(set(values)) == 1 < len(values):
+            lowest = "All of them have the same accuracy."
         lines.append(
             f"Over the {len(values):,} evaluated clients the primary metric is "
             f"{percent(mean(values))} % with a standard deviation of {percent(deviation(values))} "
-            f"(ddof 1). {_describe_worst_client(subject)}\n"
+            f"(ddof 1). {lowest}\n"
         )
-    if told := calibration_sentence(subject.summary):
-        lines.append(f"{told.capitalize()}.\n")
+    if calibration := calibration_sentence(summary):
+        lines.append(f"{calibration.capitalize()}.\n")
     public = without_local_paths(subject.experiment)
     several = [public.replace(seed=seed) for seed in _SEEDS]
     command = None if subject.is_network else compare_command(several)
-    lines.append(
-        "One run does not show the deviation over seeds. Several runs do:\n\n"
-        f"{code_block(command, 'sh')}"
-        if command
-        else "One run does not show the deviation over seeds. Several runs with other seeds do.\n"
-    )
+    do = f"do:\n\n{code_block(command, 'sh')}" if command else "with other seeds do.\n"
+    lines.append(f"One run does not show the deviation over seeds. Several runs {do}")
     return "\n".join(lines)
-
-
-def _predictors(subject: CardSubject) -> Json:
-    summary = subject.summary
-    caption = f"accuracy %, round {summary['rounds']}"
-    return predictors_table(caption, summary["predictors"], judged_by(summary))
-
-
-def _describe_worst_client(subject: CardSubject) -> str:
-    accuracies = subject.accuracies
-    if len(set(accuracies.values())) == 1 and len(accuracies) > 1:
-        return "All of them have the same accuracy."
-    worst = min(accuracies, key=lambda name: accuracies[name])
-    return f"Worst client: {escape_markdown(worst)} with {percent(accuracies[worst])} %."
 
 
 def _shared_section(subject: CardSubject) -> str:
@@ -401,8 +363,8 @@ def _budget_notes(subject: CardSubject, told: Mapping[str, Any]) -> list[str]:
     )
     return [
         f"Differential privacy: {describe_budget(told)}. {against}",
-        f"It covers training {noun}s in the model, the pool, the statistics and the records. It does "
-        f"not cover test {noun}s: accuracies are exact.",
+        f"It covers training {noun}s in the model, the pool, the statistics and the records. It "
+        f"does not cover test {noun}s: accuracies are exact.",
         "`partition.json` of a simulation and the folders `checkpoint` and `privacy` reveal more: "
         "do not publish them.",
         "Each further run on the same data spends its own budget; budgets add up.",

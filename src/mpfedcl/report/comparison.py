@@ -2,39 +2,36 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, combinations, pairwise, zip_longest
 from typing import Any
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test, find_method, is_built_in
+from mpfedcl.experiment.wording import describe_by_method
+from mpfedcl.methods import PREDICTORS, TESTS, Test, find_method, is_built_in
 from mpfedcl.report.figures import MethodStyle, style_of
-from mpfedcl.report.formatting import (
-    choose_evenly,
-    deviation,
-    finite_values,
-    mean,
-    round_significant,
-    rounded,
-)
 from mpfedcl.report.run import RunRecords, find_worst_client_and_class
 from mpfedcl.report.tables import (
     ONE_TEST,
     PREDICTOR_GROUPS,
     PREDICTOR_TITLES,
-    TEST_TITLES,
     cell,
+    choose_evenly,
     describe_mean,
     describe_server_model,
-    explain_deviation,
+    deviation,
     explain_divergence,
     explain_marks,
     explain_prior,
+    finite_values,
+    mean,
     mean_and_deviation,
-    name_encoders,
-    name_predictors,
     predictors_table,
+    round_significant,
+    rounded,
+    title_tests,
 )
 from mpfedcl.rounds.metrics import pool_bins
 from mpfedcl.rounds.record import training_seconds
@@ -64,18 +61,13 @@ def describe_seed_group(
     style: MethodStyle | None = None,
 ) -> Json:
     """Return curves and costs of runs of one name; `places` are their places in the document."""
-    accuracy = {
-        test: {
-            predictor: curve
-            for predictor in PREDICTORS
-            if (
-                curve := _mean_curve(
-                    [_accuracy_by_round(run, test, predictor) for run in runs], most
-                )
-            )
-        }
-        for test in TESTS
-    }
+    accuracy: Json = {test: {} for test in TESTS}
+    for test in TESTS:
+        for predictor in PREDICTORS:
+            several = [_accuracy_by_round(run, test, predictor) for run in runs]
+            if curve := _mean_curve(several, most):
+                accuracy[test][predictor] = curve
+    losses = [{line.round: line.loss for line in run.rounds} for run in runs]
     evaluated = {
         number for curves in accuracy.values() for each in curves.values() for number in each["x"]
     }
@@ -83,23 +75,21 @@ def describe_seed_group(
         "name": name,
         "style": (style or style_of(runs[0].experiment.method)).to_json(),
         "shared_test": all(run.has_shared_test for run in runs),
-        "end": {test: [run.value(test, run.predictors[test]) for run in runs] for test in TESTS},
+        "end": {test: [rounded(run.primary_metric(test), 4) for run in runs] for test in TESTS},
         "diverged": [run.has_diverged for run in runs],
-        "costs": [_describe_cost(run) for run in runs],
-        "calibration": {test: describe_calibration(runs, test) for test in TESTS},
+        "costs": [
+            {"bytes": sum(run.bytes.values()), "seconds": rounded(training_seconds(run.seconds), 3)}
+            for run in runs
+        ],
+        "calibration": {test: _describe_calibration(runs, test) for test in TESTS},
         "judged_by": runs[0].predictors,
         "one_shot": runs[0].is_one_shot,
         "runs": list(places),
         "seeds": [run.experiment.seed for run in runs],
-        "curves": {
-            "accuracy": accuracy,
-            "loss": _mean_curve(
-                [{line.round: line.loss for line in run.rounds} for run in runs], most
-            ),
-        },
+        "curves": {"accuracy": accuracy, "loss": _mean_curve(losses, most)},
         "costs_by_round": _describe_round_costs(runs, evaluated),
-        "seconds": _mean_cost([[line.seconds for line in run.rounds] for run in runs]),
-        "bytes": _mean_cost([[line.bytes for line in run.rounds] for run in runs]),
+        "seconds": _mean_cost([run.seconds for run in runs]),
+        "bytes": _mean_cost([run.bytes for run in runs]),
     }
 
 
@@ -110,7 +100,7 @@ def _accuracy_by_round(run: RunRecords, test: Any, predictor: Any) -> dict[int, 
 
 
 def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:
-    """Return mean and deviation in the rounds that all runs have, at most so many of them.
+    """Return mean and deviation in the rounds that all runs have, at most `most` of them.
 
     `lost` counts the runs without a value there: they diverged.
     """
@@ -132,27 +122,12 @@ def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json |
     return curve
 
 
-def _mean_cost(runs: Sequence[Sequence[Mapping[str, float]]]) -> Json:
-    """Return the total cost of a run, part by part, as the mean over runs."""
-    totals: list[dict[str, float]] = [{} for _ in runs]
-    for total, rounds in zip(totals, runs, strict=True):
-        for part, cost in (each for costs in rounds for each in costs.items()):
-            total[part] = total.get(part, 0) + cost
-    parts = dict.fromkeys(part for total in totals for part in total)
-    return {
-        part: rounded(sum(total.get(part, 0) for total in totals) / len(totals), 3)
-        for part in parts
-    }
-
-
-def _describe_cost(run: RunRecords) -> Json:
-    """Return the bytes that one run has sent and its seconds of training."""
-    seconds: dict[str, float] = {}
-    for line in run.rounds:
-        for phase, value in line.seconds.items():
-            seconds[phase] = seconds.get(phase, 0.0) + value
-    sent = sum(sum(line.bytes.values()) for line in run.rounds)
-    return {"bytes": sent, "seconds": rounded(training_seconds(seconds), 3)}
+def _mean_cost(runs: Sequence[Mapping[str, float]]) -> Json:
+    """Return the cost of a run, part by part, as the mean over runs."""
+    total = Counter[str]()
+    for run in runs:
+        total.update(run)
+    return {part: rounded(cost / len(runs), 3) for part, cost in total.items()}
 
 
 def _describe_round_costs(runs: Sequence[RunRecords], rounds: Iterable[int]) -> Json:
@@ -180,7 +155,7 @@ def _sum_megabytes(run: RunRecords) -> dict[int, float | None]:
     return {line.round: total for line, total in zip(run.rounds, totals, strict=True)}
 
 
-def describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
+def _describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
     """Return calibration error and bins of runs on a test set; None if they have none."""
     last = [run.rounds[-1] for run in runs if run.rounds]
     bins = pool_bins((line.calibration_bins or {}).get(test, []) for line in last)
@@ -194,9 +169,8 @@ def describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
 def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[str]:
     """Return why groups cannot be ranked, each reason in a few words."""
     found = []
-    all_runs = [runs[place] for group in groups for place in group["runs"]]
     tasks, encoders = set(), set()
-    for experiment in (run.experiment for run in all_runs):
+    for experiment in (runs[place].experiment for group in groups for place in group["runs"]):
         data = (experiment.dataset, experiment.partition)
         tasks.add(repr([experiment.clients, *(part.model_dump_json() for part in data)]))
         if not _has_own_encoder(experiment):
@@ -208,13 +182,17 @@ def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -
     if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
         found.append("seeds differ")
     # A one-shot method is complete after one round.
-    trained = [group for group in groups if not group["one_shot"]]
-    if len({_last_evaluated_round(runs[place]) for e in trained for place in e["runs"]}) > 1:
-        ends = [
-            f"{group['name']} {_round_range(runs[place] for place in group['runs'])}"
-            for group in trained
+    ends: dict[str, list[int]] = {
+        group["name"]: sorted({_last_evaluated_round(runs[place]) for place in group["runs"]})
+        for group in groups
+        if not group["one_shot"]
+    }
+    if len({number for numbers in ends.values() for number in numbers}) > 1:
+        words = [
+            f"{name} {numbers[0]}" + (f" to {numbers[-1]}" if len(numbers) > 1 else "")
+            for name, numbers in ends.items()
         ]
-        found.append(f"the last evaluated rounds differ ({', '.join(ends)})")
+        found.append(f"the last evaluated rounds differ ({', '.join(words)})")
     return found
 
 
@@ -230,11 +208,6 @@ def _last_evaluated_round(run: RunRecords) -> int:
     return run.last_evaluated.round if run.last_evaluated else 0
 
 
-def _round_range(runs: Iterable[RunRecords]) -> str:
-    numbers = sorted({_last_evaluated_round(run) for run in runs})
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
 def describe_comparison(groups: Sequence[Json], runs: Sequence[Json], *, is_paired: bool) -> Json:
     """Return paired differences to the first group and to the best, and accuracy per client.
 
@@ -246,42 +219,65 @@ def describe_comparison(groups: Sequence[Json], runs: Sequence[Json], *, is_pair
     }
 
 
+def _accuracy_by_seed(groups: Sequence[Json], test: str) -> dict[str, list[float | None]]:
+    """Return the primary metric of each group, by its place, for the seeds of all groups."""
+    found = {}
+    for place, group in enumerate(groups):
+        by_seed = dict(zip(group["seeds"], group["end"][test], strict=True))
+        found[str(place)] = [by_seed.get(seed) for seed in _all_seeds(groups)]
+    return found
+
+
+def _all_seeds(groups: Sequence[Json]) -> list[int]:
+    return sorted({seed for group in groups for seed in group["seeds"]})
+
+
+def list_differences(groups: Sequence[Json]) -> list[tuple[Any, ...]]:
+    """Return the paired difference of each two groups on each test set.
+
+    A row has test set, first and second group, pairs, mean, the ends of the interval, its level
+    and the verdict.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for test in TESTS:
+        values = _accuracy_by_seed(groups, test)
+        for one, other in combinations(values, 2):
+            if found := paired_difference(values[one], values[other]):
+                names = (groups[int(one)]["name"], groups[int(other)]["name"])
+                interval = (found.mean, found.low, found.high, LEVEL, found.verdict)
+                rows.append((test, *names, found.pairs, *interval))
+    return rows
+
+
 def _describe_differences(groups: Sequence[Json]) -> Json:
-    seeds = sorted({seed for group in groups for seed in group["seeds"]})
     tests: Json = {}
     for test in TESTS:
-        values = {}
-        for place, group in enumerate(groups):
-            found = dict(zip(group["seeds"], group["end"][test], strict=True))
-            values[str(place)] = [found.get(seed) for seed in seeds]
-        best = find_best(values)
-        references = {"first": "0", "best": best}
+        values = _accuracy_by_seed(groups, test)
+        references = {"first": "0", "best": find_best(values)}
         tests[test] = {
-            name: {"reference": int(other), "rows": _difference_rows(values, other, seeds, groups)}
+            name: {"reference": int(other), "rows": _difference_rows(values, other, groups)}
             for name, other in references.items()
             if other is not None
         }
-    return {"level": 100 * LEVEL, "seeds": seeds, "tests": tests}
+    return {"level": 100 * LEVEL, "seeds": _all_seeds(groups), "tests": tests}
 
 
 def _difference_rows(
-    values: dict[str, list[float | None]], other: str, seeds: list[int], groups: Sequence[Json]
+    values: dict[str, list[float | None]], other: str, groups: Sequence[Json]
 ) -> list[Json]:
     """Return mean, interval and each seed's difference of each group but the reference."""
-    lost = {str(place): _diverged_seeds(group) for place, group in enumerate(groups)}
     rows = []
     for name, numbers in values.items():
         if name == other:
             continue
         found = paired_difference(numbers, values[other])
         pairs = zip(numbers, values[other], strict=True)
+        lost = [*_diverged_seeds(groups[int(name)]), *_diverged_seeds(groups[int(other)])]
         rows.append({
             "group": int(name),
-            "mean": rounded(found.mean if found else None, 3),
-            "low": rounded(found.low if found else None, 3),
-            "high": rounded(found.high if found else None, 3),
+            **{end: rounded(getattr(found, end, None), 3) for end in ("mean", "low", "high")},
             "seeds": [None if None in (x, y) else rounded(x - y, 3) for x, y in pairs],  # type: ignore[operator]
-            "lost": [seed in lost[name] or seed in lost[other] for seed in seeds],
+            "lost": [seed in lost for seed in _all_seeds(groups)],
         })  # fmt: skip
     return rows
 
@@ -326,10 +322,10 @@ def client_grid(by_group: Sequence[Mapping[str, Sequence[float | None]]]) -> Jso
             "about": "clients from worst to best by the mean over methods and seeds",
         }
     parts = min(PARTS, len(clients))
-    values = [
-        _mean_columns([sorted_parts(list(run), parts) for run in zip_longest(*row.values())])
-        for row in by_group
-    ]
+    values = []
+    for row in by_group:
+        runs = [sorted_parts(run, parts) for run in zip_longest(*row.values())]
+        values.append([_mean_or_nan(column) for column in zip(*runs, strict=True)])
     if len(clients) <= PARTS:
         columns = ["worst", *(str(place) for place in range(2, parts)), "best"][-parts:]
         about = "clients of each run from worst to best, mean over seeds"
@@ -345,10 +341,6 @@ def sorted_parts(values: Sequence[float | None], parts: int = PARTS) -> list[flo
     known = sorted(finite_values(values))
     ends = [len(known) * part // parts for part in range(parts + 1)]
     return [_mean_or_nan(known[start:end]) for start, end in pairwise(ends)]
-
-
-def _mean_columns(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [_mean_or_nan(column) for column in zip(*rows, strict=True)]
 
 
 def _mean_or_nan(values: Sequence[float | None]) -> float:
@@ -396,30 +388,20 @@ def comparison_tables(
 def _primary_table(
     groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
 ) -> Json:
-    is_ranked = not obstacles and len(groups) > 1
-    seeds = sorted({seed for group in groups for seed in group["seeds"]})
-    titles = _title_tests(groups)
-    columns = []
+    titles = title_tests(groups)
+    rows = []
+    for group in groups:
+        predictors = dict.fromkeys(PREDICTOR_TITLES[group["judged_by"][test]] for test in titles)
+        rows.append([cell(group["name"], note="; ".join(predictors))])
     for test in titles:
-        by_seed = {
-            str(place): dict(zip(group["seeds"], group["end"][test], strict=True))
-            for place, group in enumerate(groups)
-        }
-        aligned = {name: [each.get(seed) for seed in seeds] for name, each in by_seed.items()}
-        found: dict[str, str | None] = dict(mark_best(aligned)) if is_ranked else {}
-        columns.append([
-            cell(mean_and_deviation(list(each.values())), mark=found.get(name))
-            for name, each in by_seed.items()
-        ])  # fmt: skip
-    rows = [
-        [
-            cell(group["name"], note=name_predictors(group["judged_by"][test] for test in titles)),
-            *(column[place] for column in columns),
-            cell(_megabytes(sum(group["bytes"].values()))),
-            cell(f"{training_seconds(group['seconds']):,.1f}"),
-        ]
-        for place, group in enumerate(groups)
-    ]
+        is_ranked = not obstacles and len(groups) > 1
+        marks = mark_best(_accuracy_by_seed(groups, test)) if is_ranked else {}
+        for place, group in enumerate(groups):
+            text = mean_and_deviation(group["end"][test])
+            rows[place].append(cell(text, mark=marks.get(str(place))))
+    for row, group in zip(rows, groups, strict=True):
+        row.append(cell(_megabytes(sum(group["bytes"].values()))))
+        row.append(cell(f"{training_seconds(group['seconds']):,.1f}"))
     counts = {len(group["seeds"]) for group in groups}
     number = f"{counts.pop()}" if len(counts) == 1 else "its"
     over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
@@ -427,27 +409,30 @@ def _primary_table(
         "caption": f"Accuracy in % of the last round: {over}, each method by its primary metric",
         "columns": ["method", *titles.values(), "MB sent", "seconds"],
         "rows": rows,
-        "notes": list(_primary_notes(groups, runs, obstacles, len(seeds))),
+        "notes": _primary_notes(groups, runs, obstacles),
     }
 
 
 def _primary_notes(
-    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str], num_seeds: int
-) -> Iterable[str]:
-    judged = [predictor for group in groups for predictor in group["judged_by"].values()]
+    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
+) -> list[str]:
+    num_seeds = len(_all_seeds(groups))
+    predictors = [each for group in groups for each in group["judged_by"].values()]
     encoders = {group["name"]: runs[group["runs"][0]].experiment.encoder.name for group in groups}
     one_shot = [group["name"] for group in groups if group["one_shot"]]
     notes = [
-        ONE_TEST if len(_title_tests(groups)) == 1 else "",
-        explain_deviation(num_seeds),
+        ONE_TEST if len(title_tests(groups)) == 1 else "",
+        "(std): standard deviation over seeds, ddof 1." if num_seeds > 1 else "",
         explain_divergence({group["name"]: _diverged_seeds(group) for group in groups}),
         explain_marks(num_seeds) if len(groups) > 1 and not obstacles else "",
         f"None is marked as best: {'; '.join(obstacles)}." if obstacles else "",
         f"One-shot, without rounds of training: {', '.join(one_shot)}." if one_shot else "",
-        explain_prior(judged),
-        name_encoders(encoders),
+        explain_prior(predictors),
         "MB and seconds: a whole run without evaluation and checkpoints.",
     ]
+    if len(set(encoders.values())) > 1:
+        named = describe_by_method((name, each or "none") for name, each in encoders.items())
+        notes.insert(-1, f"The methods use different encoders: {named}.")
     return [note for note in notes if note]
 
 
@@ -485,43 +470,31 @@ def _fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
         "rows": rows,
         "notes": [
             "worst tenth: mean of the worst tenth of the clients, at least one; std: standard "
-            "deviation over clients (ddof 1); Jain's index: 1 if all clients have the same accuracy."
+            "deviation over clients (ddof 1); Jain's index: 1 if all clients have the same "
+            "accuracy."
         ],
     }
 
 
 def _predictor_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
     """Return all predictors on each test set: those without a label prior, then those with one."""
-
-    def values(group: Json, test: Test, predictor: PredictorName) -> list[float | None]:
-        return [runs[place].value(test, predictor) for place in group["runs"]]
-
-    return [
-        {
-            "caption": f"Predictors {name} on the {title}, accuracy in % of the last round",
-            "later": True,
-            "columns": ["method", *(PREDICTOR_TITLES[predictor] for predictor in predictors)],
-            "rows": [
-                [
-                    cell(group["name"]),
-                    *(
-                        cell(mean_and_deviation(values(group, test, predictor)))
-                        | {"strong": predictor == group["judged_by"][test]}
-                        for predictor in predictors
-                    ),
-                ]
-                for group in groups
-            ],
-            "notes": [
-                "*: the primary metric on this test set.",
-                *([note] if (note := explain_prior(predictors)) else []),
-            ],
-        }
-        for test, title in _title_tests(groups).items()
-        for name, predictors in PREDICTOR_GROUPS.items()
-    ]
-
-
-def _title_tests(groups: Sequence[Json]) -> dict[Any, str]:
-    """Return the test sets with their titles: one if all clients of all runs share it."""
-    return {"local_test": "test set"} if all(g["shared_test"] for g in groups) else TEST_TITLES
+    tables = []
+    for test, title in title_tests(groups).items():
+        for name, predictors in PREDICTOR_GROUPS.items():
+            rows = []
+            for group in groups:
+                row = [cell(group["name"])]
+                for predictor in predictors:
+                    values = [runs[place].value(test, predictor) for place in group["runs"]]
+                    is_primary = predictor == group["judged_by"][test]
+                    row.append(cell(mean_and_deviation(values), strong=is_primary))
+                rows.append(row)
+            notes = ["*: the primary metric on this test set.", explain_prior(predictors)]
+            tables.append({
+                "caption": f"Predictors {name} on the {title}, accuracy in % of the last round",
+                "later": True,
+                "columns": ["method", *(PREDICTOR_TITLES[predictor] for predictor in predictors)],
+                "rows": rows,
+                "notes": [note for note in notes if note],
+            })  # fmt: skip
+    return tables

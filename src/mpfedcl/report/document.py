@@ -159,8 +159,8 @@ class _DocumentBuilder:
             "kind": "together",
             "title": "All runs together",
             "about": [
-                f"{len(places)} runs from {len(folders)} folders; runs that differ only in their seed "
-                "are one group. Each folder has its own section below."
+                f"{len(places)} runs from {len(folders)} folders; runs that differ only in their "
+                "seed are one group. Each folder has its own section below."
             ],
             "groups": self._group_by_settings(places),
             "detail": False,

@@ -1,28 +1,32 @@
 """Files of results: a finished comparison, tables in LaTeX, measurements as CSV, figures as PDF."""
 
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
-from mpfedcl.report.latex import latex_table, name_for_file
-from mpfedcl.report.long_tables import LongTable
+from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.report.result_folders import ResultFolder
 from mpfedcl.report.results import LoadedComparison, read_result
 from mpfedcl.report.run import RunRecords
-from mpfedcl.report.tables import TextTable, text_table
+from mpfedcl.report.tables import TextTable, finite_values, text_table
+from mpfedcl.rounds.metrics import pool_bins
+from mpfedcl.rounds.record import training_seconds
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
+from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_difference
 
 
 def write_comparison(
     comparison: Comparison, *, all_predictors: bool = False
-) -> tuple[dict[str, Any], list[TextTable]]:
+) -> tuple[Json, list[TextTable]]:
     """Write comparison.json, the figures and table.md; return its content and the tables."""
-    content = comparison.collect()
-    comparison.write(content)
     records = [RunRecords.read(each.path) for each in comparison.planned_runs]
+    content = _collect_results(records)
+    RunDirectory(comparison.path).write_json("comparison.json", content)
     loaded = LoadedComparison(comparison.path, records)
     for name, drawing in loaded.figures.items():
         drawing.save(comparison.path / f"{name}.png")
@@ -35,6 +39,81 @@ def write_comparison(
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
     write_atomically(comparison.path / "table.md", text.encode())
     return content, tables
+
+
+def _collect_results(records: Sequence[RunRecords]) -> Json:
+    """Return the results by method, test set and predictor, one number per seed."""
+    runs: dict[str, list[RunRecords]] = {}
+    for run in records:
+        runs.setdefault(run.experiment.method, []).append(run)
+    methods = {name: _collect_method(several) for name, several in runs.items()}
+    differences: Json = {"level": LEVEL}
+    for test, field in (("local_test", "accuracy"), ("global_test", "accuracy_global")):
+        values = {name: each[field] for name, each in methods.items()}
+        best, first = find_best(values), next(iter(values))
+        differences[test] = {
+            "marks": mark_best(values),
+            "best": best,
+            "to_best": _differences(values, best),
+            "first": first,
+            "to_first": _differences(values, first),
+        }
+    return {
+        # One-shot methods have one round.
+        "rounds": max(run.experiment.rounds for run in records),
+        "seeds": list(dict.fromkeys(run.experiment.seed for run in records)),
+        "shared_test": all(run.experiment.partition.test == "shared" for run in records),
+        "methods": methods,
+        "differences": differences,
+    }
+
+
+def _collect_method(runs: Sequence[RunRecords]) -> Json:
+    """Return the results of one method, one number per seed."""
+    summaries = [run.summary for run in runs if run.summary]
+    predictor, predictor_global = (
+        runs[0].predictors["local_test"],
+        runs[0].predictors["global_test"],
+    )
+    predictors = {
+        test: {
+            each: [found.predictors[test].get(each) for found in summaries] for each in PREDICTORS
+        }
+        for test in TESTS
+    }
+    # With many clients a run lists only the last participants, which differ between runs.
+    listed = [{} if each.accuracy_spread else each.accuracy_per_client or {} for each in summaries]
+    last = [run.rounds[-1] for run in runs]
+    return {
+        "predictor": predictor,
+        "predictor_global": predictor_global,
+        "accuracy": predictors["local_test"][predictor],
+        "accuracy_global": predictors["global_test"][predictor_global],
+        "predictors": predictors,
+        "accuracy_per_client": {name: [each[name] for each in listed] for name in listed[0]},
+        "fairness": [each.fairness and each.fairness.to_json() for each in summaries],
+        "calibration": {
+            test: {
+                "error": finite_values([(line.calibration_error or {}).get(test) for line in last]),
+                "bins": pool_bins((line.calibration_bins or {}).get(test, []) for line in last),
+            }
+            for test in TESTS
+        },
+        "bytes": [sum(each.bytes.values()) for each in summaries],
+        "seconds": [round(training_seconds(each.seconds), 3) for each in summaries],
+        "runs": [run.path.name for run in runs],
+        "diverged": [run.experiment.seed for run in runs if run.has_diverged],
+    }
+
+
+def _differences(values: Mapping[str, Any], other: str | None) -> Json:
+    """Return each method's paired difference to another; None if they share no seed."""
+    found = {
+        name: None if other is None else paired_difference(numbers, values[other])
+        for name, numbers in values.items()
+        if name != other
+    }
+    return {name: None if each is None else each.to_json() for name, each in found.items()}
 
 
 def write_latex(section: Json, folder: Path, prefix: str = "") -> list[Path]:
@@ -55,9 +134,9 @@ def write_latex(section: Json, folder: Path, prefix: str = "") -> list[Path]:
 def write_csv(result: ResultFolder) -> list[Path]:
     """Write the measurements of a result in long form, a file for each kind."""
     written = []
-    for name, table in _long_tables(result):
+    for name, make_table in read_result(result).long_tables.items():
         written.append(result.path / f"{name}.csv")
-        write_atomically(written[-1], table.csv().encode())
+        write_atomically(written[-1], make_table().csv().encode())
     return written
 
 
@@ -89,6 +168,125 @@ def _tables(section: Json) -> Iterator[tuple[str, Json]]:
         yield search["title"], complete(search["table"], search["title"])
 
 
-def _long_tables(result: ResultFolder) -> Iterator[tuple[str, LongTable]]:
-    for name, make in read_result(result).long_tables.items():
-        yield name, make()
+# LaTeX
+
+
+HEADER = "% Written by mpfedcl report --latex. In the preamble: \\usepackage{booktabs}\n"
+_OTHER_SCRIPTS = "% It has letters that pdflatex does not know: use lualatex or xelatex.\n"
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # After the end of a row these two are read as part of that command.
+    "[": "{[}",
+    "*": "{*}",
+    # Babel takes it for a command in some languages.
+    '"': r"\symbol{34}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\N{ALMOST EQUAL TO}": r"$\approx$",
+    "\N{PLUS-MINUS SIGN}": r"$\pm$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{MIDDLE DOT}": r"$\cdot$",
+    "\N{LESS-THAN OR EQUAL TO}": r"$\leq$",
+    "\N{GREATER-THAN OR EQUAL TO}": r"$\geq$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{RIGHTWARDS ARROW}": r"$\rightarrow$",
+    "\N{EN DASH}": "--",
+    "\N{EM DASH}": "---",
+    "\N{HORIZONTAL ELLIPSIS}": r"\dots{}",
+}
+_NUMBER = re.compile(r"-?|[+-]?[\d,]+(\.\d+)?(\([\d.]+\))?")
+_LAST_LATIN = 0x17F
+"""Letters of European languages, which every LaTeX of today reads as they are."""
+
+
+def latex_table(table: Json, *, label: str) -> str:
+    """Return a table of the report as a float, its caption above and its notes below.
+
+    Args:
+        table: {caption, columns, rows, notes} of cells {text, mark?, note?, strong?}.
+        label: For \\ref, without its `tab:`.
+    """
+    columns = [each for place in range(len(table["columns"])) for each in _columns(table, place)]
+    head, *rows = zip(*(cells for _, cells in columns), strict=True)
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        f"  \\caption{{{escape_latex(table['caption'])}.}}",
+        f"  \\label{{tab:{label}}}",
+        f"  \\begin{{tabular}}{{{''.join(side for side, _ in columns)}}}",
+        r"    \toprule",
+        f"    {' & '.join(head)} \\\\",
+        r"    \midrule",
+        *(f"    {' & '.join(row)} \\\\" for row in rows),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        *_notes(table),
+        r"\end{table}",
+    ]
+    text = "\n".join(lines) + "\n"
+    return HEADER + (_OTHER_SCRIPTS if any(map(_is_foreign, text)) else "") + text
+
+
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints as it stands, on one line."""
+    plain = " ".join(text.split())
+    # Marks of direction and other controls are nothing to print.
+    seen = "".join(sign for sign in plain if unicodedata.category(sign)[0] != "C")
+    # Two of these in a row are printed as another sign.
+    apart = re.sub(r"([-'`,])(?=\1)", "\\1\0", seen)
+    return "".join(_SPECIAL.get(sign, sign) for sign in apart).replace("\0", "{}")
+
+
+def name_for_file(title: str) -> str:
+    """Return a title in letters that every file system and LaTeX take."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "table"
+
+
+def _columns(table: Json, place: int) -> Iterator[tuple[str, list[str]]]:
+    """Return a column as LaTeX, its side and its cells from the head down; then that of its notes.
+
+    Notes have a column of their own, so that numbers stay in line.
+    """
+    cells = [row[place] for row in table["rows"]]
+    side = "r" if all(_NUMBER.fullmatch(cell["text"]) for cell in cells) else "l"
+    yield side, [_format_head(table["columns"][place], side), *map(_format_cell, cells)]
+    notes = [escape_latex(cell.get("note") or "") for cell in cells]
+    if any(notes):
+        yield "l", ["", *(rf"\footnotesize {note}" if note else "" for note in notes)]
+
+
+def _format_head(title: str, side: str) -> str:
+    """Return the head of a column; a long one has a line for each part."""
+    parts = [escape_latex(part) for part in re.split(r"(?<=,) ", title)]
+    lines = r" \\ ".join(parts)
+    return rf"\shortstack[{side}]{{{lines}}}" if len(parts) > 1 else lines
+
+
+def _format_cell(cell: Json) -> str:
+    text = re.sub(r"^-(?=\d)", "$-$", escape_latex(cell["text"]))
+    if cell.get("mark") == "within":
+        return rf"$\approx$\,{text}"
+    return rf"\textbf{{{text}}}" if cell.get("mark") == "best" or cell.get("strong") else text
+
+
+def _notes(table: Json) -> Iterator[str]:
+    """Return the notes below the table, in small letters."""
+    marks = {cell.get("mark") for row in table["rows"] for cell in row}
+    notes = [_name_marks(note, marks) for note in table["notes"] if note]
+    if notes:
+        yield r"  \par\medskip"
+        yield rf"  \parbox{{\linewidth}}{{\footnotesize {escape_latex(' '.join(notes))}}}"
+
+
+def _name_marks(note: str, marks: Collection[str | None]) -> str:
+    """Return a note with the words for what the table shows as bold."""
+    found = note.replace("▲ best", "Bold: best", 1) if "best" in marks else note
+    return re.sub(r"^\*: ", "Bold: ", found)
+
+
+def _is_foreign(sign: str) -> bool:
+    return ord(sign) > _LAST_LATIN

@@ -18,28 +18,28 @@ from textwrap import fill
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from mpfedcl.methods import built_in_methods
-from mpfedcl.report.formatting import printable_name
+from mpfedcl.report.tables import printable_name
 
 PALETTE = (
     "#0072b2", "#d55e00", "#00845f", "#b5528d", "#2a8fc9",
     "#a87400", "#5b6470", "#6a3d9a", "#8c564b", "#17808c",
 )  # fmt: skip
-"""After Okabe and Ito, darker on white. No ten colors can be told apart by every reader, so methods
+"""After Okabe and Ito, darker on white. Not every reader can distinguish ten colors, so methods
 also differ in markers and dashes."""
-DARK_PALETTE = (
+_DARK_PALETTE = (
     "#4aa3e0", "#ff8a4c", "#2fc596", "#e79ac6", "#8fd0f5",
     "#f0b840", "#aeb7c2", "#b79ee6", "#d3a08f", "#5fd0dc",
 )  # fmt: skip
-"""The same colors on a dark page."""
 INK, SOFT, GRID = "#1b2430", "#808a96", "#e2e6ea"
 DARK_COLORS: Mapping[str, str] = {
-    **dict(zip(PALETTE, DARK_PALETTE, strict=True)),
+    **dict(zip(PALETTE, _DARK_PALETTE, strict=True)),
     INK: "#e6ebf1",
     SOFT: "#8b95a1",
     GRID: "#333c47",
@@ -66,7 +66,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 150,
     "figure.constrained_layout.use": True,
-    # Journals refuse Type 3 fonts, which are matplotlib's default.
+    # Journals reject Type 3 fonts, which are matplotlib's default.
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
     # Text stays text, and equal figures are equal files.
@@ -74,6 +74,8 @@ STYLE: Any = {
     "svg.hashsalt": "mpfedcl",
 }
 _LONGEST_NAME = 32
+_MOST_NUMBERS = 625
+"""Cells of a matrix up to which each has its number."""
 
 
 class DrawnFigure(Figure):
@@ -189,6 +191,63 @@ def _add_legend(figure: Figure) -> float:
     return 0.2 * -(-len(labeled) // columns)
 
 
+# Axes
+
+
+def mark_rounds(axes: Axes) -> None:
+    """Mark only whole rounds."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def name_rows(axes: Axes, names: Sequence[str], counts: Sequence[int] = ()) -> None:
+    """Name rows from the top down, with counts in parentheses; of many rows only some."""
+    step = max(1, len(names) // 30)
+    texts = [escape_math(name, 24) for name in names]
+    if counts:
+        texts = [f"{text}  ({count:,})" for text, count in zip(texts, counts, strict=True)]
+    axes.set_yticks(range(0, len(names), step), texts[::step])
+    axes.set_ylim(max(len(names), 2) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def name_columns(axes: Axes, names: Sequence[str], *, room: int = 40) -> None:
+    """Name columns, slanted if the names are longer than the room; of many only some."""
+    step = max(1, len(names) // 30)
+    texts = [escape_math(name, 16) for name in names[::step]]
+    turned: Any = {}
+    if sum(map(len, texts)) > room:
+        turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(0, len(names), step), texts, **turned)
+
+
+def draw_matrix(
+    axes: Axes,
+    values: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    colors: Any,
+    ink: tuple[str, str],
+) -> None:
+    """Draw percentages as colors, and as numbers unless there are too many; NaN stays empty.
+
+    `ink` has the color of low and of high numbers.
+    """
+    cells = numpy.ma.masked_invalid(numpy.array(values, dtype=float))
+    axes.imshow(cells, cmap=colors, vmin=0, vmax=100, aspect="auto", interpolation="none")
+    name_columns(axes, columns)
+    name_rows(axes, rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    if cells.size > _MOST_NUMBERS:
+        return
+    for (row, column), value in numpy.ndenumerate(cells.filled(numpy.nan)):
+        if numpy.isfinite(value):
+            look: Any = {"color": ink[int(value > 55)], "fontsize": 8.5 if cells.size <= 200 else 6}
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", **look)
+
+
 # SVG inside a page
 
 
@@ -209,7 +268,7 @@ def _clean_svg(text: str, label: str) -> str:
     used = set(_REFERENCE.findall(re.sub(r"fill: #\w+|stroke: #\w+", "", text)))
     body = "".join(_write(each, used) for each in root)
     box = escape(root.attrib["viewBox"], quote=True)
-    name = escape(printable_text(label, 400), quote=True)
+    name = escape(printable_name(" ".join(label.split()), 400), quote=True)
     return f'<svg viewBox="{box}" role="img" aria-label="{name}">{body}</svg>'
 
 
@@ -259,16 +318,9 @@ def _shorten(number: re.Match[str]) -> str:
     return f"{float(number[0]):.1f}"
 
 
-def printable_text(name: str, longest: int = _LONGEST_NAME) -> str:
-    """Return a name on one line that is not too long for a label."""
-    seen = printable_name(name) if longest < 80 else " ".join(name.split())
-    seen = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in seen)
-    return seen if len(seen) <= longest else f"{seen[: longest - 1]}…"
-
-
 def escape_math(name: str, longest: int = _LONGEST_NAME) -> str:
     """Return a name that matplotlib does not take for mathematics."""
-    return printable_text(name, longest).replace("$", r"\$")
+    return printable_name(" ".join(name.split()), longest).replace("$", r"\$")
 
 
 # The style of a method
@@ -319,8 +371,3 @@ def style_of(method: str, copy: int = 0) -> MethodStyle:
     return MethodStyle(
         found.color, (found.marker + 3 * copy) % len(MARKERS), (found.dash + copy) % len(DASHES)
     )
-
-
-def is_styled(name: str) -> bool:
-    """Return whether a name is that of a built-in method."""
-    return name.lower() in built_in_methods()

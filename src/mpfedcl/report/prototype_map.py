@@ -24,7 +24,7 @@ from mpfedcl.methods import (
     prototype_rule,
 )
 from mpfedcl.models import Model
-from mpfedcl.report.formatting import choose_evenly, rounded
+from mpfedcl.report.tables import choose_evenly
 
 MOST_SAMPLES = 400
 MOST_PROTOTYPES = 1500
@@ -70,30 +70,21 @@ def describe_prototype_map(
     vectors = pool.vectors[chosen].double().numpy()
     together = vectors if samples is None else numpy.concatenate([vectors, samples.vectors])
     places, shares = project_to_plane(together)
+    (x, y), split = places.T.tolist(), len(chosen)
     drawn: Json = {
         "classes": class_names,
-        "clients": list(pool.names),
-        "shares": [rounded(share, 3) for share in shares],
+        "shares": shares,
         "prototypes": {
-            **list_coordinates(places[: len(chosen)]),
+            "x": x[:split],
+            "y": y[:split],
             "class": pool.labels[chosen].tolist(),
-            "client": pool.owners[chosen].tolist(),
             "count": pool.counts[chosen].tolist(),
         },
         "samples": None,
         "notes": notes,
     }
     if samples is not None:
-        number = {name: index for index, name in enumerate(pool.names)}
-        others = [name for name in samples.owners if name is not None and name not in number]
-        for name in dict.fromkeys(others):
-            number[name] = len(number)
-        drawn["clients"] = list(number)
-        drawn["samples"] = {
-            **list_coordinates(places[len(chosen) :]),
-            "class": samples.labels,
-            "client": [None if name is None else number[name] for name in samples.owners],
-        }
+        drawn["samples"] = {"x": x[split:], "y": y[split:], "class": samples.labels}
         drawn["embedded_by"] = samples.embedded_by
     return drawn
 
@@ -234,14 +225,3 @@ def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[
     if not numpy.isfinite(found).all():
         raise InvalidInput(f"{file} gives embeddings that are not finite.")
     return found
-
-
-def list_coordinates(places: NDArray[numpy.float64]) -> Json:
-    """Return places [n, 2] as lists of short numbers."""
-    # Three digits are finer than a pixel.
-    scale = max(float(numpy.abs(places).max(initial=0.0)), 1e-12)
-    digits = max(0, 4 - int(numpy.floor(numpy.log10(scale))) - 1)
-    return {
-        axis: [rounded(float(value), digits) for value in places[:, column]]
-        for column, axis in enumerate(("x", "y"))
-    }

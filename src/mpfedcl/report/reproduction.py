@@ -1,7 +1,7 @@
-"""How to get a result again: one command line that means the same experiments, and no others.
+"""Commands that reproduce a result: one command line for exactly these experiments.
 
-Only of methods of this package: another's defaults are known to its code alone, and whoever reads
-a report of a run has not asked to run that.
+There are none for methods from outside this package: their defaults are known only to their code,
+which a report does not execute.
 """
 
 import shlex
@@ -11,18 +11,19 @@ from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.methods import find_method, is_built_in
+from mpfedcl.methods import is_built_in
+from mpfedcl.runs.plan import resolve
 
 _FEDERATION = "lab"
-"""What the folder of a federation is called where a run does not say it."""
+"""Name of a federation's folder, which a run does not record."""
 _MOST_CLIENTS = 10
-"""Whose commands are written out."""
+"""Clients whose commands are listed."""
 
 
 def run_command(experiment: Experiment) -> str | None:
     """Return the command of a run, with the flags that differ from the defaults.
 
-    None where flags cannot say it; the run's experiment.toml always can.
+    None if flags cannot express it; the run's experiment.toml always does.
     """
     return _write_command("run", {}, [experiment], leave_out=())
 
@@ -30,9 +31,9 @@ def run_command(experiment: Experiment) -> str | None:
 def federation_commands(
     experiment: Experiment, clients: Sequence[str], file: str = "RUN/experiment.toml"
 ) -> str:
-    """Return the commands of a run over a network, one a line: on the server and at each client.
+    """Return the commands of a run over a network, one per line: of the server and each client.
 
-    Where flags cannot say the experiment, the run's `file` does.
+    `file` has the experiment if flags cannot express it.
     """
     init = ["federation", "init", _FEDERATION, "--names", *clients]
     lines = [f"{_join(init)}   # once", _join(["federation", "server", _FEDERATION])]
@@ -52,7 +53,7 @@ def federation_start(file: str) -> str:
 
 
 def compare_command(experiments: Sequence[Experiment]) -> str | None:
-    """Return the command of a comparison; None where more than method and seed differs."""
+    """Return the command of a comparison; None if more than method and seed differ."""
     methods = tuple(dict.fromkeys(each.method for each in experiments))
     seeds = tuple(dict.fromkeys(each.seed for each in experiments))
     pairs = {(each.method, each.seed) for each in experiments}
@@ -60,23 +61,23 @@ def compare_command(experiments: Sequence[Experiment]) -> str | None:
         return None
     for name, left_open in CHOSEN_BY_A_RUN.items():
         if len({each.setting(name) for each in experiments}) > 1:
-            # Each run has chosen for itself, and would again.
+            # Each run has made its own choice, and would make it again.
             experiments = [each.replace(**{name: left_open}) for each in experiments]
     several = {"methods": methods, "seeds": seeds}
     return _write_command("compare", several, experiments, leave_out=("method", "seed"))
 
 
 def tune_command(bases: Sequence[Experiment], asked: Mapping[str, Any]) -> str | None:
-    """Return the command of searches around experiments that differ in their method alone.
+    """Return the command of searches around experiments that differ only in their method.
 
-    `asked` is what else the command was told, by the names of its flags.
+    `asked` has the other arguments of the command by the names of their flags.
     """
     methods = tuple(each.method for each in bases)
     if len(set(methods)) < len(methods) or not all(map(is_built_in, methods)):
         return None
     try:
-        # A search has seeds of its own; that of its base plays no part.
-        complete = [_resolve(each.replace(seed=0)) for each in bases]
+        # A search has its own seeds; the seed of its base is not used.
+        complete = [resolve(each.replace(seed=0)) for each in bases]
     except InvalidInput:
         return None
     several = {"methods": methods, **asked}
@@ -89,17 +90,17 @@ def _write_command(
     experiments: Sequence[Experiment],
     leave_out: Sequence[str],
 ) -> str | None:
-    """Return a command line that means these experiments and no others, if there is one."""
+    """Return the command line of exactly these experiments; None if there is none."""
     if not all(is_built_in(each.method) for each in experiments):
         return None
     try:
         settings: dict[str, Any] = {}
         for each in {each.method: each for each in experiments}.values():
             settings |= _find_settings(each, leave_out)
-        said = Experiment().replace(**{n.replace(".", "__"): v for n, v in settings.items()})
-        meant = [_resolve(said.replace(method=e.method, seed=e.seed)) for e in experiments]
+        given = Experiment().replace(**{n.replace(".", "__"): v for n, v in settings.items()})
+        meant = [resolve(given.replace(method=e.method, seed=e.seed)) for e in experiments]
     except InvalidInput:
-        # A method or data set that is not here any more.
+        # A method or data set that no longer exists.
         return None
     several = [_write_flag(name, value) for name, value in {**flags, **settings}.items()]
     if meant != list(experiments) or not all(several):
@@ -108,14 +109,14 @@ def _write_command(
 
 
 def _find_settings(experiment: Experiment, leave_out: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that must be said, by dotted name: those that are not the defaults."""
-    # What other defaults depend on comes first.
+    """Return the settings that are not the defaults, by dotted name."""
+    # Other defaults depend on these.
     named = {n: _setting(experiment, n) for n in ("method", "dataset.name", "partition.kind")}
     found = {n: value for n, value in named.items() if value != _setting(Experiment(), n)}
     settings = dict(experiment.flattened())
     for names in (("rounds", "prototypes.per_class"), settings):
-        said = {n.replace(".", "__"): value for n, value in {**named, **found}.items()}
-        resolved = _resolve(Experiment().replace(**said))
+        known = {n.replace(".", "__"): value for n, value in {**named, **found}.items()}
+        resolved = resolve(Experiment().replace(**known))
         found |= {n: settings[n] for n in names if settings[n] != _setting(resolved, n)}
     return {name: value for name, value in found.items() if name not in leave_out}
 
@@ -125,7 +126,7 @@ def _setting(experiment: Experiment, name: str) -> Any:
 
 
 def _write_flag(name: str, value: Any) -> list[str] | None:
-    """Return the words of a flag; None where no words would be read as this value."""
+    """Return the words of a flag; None if no words would be parsed as this value."""
     section, dot, field = name.replace("_", "-").rpartition(".")
     flag = f"--{section}{dot}{field}"
     if isinstance(value, bool):
@@ -138,12 +139,8 @@ def _write_flag(name: str, value: Any) -> list[str] | None:
 
 
 def _is_readable(word: str) -> bool:
-    """Tell whether a word is read as itself: not as a flag, as nothing, or by no terminal."""
+    """Return whether a word is printable and parsed as itself, not as a flag or as None."""
     return not word.startswith("-") and word != "None" and word.isprintable()
-
-
-def _resolve(experiment: Experiment) -> Experiment:
-    return experiment.resolved(find_method(experiment.method).defaults)
 
 
 def _join(words: Sequence[str]) -> str:
@@ -151,16 +148,16 @@ def _join(words: Sequence[str]) -> str:
 
 
 def file_command(path: Path) -> str:
-    """Return the command that takes all settings from a run's own file."""
+    """Return the command that takes all settings from the file of a run."""
     return _join(["run", str(path / "experiment.toml")])
 
 
 def without_local_paths(experiment: Experiment) -> Experiment:
-    """Return an experiment that does not tell where somebody keeps what, or how it was run."""
+    """Return an experiment without local paths and settings that do not change the result."""
     changes: dict[str, Any] = dict(RESULT_NEUTRAL_SETTINGS)
     if experiment.dataset.root is not None:
-        # Of one's own data the root is the set itself; elsewhere it says where all sets are.
-        own = {"folder": Path("PICTURES"), "table": Path("TABLE")}
+        # The root of a user's own data is the data set itself, otherwise the folder of all sets.
+        own = {"folder": Path("DATA"), "table": Path("TABLE")}
         changes["dataset__root"] = own.get(experiment.dataset.name)
     if experiment.encoder.weights is not None:
         changes["encoder__weights"] = Path(experiment.encoder.weights.name)

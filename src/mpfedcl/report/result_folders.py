@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.json_files import read_json_file
-from mpfedcl.report.file_schemas import ComparisonFile
+from mpfedcl.core.json_files import FileContent, read_json_file
 from mpfedcl.runs.directory import RunDirectory
 
 
@@ -20,6 +19,17 @@ class ResultFolder:
     runs: tuple[Path, ...] = ()
     left_out: tuple[str, ...] = ()
     """Runs that have no round yet."""
+
+
+class _ComparedMethod(FileContent):
+    runs: list[str]
+
+
+class _ComparisonFile(FileContent):
+    """The part of comparison.json that a report needs: the folders of the runs."""
+
+    seeds: list[int]
+    methods: dict[str, _ComparedMethod]
 
 
 def find_result_folders(folders: Sequence[Path], named: str = "DIR") -> list[ResultFolder]:
@@ -64,14 +74,14 @@ def _inspect_folder(folder: Path, named: str) -> list[ResultFolder]:
 
 def _read_compared_runs(folder: Path) -> list[Path]:
     """Return the runs that a comparison names."""
-    content = read_json_file(folder / "comparison.json", ComparisonFile)
+    content = read_json_file(folder / "comparison.json", _ComparisonFile)
     names = [name for method in content.methods.values() for name in method.runs]
     for name in names:
         # A name from a file must not lead out of the folder.
         if Path(name).name != name or not (folder / name / "experiment.toml").is_file():
             raise InvalidInput(
                 f"{folder / 'comparison.json'} names the run {name!r}; it must be a folder "
-                "beside it that holds a run."
+                "next to it that holds a run."
             )
     return [folder / name for name in names]
 

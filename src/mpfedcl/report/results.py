@@ -1,43 +1,240 @@
-"""Results in Python: a run, a comparison or a search, read from its folder."""
+"""Results in Python: a run, a comparison or a search, and its measurements in long form."""
 
+import csv
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import combinations
+from importlib import import_module
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.json_files import Json, read_json_file
+from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.wording import describe_data, describe_partition
+from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.methods import TESTS
-from mpfedcl.report.comparison import find_ranking_obstacles, run_predictors_table
-from mpfedcl.report.comparison_figures import comparison_drawings
+from mpfedcl.report.comparison import find_ranking_obstacles, list_differences, run_predictors_table
 from mpfedcl.report.document import compare_runs
+from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, partition_drawing
 from mpfedcl.report.figures import Drawing, DrawnFigure
-from mpfedcl.report.file_schemas import SearchRecord, TuningFile
-from mpfedcl.report.long_tables import (
-    Library,
-    LongTable,
-    Value,
-    last_accuracy,
-    long_accuracies,
-    long_clients,
-    long_rounds,
-    long_runs,
-    long_scores,
-    long_settings,
-)
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders, find_tuning_files
 from mpfedcl.report.run import RunRecords, describe_run
-from mpfedcl.report.run_figures import accuracy_drawing, partition_drawing
-from mpfedcl.report.tables import table_as_html, table_as_text
-from mpfedcl.report.tuning import describe_tuning, scores_drawing
+from mpfedcl.report.tables import enumerate_names, text_table
+from mpfedcl.report.tuning import describe_tuning, format_settings, read_searches, scores_drawing
+from mpfedcl.rounds.record import training_seconds
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.studies.statistics import LEVEL, paired_difference
-from mpfedcl.studies.tuning import present_values
+from mpfedcl.studies.tuning import TuningResult
+
+Library = Literal["polars", "pandas", "columns"]
+Value = str | int | float | bool | None
+_RUN = {"method": str, "seed": int, "run": str}
+"""The first columns of every row: method, seed and the folder of the run."""
+_ROUND = {"round": int, "last": bool}
+
+
+@dataclass(frozen=True)
+class LongTable:
+    """Rows of plain values; each column has one type, and None for a missing value."""
+
+    columns: Mapping[str, type]
+    rows: Sequence[tuple[Value, ...]]
+
+    def frame(self, library: Library | None = None) -> Any:
+        """Return a data frame of polars, else of pandas, else a dict with a list per column."""
+        chosen = library or next((each for each in ("polars", "pandas") if find_spec(each)), None)
+        if chosen not in (None, *get_args(Library)):
+            raise InvalidInput(
+                f"library is {chosen!r}; it must be one of {', '.join(get_args(Library))}."
+            )
+        if chosen in (None, "columns"):
+            return {name: [row[at] for row in self.rows] for at, name in enumerate(self.columns)}
+        try:
+            module = import_module(str(chosen))
+        except ImportError:
+            raise InvalidInput(
+                f"library is {chosen!r}, which is not installed: pip install {chosen}, or take "
+                "'columns'."
+            ) from None
+        if chosen == "polars":
+            return module.DataFrame(self.rows, schema=dict(self.columns), orient="row")
+        # Text columns are not converted: pandas would turn None into text.
+        kinds = {name: kind for name, kind in self.columns.items() if kind is not str}
+        return module.DataFrame.from_records(self.rows, columns=[*self.columns]).astype(kinds)
+
+    def csv(self) -> str:
+        """Return the table as CSV with a head; None is empty."""
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        for row in self.rows:
+            writer.writerow(str(each).lower() if isinstance(each, bool) else each for each in row)
+        return text.getvalue()
+
+
+# Runs
+
+
+def long_accuracies(runs: Sequence[RunRecords]) -> LongTable:
+    """Return accuracy in % by round, test set and predictor, as far as it was evaluated.
+
+    `last` is the last evaluated round, and `judged` the predictor of the primary metric.
+    """
+    columns = {**_ROUND, "test": str, "predictor": str, "judged": bool, "accuracy": float}
+    rows: list[tuple[Value, ...]] = []
+    for run in runs:
+        values = [
+            (line, test, predictor, value)
+            for line in run.rounds
+            for test in (TESTS if line.accuracy else ())
+            for predictor, value in (line.accuracy or {}).get(test, {}).items()
+        ]
+        # A predictor that the method does not have is None in every round.
+        known = {(test, predictor) for _, test, predictor, value in values if value is not None}
+        for line, test, predictor, value in values:
+            if (test, predictor) in known:
+                place = (line.round, line is run.last_evaluated, test, predictor)
+                rows.append((*_name(run), *place, run.predictors[test] == predictor, value))
+    return LongTable(_RUN | columns, rows)
+
+
+def long_clients(runs: Sequence[RunRecords]) -> LongTable:
+    """Return each client's primary metric in % on its local test set by round."""
+    columns = {**_ROUND, "client": str, "accuracy": float}
+    rows = [
+        (*_name(run), line.round, line is run.last_evaluated, client, accuracy)
+        for run in runs
+        for line in run.rounds
+        for client, accuracy in (line.accuracy_per_client or {}).items()
+    ]
+    return LongTable(_RUN | columns, rows)
+
+
+def long_rounds(runs: Sequence[RunRecords]) -> LongTable:
+    """Return loss, traffic, time and answers by round; seconds are without evaluation."""
+    columns = {
+        "round": int,
+        "loss": float,
+        "bytes_up": int,
+        "bytes_down": int,
+        "seconds": float,
+        "virtual_seconds": float,
+        "answered": int,
+        "missing": int,
+        "rejected": int,
+    }
+    rows = [
+        (
+            *_name(run),
+            line.round,
+            line.loss,
+            line.bytes.get("up", 0),
+            line.bytes.get("down", 0),
+            training_seconds(line.seconds),
+            line.virtual_seconds,
+            len(line.clients.answered),
+            len(line.clients.missing),
+            len(line.clients.rejected),
+        )
+        for run in runs
+        for line in run.rounds
+    ]
+    return LongTable(_RUN | columns, rows)
+
+
+def long_runs(runs: Sequence[RunRecords]) -> LongTable:
+    """Return a row per run: its last accuracy on both test sets, and its costs."""
+    columns = {
+        "dataset": str,
+        "split": str,
+        "rounds": int,
+        "finished": bool,
+        "predictor": str,
+        "accuracy": float,
+        "predictor_global": str,
+        "accuracy_global": float,
+        "megabytes": float,
+        "seconds": float,
+    }
+    return LongTable(_RUN | columns, [(*_name(run), *_sum_up(run)) for run in runs])
+
+
+def _name(run: RunRecords) -> tuple[Value, ...]:
+    return run.experiment.method, run.experiment.seed, run.name
+
+
+def _sum_up(run: RunRecords) -> tuple[Value, ...]:
+    split = describe_partition(run.experiment, with_seed=False)
+    return (
+        run.data[0],
+        "over a network" if run.is_network else split,
+        run.rounds[-1].round,
+        run.summary is not None,
+        run.predictors["local_test"],
+        run.primary_metric("local_test"),
+        run.predictors["global_test"],
+        run.primary_metric("global_test"),
+        sum(run.bytes.values()) / 1e6,
+        training_seconds(run.seconds),
+    )
+
+
+# Searches
+
+
+def long_scores(searches: Sequence[TuningResult]) -> LongTable:
+    """Return validation accuracy in % of each trial by round."""
+    columns = {"method": str, "trial": int, "changes": str, "chosen": bool}
+    columns |= {"round": int, "score": float}
+    rows = [
+        (
+            search.method,
+            trial.number,
+            format_settings(trial.changes),
+            trial.number == search.chosen,
+            number,
+            score,
+        )
+        for search in searches
+        for trial in search.trials
+        for number, score in sorted(trial.scores.items())
+    ]
+    return LongTable(columns, rows)
+
+
+def long_settings(searches: Sequence[TuningResult]) -> LongTable:
+    """Return the value of each setting in each trial, as text; trial 0 has the defaults."""
+    columns = {"method": str, "trial": int, "chosen": bool}
+    columns |= {"setting": str, "value": str, "changed": bool}
+    rows = [
+        (
+            search.method,
+            trial.number,
+            trial.number == search.chosen,
+            name.replace("__", "."),
+            None if value is None else str(value),
+            name in trial.changes,
+        )
+        for search in searches
+        for trial in search.trials
+        for name, value in trial.values.items()
+    ]
+    return LongTable(columns, rows)
+
+
+# Differences
+
+
+def long_differences(groups: Sequence[Json]) -> LongTable:
+    """Return the differences of each two methods, paired by seed, in % points."""
+    columns = {"test": str, "method": str, "than": str, "pairs": int, "difference": float}
+    columns |= {"low": float, "high": float, "level": float, "verdict": str}
+    return LongTable(columns, list_differences(groups))
+
+
+# Results
 
 
 class Offers(dict[str, Any]):
@@ -86,10 +283,12 @@ class Loaded(ABC):
         return drawn
 
     def __repr__(self) -> str:
-        return table_as_text(*self._headline())
+        heading, table = self._headline()
+        return f"{heading}\n{text_table(table).text()}"
 
     def _repr_html_(self) -> str:
-        return table_as_html(*self._headline())
+        heading, table = self._headline()
+        return text_table(table, heading).html()
 
 
 class LoadedRun(Loaded):
@@ -107,12 +306,12 @@ class LoadedRun(Loaded):
     @property
     def accuracy(self) -> float | None:
         """The primary metric on the local test sets in the last round, in %."""
-        return last_accuracy(self._records, "local_test", self._records.predictors["local_test"])
+        return self._records.primary_metric("local_test")
 
     @property
     def accuracy_global(self) -> float | None:
         """The primary metric on the global test set in the last round, in %."""
-        return last_accuracy(self._records, "global_test", self._records.predictors["global_test"])
+        return self._records.primary_metric("global_test")
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -133,14 +332,14 @@ class LoadedRun(Loaded):
     def figures(self) -> Mapping[str, Drawing]:
         """accuracy; partition, if it is known."""
         groups = compare_runs([(self._records, describe_run(self._records))])["groups"]
-        data, _ = _describe_data(self._records)
-        accuracy = accuracy_drawing(groups, title=f"{self._records.method_name} on {data}")
+        title = f"{self._records.method_name} on {self._records.data[0]}"
+        accuracy = accuracy_drawing(groups, title=title)
         return Offers({"accuracy": accuracy, **_partition_of(self._records)})
 
     def _headline(self) -> tuple[str, Json]:
         done, planned = self._records.rounds[-1].round, self.experiment.rounds
         ended = "" if self._records.summary else f", not finished: round {done} of {planned}"
-        about = f"{self._records.method_name} on {', '.join(_describe_data(self._records))}{ended}"
+        about = f"{self._records.method_name} on {', '.join(self._records.data)}{ended}"
         return f"{about} ({self.path})", run_predictors_table(self._records)
 
 
@@ -158,8 +357,8 @@ class LoadedComparison(Loaded):
 
     @property
     def methods(self) -> list[str]:
-        """The methods by name; with their folders, where a method was run with two settings."""
-        return list(self._groups)
+        """The methods by name; with their folders if a method was run with two settings."""
+        return [group["name"] for group in self._described["groups"]]
 
     @property
     def seeds(self) -> list[int]:
@@ -179,9 +378,9 @@ class LoadedComparison(Loaded):
     @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
         """accuracy, clients, rounds, runs; differences, if methods can be compared."""
-        tables = _tables_of_runs(self._records)
-        if not find_ranking_obstacles(self._described["groups"], self._records):
-            tables["differences"] = self._differences
+        tables, groups = _tables_of_runs(self._records), self._described["groups"]
+        if not find_ranking_obstacles(groups, self._records):
+            tables["differences"] = partial(long_differences, groups)
         return tables
 
     @property
@@ -198,33 +397,9 @@ class LoadedComparison(Loaded):
     def _described(self) -> Json:
         return compare_runs([(each, describe_run(each)) for each in self._records])
 
-    @cached_property
-    def _groups(self) -> dict[str, list[RunRecords]]:
-        groups = self._described["groups"]
-        return {each["name"]: [self._records[at] for at in each["runs"]] for each in groups}
-
-    def _differences(self) -> LongTable:
-        """Return the differences of each two methods, paired by seed, in % points."""
-        columns = {"test": str, "method": str, "than": str, "pairs": int, "difference": float}
-        columns |= {"low": float, "high": float, "level": float, "verdict": str}
-        rows: list[tuple[Value, ...]] = []
-        for test in TESTS:
-            values = {
-                name: [by_seed.get(seed) for seed in self.seeds]
-                for name, runs in self._groups.items()
-                for by_seed in [
-                    {e.experiment.seed: e.value(test, e.predictors[test]) for e in runs}
-                ]
-            }
-            for one, other in combinations(values, 2):
-                if found := paired_difference(values[one], values[other]):
-                    ends = (found.mean, found.low, found.high, LEVEL, found.verdict)
-                    rows.append((test, one, other, found.pairs, *ends))
-        return LongTable(columns, rows)
-
     def _headline(self) -> tuple[str, Json]:
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
-        about = f"{len(self._groups)} methods on {_describe_runs(self._records)}; {seeds}"
+        about = f"{len(self.methods)} methods on {_describe_runs(self._records)}; {seeds}"
         waiting = [each.name for each in self._records if each.summary is None]
         ended = f"; not finished: {', '.join(waiting)}" if waiting else ""
         return f"{about}{ended} ({self.path})", self.tables[0]
@@ -233,10 +408,10 @@ class LoadedComparison(Loaded):
 class LoadedSearch(Loaded):
     """A search for the settings of one method or several."""
 
-    def __init__(self, path: Path, files: Sequence[Path], searches: Sequence[SearchRecord]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._files = files
-        self._searches = searches
+        self._files = find_tuning_files(path)
+        self._searches = read_searches(self._files)
 
     @property
     def methods(self) -> list[str]:
@@ -246,12 +421,7 @@ class LoadedSearch(Loaded):
     @property
     def best(self) -> dict[str, Experiment]:
         """For each method the experiment with the chosen settings, ready to run."""
-        return {
-            each.method: Experiment(**each.base).replace(
-                **present_values(each.trials[each.chosen].values)
-            )
-            for each in self._searches
-        }
+        return {each.method: each.best for each in self._searches}
 
     @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
@@ -292,24 +462,17 @@ def _partition_of(run: RunRecords) -> dict[str, Drawing]:
     """Return the partition of a run; under a privacy budget it is not shown."""
     if run.partition is None or run.privacy is not None:
         return {}
-    clients = {name: {"train": held.train} for name, held in run.partition.clients.items()}
-    _, split = _describe_data(run)
-    held = {"classes": run.partition.classes, "clients": clients}
-    return {"partition": partition_drawing(held, f"Training samples, {split}")}
+    title = f"Training samples, {run.data[1]}"
+    return {"partition": partition_drawing(run.partition.to_json(), title)}
 
 
-def _describe_runs(runs: Iterable[RunRecords]) -> str:
+def _describe_runs(runs: Sequence[RunRecords]) -> str:
     """Return data and partition of runs, each once."""
     settings = [
         f"{run.experiment.dataset.name}, {describe_partition(run.experiment, with_seed=False)}"
         for run in runs
     ]
     return "; ".join(dict.fromkeys(settings))
-
-
-def _describe_data(records: RunRecords) -> tuple[str, str]:
-    is_network = records.partition is not None and records.partition.network
-    return describe_data(records.experiment, {"network": is_network})
 
 
 def load(
@@ -348,23 +511,21 @@ def load(
         raise InvalidInput(f"path is {str(path)!r}, a run that has no round yet.")
     loaded = read_result(result)
     if not unfinished:
-        _refuse_unfinished(result, loaded)
+        _reject_unfinished(result, loaded)
     return loaded
 
 
 def read_result(result: ResultFolder) -> LoadedRun | LoadedComparison | LoadedSearch:
     """Read what a folder was found to hold: runs, or a search."""
     if result.kind == "tuning":
-        files = find_tuning_files(result.path)
-        read = [read_json_file(file, TuningFile).methods.values() for file in files]
-        return LoadedSearch(result.path, files, [each for several in read for each in several])
+        return LoadedSearch(result.path)
     records = [RunRecords.read(each) for each in result.runs]
     if result.kind == "run":
         return LoadedRun(records[0])
     return LoadedComparison(result.path, records)
 
 
-def _refuse_unfinished(result: ResultFolder, loaded: Loaded) -> None:
+def _reject_unfinished(result: ResultFolder, loaded: Loaded) -> None:
     runs = loaded.runs if isinstance(loaded, LoadedComparison) else [loaded]
     waiting = [each for each in runs if isinstance(each, LoadedRun) and each.summary is None]
     names = [each.path.name for each in waiting] + list(result.left_out)
@@ -376,8 +537,7 @@ def _refuse_unfinished(result: ResultFolder, loaded: Loaded) -> None:
             f"path is {str(loaded.path)!r}, a run that has not ended ({rounds}); resume it by "
             f"mpfedcl run --resume {loaded.path}, or read it as it is: unfinished=True."
         )
-    more = f" and {len(names) - 3} others" if len(names) > 3 else ""
     raise InvalidInput(
-        f"path is {str(result.path)!r}; runs in it have not ended ({', '.join(names[:3])}{more}): "
+        f"path is {str(result.path)!r}; runs in it have not ended ({enumerate_names(names, 3)}): "
         "let the same command or call finish them, or read them as they are: unfinished=True."
     )

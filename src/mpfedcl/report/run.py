@@ -1,7 +1,7 @@
 """One run: its records, and the content that a report shows of it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, read_json_file, validate_content
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.methods import PREDICTORS, TESTS, Method, PredictorName, Test, find_method, is_built_in
-from mpfedcl.report.formatting import choose_evenly, finite_values, mean, rounded
+from mpfedcl.methods import TESTS, Method, PredictorName, Test, find_method, is_built_in
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.reproduction import (
     federation_commands,
@@ -20,7 +19,7 @@ from mpfedcl.report.reproduction import (
     file_command,
     run_command,
 )
-from mpfedcl.report.tables import tests_differ
+from mpfedcl.report.tables import choose_evenly, rounded, tests_differ
 from mpfedcl.rounds.metrics import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
@@ -73,8 +72,8 @@ class RunRecords:
     def predictors(self) -> dict[Test, PredictorName]:
         """The predictor of the primary metric on each test set."""
         if self.summary:
-            own = self.summary.predictor
-            return {"local_test": own, "global_test": self.summary.predictor_global or own}
+            local = self.summary.predictor
+            return {"local_test": local, "global_test": self.summary.predictor_global or local}
         if is_built_in(self.experiment.method):
             num_classes = len(self.partition.classes) if self.partition else 1
             method = find_method(self.experiment.method)(self.experiment, num_classes)
@@ -86,8 +85,8 @@ class RunRecords:
         """Whether all clients share one test set; clients of a network have their own."""
         if self.experiment.partition.test != "shared" or self.is_network:
             return False
-        read = self.last_evaluated.accuracy if self.last_evaluated else None
-        return not read or not tests_differ(read["local_test"], read["global_test"])
+        found = self.last_evaluated.accuracy if self.last_evaluated else None
+        return not found or not tests_differ(found["local_test"], found["global_test"])
 
     @property
     def has_diverged(self) -> bool:
@@ -100,8 +99,8 @@ class RunRecords:
     @property
     def method_name(self) -> str:
         """Name of the method, as a finished run records it."""
-        told = self.summary.method_name if self.summary else ""
-        return told or self.experiment.method.rpartition(":")[2]
+        recorded = self.summary.method_name if self.summary else ""
+        return recorded or self.experiment.method.rpartition(":")[2]
 
     @property
     def is_network(self) -> bool:
@@ -127,6 +126,21 @@ class RunRecords:
         return next((line for line in reversed(self.rounds) if line.accuracy), None)
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of all rounds by phase."""
+        return _add(line.seconds for line in self.rounds)
+
+    @property
+    def bytes(self) -> dict[str, float]:
+        """Bytes of all rounds by direction."""
+        return _add(line.bytes for line in self.rounds)
+
+    @property
+    def data(self) -> tuple[str, str]:
+        """What the data are, and how they are split between clients."""
+        return describe_data(self.experiment, {"network": self.is_network})
+
+    @property
     def num_clients(self) -> int:
         """Number of clients of the run, as far as it is known."""
         last = self.last_evaluated
@@ -136,30 +150,36 @@ class RunRecords:
     def _recognize_predictor(self) -> PredictorName:
         """Return the predictor whose mean is that of the clients' accuracies."""
         # A report imports no foreign method.
-        read = [(line.accuracy, line.accuracy_per_client) for line in self.rounds if line.accuracy]
-        spreads = [line.accuracy_spread for line in self.rounds if line.accuracy]
-        means = [
-            spread.mean if spread else mean(finite_values(list((each or {}).values())))
-            for spread, (_, each) in zip(spreads, read, strict=True)
-        ]
-        for predictor in PREDICTORS:
-            shown = [(table or {}).get("local_test", {}).get(predictor) for table, _ in read]
-            if means and all(
-                a is not None and b is not None and math.isclose(a, b, abs_tol=1e-6)
-                for a, b in zip(shown, means, strict=True)
-            ):
+        line = next((line for line in self.rounds if line.accuracy), None)
+        fairness = _measure_spread(line)
+        if line is None or line.accuracy is None or fairness is None:
+            return Method.primary_predictor
+        for predictor, value in line.accuracy["local_test"].items():
+            if value is not None and math.isclose(value, fairness.mean, abs_tol=0.01):
                 return predictor
         return Method.primary_predictor
 
-    def value(self, test: str, predictor: str) -> float | None:
+    def value(self, test: Test, predictor: PredictorName) -> float | None:
         """Return the accuracy of a predictor in the last evaluated round."""
         table = self.last_evaluated.accuracy if self.last_evaluated else None
-        return rounded((table or {}).get(test, {}).get(predictor), 4)  # type: ignore[call-overload]
+        return (table or {}).get(test, {}).get(predictor)
+
+    def primary_metric(self, test: Test) -> float | None:
+        """Return the accuracy of the primary predictor in the last evaluated round."""
+        return self.value(test, self.predictors[test])
 
     @property
     def name(self) -> str:
         """Name of the folder."""
         return self.path.resolve().name or str(self.path)
+
+
+def _add(rounds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for costs in rounds:
+        for part, cost in costs.items():
+            total[part] = total.get(part, 0) + cost
+    return total
 
 
 def _read_optional(path: Path, schema: Any) -> Any:
@@ -168,27 +188,32 @@ def _read_optional(path: Path, schema: Any) -> Any:
 
 def describe_run(records: RunRecords) -> Json:
     """Return clients, classes, confusion, partition and absences of a run."""
-    experiment = records.experiment
-    is_told = records.privacy is None
-    clients = _describe_clients(records.partition if is_told else None, records.last_evaluated)
-    confusion = _describe_confusion(records)
-    fairness = _measure_spread(records.last_evaluated)
+    last = records.last_evaluated
+    # Under a privacy budget the data of clients are not shown.
+    partition = records.partition if records.privacy is None else None
+    fairness = _measure_spread(last)
     return {
         "name": records.name,
         "method": records.method_name,
-        "seed": experiment.seed,
-        "setting": ", ".join(describe_data(experiment, {"network": records.is_network})),
+        "seed": records.experiment.seed,
+        "setting": ", ".join(records.data),
         "rounds": records.rounds[-1].round if records.rounds else 0,
-        "planned": experiment.rounds,
+        "planned": records.experiment.rounds,
         "finished": records.summary is not None,
         "damaged": records.damaged,
         "predictor": records.predictors["local_test"],
-        "read_in": records.last_evaluated.round if records.last_evaluated else None,
-        "clients": clients,
+        "read_in": last.round if last else None,
+        "clients": _describe_clients(partition, last),
         "population": records.num_clients,
         "fairness": fairness.to_json() if fairness else None,
-        "confusion": confusion,
-        "partition": _describe_holdings(records.partition, is_told=is_told),
+        "confusion": _describe_confusion(records),
+        "partition": _describe_holdings(partition)
+        if partition
+        else {
+            "missing": "The run has no partition.json."
+            if records.privacy is None
+            else "Under a privacy budget the data of clients are not shown."
+        },
         "absences": _describe_absences(records),
     }
 
@@ -200,8 +225,8 @@ def _describe_clients(partition: Partition | None, last: RoundRecord | None) -> 
     names = list(holdings) or list(accuracy)
     if len(names) > _MOST_CLIENTS:
         # The evaluated clients with the lowest accuracy.
-        read = sorted((value, name) for name, value in accuracy.items() if value is not None)
-        listed = {name for _, name in read[:_MOST_CLIENTS]}
+        known = sorted((value, name) for name, value in accuracy.items() if value is not None)
+        listed = {name for _, name in known[:_MOST_CLIENTS]}
         names = [name for name in names if name in listed]
     return [
         {
@@ -214,28 +239,20 @@ def _describe_clients(partition: Partition | None, last: RoundRecord | None) -> 
     ]
 
 
-def _measure_spread(last: RoundRecord | None) -> Fairness | None:
+def _measure_spread(line: RoundRecord | None) -> Fairness | None:
     """Return the spread of accuracy over all clients evaluated in a round, listed or not."""
-    if last is None:
+    if line is None:
         return None
-    values = (last.accuracy_per_client or {}).values()
-    return last.accuracy_spread or measure_fairness(rounded(each) for each in values)
+    values = (line.accuracy_per_client or {}).values()
+    return line.accuracy_spread or measure_fairness(rounded(each) for each in values)
 
 
-def _describe_holdings(partition: Partition | None, *, is_told: bool) -> Json:
-    """Return the training samples of clients by class, unless a privacy budget forbids it."""
-    if not is_told:
-        return {"missing": "Under a privacy budget the data of clients are not shown."}
-    if partition is None:
-        return {"missing": "The run has no partition.json."}
+def _describe_holdings(partition: Partition) -> Json:
+    """Return the training samples of clients by class."""
     names, count = list(partition.clients), len(partition.clients)
     shown = choose_evenly(count, count if count <= _MOST_CLIENTS else _MOST_HOLDINGS)
-    chosen = [(names[place], partition.clients[names[place]]) for place in shown]
-    return {
-        "classes": partition.classes,
-        "clients": [{"name": n, "train": held.train, "test": held.test} for n, held in chosen],
-        "left_out": count - len(chosen),
-    }
+    clients = [{"name": names[at], **partition.clients[names[at]].to_json()} for at in shown]
+    return {"classes": partition.classes, "clients": clients, "left_out": count - len(clients)}
 
 
 def find_absences(line: RoundRecord) -> Iterator[tuple[str, str, str]]:
@@ -263,21 +280,20 @@ def _reasons(remarks: Any, kind: str) -> dict[str, str]:
 
 def describe_settings(records: RunRecords) -> Json:
     """Return all settings of a run, commands that reproduce it, and versions."""
-    file = records.path / "experiment.toml"
     how, command = "In one command:", run_command(records.experiment)
+    from_file = file_command(records.path)
     if records.is_network:
         assert records.partition is not None
         how = (
             "A federation needs a command for the server, one for each client, and one for the run:"
         )
-        clients = list(records.partition.clients)
-        command = federation_commands(records.experiment, clients, str(file))
+        file, clients = str(records.path / "experiment.toml"), list(records.partition.clients)
+        command = federation_commands(records.experiment, clients, file)
+        from_file = federation_start(file)
     return {
         "toml": records.experiment.to_toml(),
         "file": "experiment.toml",
-        "file_command": federation_start(str(file))
-        if records.is_network
-        else file_command(records.path),
+        "file_command": from_file,
         "how": how,
         "command": command,
         "versions": records.summary.versions if records.summary else {},
@@ -301,35 +317,30 @@ def _lowest(several: list[Json]) -> Json | None:
 
 def _describe_confusion(records: RunRecords) -> Json:
     found = records.confusion
-    if found is None:
-        why = (
-            "The run has no confusion.json."
-            if records.summary
-            else "The confusion matrix is written at the end of a run, and this run has not ended."
-        )
-        return {"missing": why}
-    if not records.rounds or records.rounds[-1].round != found.round:
-        return {
-            "missing": f"The confusion matrix is of round {found.round}, not of the last round."
-        }
-    if not found.clients:
-        return {"missing": "No client of this run has test samples."}
+    if found is None and records.summary is None:
+        missing = "The confusion matrix is written at the end of a run, and this run has not ended."
+    elif found is None:
+        missing = "The run has no confusion.json."
+    elif not records.rounds or records.rounds[-1].round != found.round:
+        missing = f"The confusion matrix is of round {found.round}, not of the last round."
+    elif not found.clients:
+        missing = "No client of this run has test samples."
+    else:
+        return _sum_confusion(found)
+    return {"missing": missing}
+
+
+def _sum_confusion(found: Confusion) -> Json:
     size = range(len(found.classes))
     total = [[sum(each[i][j] for each in found.clients.values()) for j in size] for i in size]
     silent = [sum(each[i] for each in found.unanswered.values()) for i in size]
-    return {
-        "classes": found.classes,
-        "all": total,
-        "unanswered": silent,
-        "by_class": [
-            {
-                "name": name,
-                "tested": sum(total[i]) + silent[i],
-                "accuracy": rounded(100 * total[i][i] / max(1, sum(total[i]) + silent[i])),
-            }
-            for i, name in enumerate(found.classes)
-        ],
-    }
+    tested = [sum(total[i]) + silent[i] for i in size]
+    by_class = [
+        {"name": name, "tested": tested[i]}
+        | {"accuracy": rounded(100 * total[i][i] / max(1, tested[i]))}
+        for i, name in enumerate(found.classes)
+    ]
+    return {"classes": found.classes, "all": total, "unanswered": silent, "by_class": by_class}
 
 
 def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
@@ -339,7 +350,7 @@ def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
     if not with_map and (records.path / "pool.safetensors").is_file():
         return {
             "missing": "In a comparison only the first seed of each method has a map; a report of "
-            "this run alone has one."
+            "this run has one."
         }
     partition = RunDirectory(records.path).read_json("partition.json")
     return describe_prototype_map(

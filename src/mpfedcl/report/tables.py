@@ -1,8 +1,9 @@
-"""Tables: for the terminal within 100 columns, in Markdown, in a notebook; and their sentences.
+"""Tables for the terminal, Markdown and notebooks; their sentences, values and names as text.
 
 A table of the report is {caption, columns, rows, notes} with cells {text, mark?, note?, strong?}.
 """
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,22 +20,19 @@ from rich.table import Table
 from rich.text import Text
 
 from mpfedcl.core.json_files import Json
-from mpfedcl.methods import PREDICTORS
-from mpfedcl.report.formatting import deviation, finite_values, mean
+from mpfedcl.methods import PREDICTORS, PredictorKind
 from mpfedcl.studies.statistics import interval_half_width
 
-PREDICTOR_TITLES = {
-    "personal_classifier": "personal, classifier",
-    "personal_prototype": "personal, prototype",
-    "global_classifier": "global, classifier",
-    "global_prototype": "global, prototype",
-    "personal_classifier_prior": "personal, classifier + prior",
-    "global_classifier_prior": "global, classifier + prior",
-    "global_prototype_prior": "global, prototype + prior",
-    "global_classifier_estimated": "global, classifier + estimated prior",
+_PRIORS = {"none": "", "labels": " + prior", "estimated": " + estimated prior"}
+_KINDS = {name: PredictorKind.of(name) for name in PREDICTORS}
+PREDICTOR_TITLES: dict[str, str] = {
+    name: f"{kind.model}, {kind.rule}{_PRIORS[kind.prior]}" for name, kind in _KINDS.items()
 }
 TEST_TITLES = {"local_test": "local test set", "global_test": "global test set"}
-PREDICTOR_GROUPS = {"without a label prior": PREDICTORS[:4], "with a label prior": PREDICTORS[4:]}
+PREDICTOR_GROUPS = {
+    "without a label prior": [name for name, kind in _KINDS.items() if kind.prior == "none"],
+    "with a label prior": [name for name, kind in _KINDS.items() if kind.prior != "none"],
+}
 """All predictors, in two tables: in one they do not fit."""
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number. A star marks the primary metric."""
@@ -47,7 +45,6 @@ _MOST_CLIENTS, _WORST_CLIENTS = 20, 5
 _MOST_NAMES = 5
 _QUARTILES = (25, 50, 75)
 _NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?(✗\d+)?\*?")
-_CELL = "text-align: {}; padding: 0.2em 0.8em"
 
 
 @dataclass
@@ -86,10 +83,38 @@ class TextTable:
         table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
         return f"{table}\n{self.note}\n" if self.note else table
 
-    def _column_parts(self, room: int) -> list[list[int]]:
-        """Return the columns of each part: all of them, where the longest words fit.
+    def text(self) -> str:
+        """Return the table as lines of at most 100 columns."""
+        plain: Any = {"markup": False, "highlight": False, "color_system": None}
+        # In a notebook a console would otherwise print, whatever its file is.
+        plain["force_jupyter"] = False
+        written = StringIO()
+        self.show(Console(file=written, width=_WIDTH, **plain))
+        return written.getvalue().rstrip()
 
-        Else there are as few parts as there can be, with about equally many columns.
+    def html(self) -> str:
+        """Return the table for a notebook: numbers to the right, and names escaped."""
+        sides = ["right" if numeric else "left" for numeric in self._numeric_columns()]
+
+        def row(kind: str, texts: Sequence[str]) -> str:
+            cells = [
+                f'<{kind} style="text-align: {side}; padding: 0.2em 0.8em">{escape(text)}</{kind}>'
+                for side, text in zip(sides, texts, strict=True)
+            ]
+            return f"<tr>{''.join(cells)}</tr>"
+
+        first, *others = (escape(line) for line in self.title.splitlines())
+        body = "".join(row("td", each) for each in self.rows)
+        return (
+            f"<div><b>{first}</b>{''.join(f'<br>{line}' for line in others)}"
+            f"<table><thead>{row('th', self.columns)}</thead><tbody>{body}</tbody></table>"
+            f"<small>{escape(self.note).replace(chr(10), '<br>')}</small></div>"
+        )
+
+    def _column_parts(self, room: int) -> list[list[int]]:
+        """Return the columns of each part: all of them if the longest words fit.
+
+        Otherwise there are as few parts as possible, with about equally many columns.
         """
         texts = zip(self.columns, *self.rows, strict=True)
         words = [[len(word) for cell in column for word in cell.split()] for column in texts]
@@ -103,9 +128,9 @@ class TextTable:
         return [[0, place] for place in others] or [[0]]
 
     def _numeric_columns(self) -> list[bool]:
-        """Tell for each column whether all its cells are numbers, or marks for none."""
-        cells: list[list[str]] = [[row[i] for row in self.rows] for i in range(len(self.columns))]
-        return [all(_NUMBER.fullmatch(cell) for cell in column) for column in cells]
+        """Return for each column whether all its cells are numbers, or marks for none."""
+        places = range(len(self.columns))
+        return [all(_NUMBER.fullmatch(row[place]) for row in self.rows) for place in places]
 
 
 def text_table(table: Json, title: str = "", *, noted: str = "") -> TextTable:
@@ -117,49 +142,10 @@ def text_table(table: Json, title: str = "", *, noted: str = "") -> TextTable:
     columns = list(table["columns"])
     if noted:
         columns.append(noted)
-        rows = [
-            [*row, cells[0].get("note") or ""]
-            for row, cells in zip(rows, table["rows"], strict=True)
-        ]
+        for row, cells in zip(rows, table["rows"], strict=True):
+            row.append(cells[0].get("note", ""))
     heading = "\n".join(each for each in (title, table["caption"]) if each)
     return TextTable(heading, columns, rows, "\n".join(each for each in table["notes"] if each))
-
-
-def table_as_text(heading: str, table: Json) -> str:
-    """Return a table of the report as lines of at most 100 columns."""
-    text = StringIO()
-    # In a notebook a console would otherwise print, whatever its file is.
-    plain = Console(
-        file=text,
-        width=_WIDTH,
-        markup=False,
-        highlight=False,
-        color_system=None,
-        force_jupyter=False,
-    )
-    text_table(table).show(plain)
-    return f"{heading}\n{text.getvalue().rstrip()}"
-
-
-def table_as_html(heading: str, table: Json) -> str:
-    """Return a table of the report as HTML for a notebook, with escaped names."""
-    head = _html_row("th", table["columns"])
-    body = "".join(_html_row("td", [_cell_text(cell) for cell in row]) for row in table["rows"])
-    notes = "<br>".join(escape(note) for note in table["notes"] if note)
-    return (
-        f"<div><b>{escape(heading)}</b><br>{escape(table['caption'])}"
-        f"<table><thead>{head}</thead><tbody>{body}</tbody></table><small>{notes}</small></div>"
-    )
-
-
-def _html_row(kind: str, texts: Sequence[str]) -> str:
-    # Names to the left; notebooks align everything to the right.
-    sides = ["left", *["right"] * (len(texts) - 1)]
-    cells = [
-        f'<{kind} style="{_CELL.format(side)}">{escape(text)}</{kind}>'
-        for side, text in zip(sides, texts, strict=True)
-    ]
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _cell_text(cell: Json) -> str:
@@ -167,9 +153,12 @@ def _cell_text(cell: Json) -> str:
     return f"{mark}{cell['text']}{'*' if cell.get('strong') else ''}"
 
 
-def cell(text: str, *, mark: str | None = None, note: str | None = None) -> Json:
+def cell(
+    text: str, *, mark: str | None = None, note: str | None = None, strong: bool | None = None
+) -> Json:
     """Return a cell of a table of the report."""
-    return {"text": text} | ({"mark": mark} if mark else {}) | ({"note": note} if note else {})
+    more = {"mark": mark, "note": note or None, "strong": strong}
+    return {"text": text} | {name: value for name, value in more.items() if value is not None}
 
 
 def percent(value: float | None) -> str:
@@ -190,29 +179,24 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
     return f"{mean(known):.1f}{spread}{missing}"
 
 
-def explain_deviation(num_seeds: int) -> str:
-    """Return what stands in parentheses."""
-    return "" if num_seeds < 2 else "(std): standard deviation over seeds, ddof 1."
-
-
 def explain_divergence(diverged: Mapping[str, Sequence[int]]) -> str:
     """Return the runs that diverged, by method and seed; nothing if none did."""
-    told = [
+    named = [
         f"{name}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         for name, seeds in diverged.items()
         if seeds
     ]
-    if not told:
+    if not named:
         return ""
     return (
-        f"Diverged: {'; '.join(told)}. No update of the last round could be used. If the server has "
-        "an earlier model, the number is that model's. ✗1: one seed has no number and is not in "
-        "the mean."
+        f"Diverged: {'; '.join(named)}. No update of the last round could be used. If the server "
+        "has an earlier model, the number is that model's. ✗1: one seed has no number and is not "
+        "in the mean."
     )
 
 
 def explain_marks(num_seeds: int) -> str:
-    """Return the legend of the marks, and how much so many seeds can show."""
+    """Return the legend of the marks, and what this number of seeds can show."""
     if num_seeds < 2:
         return (
             f"{MARKS['best']} best of one seed. One seed cannot separate a difference from chance."
@@ -234,25 +218,9 @@ def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def name_predictors(predictors: Iterable[str]) -> str:
-    """Return the titles of predictors, each once."""
-    return "; ".join(PREDICTOR_TITLES[each] for each in dict.fromkeys(predictors))
-
-
-def name_encoders(encoders: Mapping[str, str | None]) -> str:
-    """Return which methods use which encoder; nothing if all use the same."""
-    methods: dict[str, list[str]] = {}
-    for method, encoder in encoders.items():
-        methods.setdefault(encoder or "none", []).append(method)
-    if len(methods) < 2:
-        return ""
-    seen = "; ".join(f"{encoder} ({', '.join(names)})" for encoder, names in methods.items())
-    return f"The methods use different encoders: {seen}."
-
-
 def explain_prior(predictors: Iterable[str]) -> str:
     """Return the meaning of a prior if one of the predictors has one."""
-    if not {*predictors} & {*PREDICTOR_GROUPS["with a label prior"]}:
+    if all(PredictorKind.of(each).prior == "none" for each in predictors):
         return ""
     return (
         "prior: the client's own label distribution is added to the scores; estimated: this "
@@ -260,9 +228,14 @@ def explain_prior(predictors: Iterable[str]) -> str:
     )
 
 
-def tests_differ(own: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
+def title_tests(groups: Sequence[Json]) -> dict[Any, str]:
+    """Return the test sets with their titles: one if all clients of all groups share it."""
+    return {"local_test": "test set"} if all(g["shared_test"] for g in groups) else TEST_TITLES
+
+
+def tests_differ(local: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
     """Return whether two test sets gave these accuracies, or one that all clients share."""
-    pairs = [(own.get(name), value) for name, value in union.items()]
+    pairs = [(local.get(name), value) for name, value in union.items()]
     # Means over clients of one and the same number are a rounding apart.
     return any(
         None not in pair and not math.isclose(*pair, abs_tol=1e-6)  # type: ignore[arg-type]
@@ -279,32 +252,21 @@ def predictors_table(caption: str, values: Mapping[Any, Any], judged: Mapping[An
     shared = known and not tests_differ(values["local_test"], values["global_test"])
     shared = shared and len(set(judged.values())) == 1
     titles = {"local_test": "test set"} if shared else TEST_TITLES
-
-    def accuracy(test: str, predictor: str) -> Json:
-        value, is_primary = values[test].get(predictor), predictor == judged[test]
-        return cell(percent(value)) | {"strong": is_primary}
-
     rows = [
-        [cell(PREDICTOR_TITLES[each]), *(accuracy(test, each) for test in titles)]
+        [cell(PREDICTOR_TITLES[each])]
+        + [cell(percent(values[t].get(each)), strong=each == judged[t]) for t in titles]
         for each in PREDICTORS
     ]
+    tests = "local test set: each client's own test samples; global: those of all clients."
     notes = [
         "*: the primary metric on this test set.",
         "personal: each client's personalized model, mean over clients; global: the server's "
-        "model. classifier: the last layer; prototype: the nearest prototype. "
-        + (
-            ONE_TEST
-            if shared
-            else "local test set: each client's own test samples; global: those of all clients."
-        ),
+        f"model. classifier: the last layer; prototype: the nearest prototype. "
+        f"{ONE_TEST if shared else tests}",
         explain_prior(PREDICTORS),
     ]
-    return {
-        "caption": caption,
-        "columns": ["predictor", *titles.values()],
-        "rows": rows,
-        "notes": notes,
-    }
+    columns = ["predictor", *titles.values()]
+    return {"caption": caption, "columns": columns, "rows": rows, "notes": notes}
 
 
 def clients_table(
@@ -316,55 +278,33 @@ def clients_table(
 
     `spread` is over all clients if not all are listed.
     """
-    if spread is not None:
-        return _spread_table(title, accuracies, spread)
     known = {name: value for name, value in accuracies.items() if value is not None}
-    if len(accuracies) <= _MOST_CLIENTS or not known:
+    if spread is None and (len(accuracies) <= _MOST_CLIENTS or not known):
         rows = [[name, percent(value)] for name, value in accuracies.items()]
         return TextTable(title, ["client", "accuracy %"], rows)
-    quartiles = numpy.percentile(list(known.values()), _QUARTILES).tolist()
-    untested = len(accuracies) - len(known)
-    return TextTable(
-        title,
-        [f"of {len(known)} clients", "accuracy %"],
-        [
-            *_spread_rows(mean(list(known.values())), quartiles),
-            *([f"among the worst: {name}", percent(known[name])] for name in _worst(known)),
-        ],
-        "All clients: accuracy_per_client in summary.json."
-        + (f" {untested} have no number there." if untested else ""),
-    )
-
-
-def _spread_table(
-    title: str, listed: Mapping[str, float | None], spread: Mapping[str, Any]
-) -> TextTable:
-    """Return the quartiles over all clients, and the worst of those that are listed."""
-    known = {name: value for name, value in listed.items() if value is not None}
-    return TextTable(
-        title,
-        [f"of {spread['clients']:,} clients", "accuracy %"],
-        [
-            *_spread_rows(spread["mean"], spread["quartiles"]),
-            *([f"worst of the last round: {name}", percent(known[name])] for name in _worst(known)),
-        ],
-        f"accuracy_per_client in summary.json lists {len(known):,}: the clients evaluated in the "
-        "last round.",
-    )
-
-
-def _spread_rows(middle: float | None, quartiles: Sequence[float]) -> list[list[str]]:
-    first, median, third = quartiles
-    return [
-        ["mean", percent(middle)],
+    if spread is None:
+        values = list(known.values())
+        quartiles = numpy.percentile(values, _QUARTILES).tolist()
+        spread = {"clients": len(known), "mean": mean(values), "quartiles": quartiles}
+        worst, note = "among the worst", "All clients: accuracy_per_client in summary.json."
+        if untested := len(accuracies) - len(known):
+            note += f" {untested} have no number there."
+    else:
+        worst = "worst of the last round"
+        note = (
+            f"accuracy_per_client in summary.json lists {len(known):,}: the clients evaluated in "
+            "the last round."
+        )
+    first, median, third = spread["quartiles"]
+    rows = [
+        ["mean", percent(spread["mean"])],
         ["upper quartile", percent(third)],
         ["median", percent(median)],
         ["lower quartile", percent(first)],
     ]
-
-
-def _worst(known: Mapping[str, float]) -> list[str]:
-    return sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]
+    for name in sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]:
+        rows.append([f"{worst}: {name}", percent(known[name])])
+    return TextTable(title, [f"of {spread['clients']:,} clients", "accuracy %"], rows, note)
 
 
 # Sentences
@@ -380,21 +320,17 @@ def describe_mean(
     `spread` is over the evaluated clients if not all are listed.
     """
     if spread is not None:
-        return _describe_many(spread["clients"], len(clients))
+        count, total = spread["clients"], len(clients)
+        if count >= total:
+            return "mean over clients"
+        return f"mean over {count:,} of {total:,} clients (the others were not evaluated)"
     found = accuracies or {}
     left_out = [name for name in sorted({*clients, *found}) if found.get(name) is None]
     if not left_out:
         return "mean over clients"
     total = len({*clients, *found})
-    more = len(left_out) - _MOST_NAMES
-    names = ", ".join(left_out[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    names = enumerate_names(left_out, _MOST_NAMES)
     return f"mean over {total - len(left_out):,} of {total:,} clients (not evaluated: {names})"
-
-
-def _describe_many(read: int, total: int) -> str:
-    if read >= total:
-        return "mean over clients"
-    return f"mean over {read:,} of {total:,} clients (the others were not evaluated)"
 
 
 def describe_server_model(
@@ -404,15 +340,15 @@ def describe_server_model(
 
     `judged` is the primary predictor on each test set.
     """
-    if not str(judged.get("local_test")).startswith("personal"):
+    if PredictorKind.of(judged["local_test"]).model != "personal":
         return []
     stay = (
         "The primary metric is of the personalized models, which stay with the clients: there, "
         "mpfedcl predict DIR/clients/NAME IMAGES uses them."
     )
-    predictor = str(judged.get("global_test"))
+    predictor = judged["global_test"]
     value = predictors.get("local_test", {}).get(predictor)
-    if not predictor.startswith("global") or value is None:
+    if PredictorKind.of(predictor).model != "global" or value is None:
         return [stay, "The server has no model of its own."]
     return [
         f"The server's model reaches {percent(value)} % on the same test sets "
@@ -436,9 +372,86 @@ def fairness_sentence(summary: Mapping[str, Any]) -> str:
 def calibration_sentence(summary: Mapping[str, Any]) -> str:
     """Return the expected calibration error of a run; nothing if it predicts no probabilities."""
     found = summary.get("calibration_error") or {}
-    told = [
+    errors = [
         f"{value:.1f} % on the {TEST_TITLES[test]}"
         for test, value in found.items()
         if value is not None
     ]
-    return f"expected calibration error: {', '.join(told)}" if told else ""
+    return f"expected calibration error: {', '.join(errors)}" if errors else ""
+
+
+Numbers = Sequence[float | None]
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$@]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
+"""Characters that Markdown acts on within a line, and those in addresses, which some readers turn
+into links."""
+
+
+def rounded(value: float | None, digits: int = 2) -> float | None:
+    """Return a number with this many decimals; None if it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return round(value, digits)
+
+
+def round_significant(value: float | None, digits: int = 4) -> float | None:
+    """Return a number with this many significant digits; None if it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def choose_evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` places of `count`, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def finite_values(values: Numbers) -> list[float]:
+    """Return the numbers among the values."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the standard deviation (ddof 1), None of fewer than two values."""
+    middle = mean(values)
+    if middle is None or len(values) < 2:
+        return None
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
+
+
+def printable_name(name: str, longest: int = 80) -> str:
+    """Return a name of limited length in which all characters are printable."""
+    seen = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
+    )
+    return seen if len(seen) <= longest else f"{seen[: longest - 1]}…"
+
+
+def escape_markdown(name: str) -> str:
+    """Return a name that Markdown shows as plain text within a line or a cell."""
+    return _SPECIAL.sub(r"\\\1", printable_name(name).strip()) or "(no name)"
+
+
+def code_block(text: str, language: str = "") -> str:
+    """Return a block of code that no line of the text can end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}{language}\n{text}\n{ticks}\n"
+
+
+def yaml_string(value: str) -> str:
+    """Return a quoted string for YAML, which accepts the strings of JSON."""
+    return json.dumps(printable_name(value), ensure_ascii=False)
+
+
+def enumerate_names(names: Iterable[str], most: int) -> str:
+    """Return the first `most` names and the number of the others."""
+    several = list(names)
+    more = f" and {len(several) - most:,} more" if len(several) > most else ""
+    return ", ".join(several[:most]) + more

@@ -18,7 +18,7 @@ from mpfedcl.methods import Arrival, Asynchronous
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.collector import UpdateCollector
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import ArrivalEngine, RemoteArrivalEngine
 from mpfedcl.rounds.loop import RoundCounts, RoundLoop
 from mpfedcl.rounds.population import Others, sample_names
 from mpfedcl.rounds.record import ArrivalRecord
@@ -42,8 +42,10 @@ class ArrivalLoop(RoundLoop, ABC):
     number of rounds is the same work with every method.
     """
 
+    engine: ArrivalEngine
+
     def __init__(
-        self, assembly: Assembly, engine: Engine, systems: SystemModel | None = None
+        self, assembly: Assembly, engine: ArrivalEngine, systems: SystemModel | None = None
     ) -> None:
         super().__init__(assembly, engine, systems)
         assert isinstance(assembly.method, Asynchronous)
@@ -269,7 +271,7 @@ class ArrivalLoop(RoundLoop, ABC):
 class VirtualArrivals(ArrivalLoop):
     """Arrivals on a virtual clock: the server knows when each client is due."""
 
-    def __init__(self, assembly: Assembly, engine: Engine, systems: SystemModel) -> None:
+    def __init__(self, assembly: Assembly, engine: ArrivalEngine, systems: SystemModel) -> None:
         super().__init__(assembly, engine, systems)
         self._speeds = systems
         if self._rule.timing == "tiers":
@@ -351,7 +353,9 @@ class WallArrivals(ArrivalLoop):
     The order of arrival cannot be reproduced, unless one client is under way at a time.
     """
 
-    def __init__(self, assembly: Assembly, engine: Engine) -> None:
+    engine: RemoteArrivalEngine
+
+    def __init__(self, assembly: Assembly, engine: RemoteArrivalEngine) -> None:
         super().__init__(assembly, engine)
         self._zero: float | None = None
         """The start of the run by the monotonic clock; None before the first record."""
@@ -384,7 +388,7 @@ class WallArrivals(ArrivalLoop):
     def _end_record(self) -> None:
         self._note(elapsed_seconds=round(self._now(), 3))
         self._counts.missing |= set(self._absent)
-        self.engine.keep_accepted(self._counts.accepted, self.broadcast)
+        self.engine.keep(self._counts.accepted, self.broadcast)
 
     def _show_time(self, counts: RoundCounts) -> dict[str, Any]:
         elapsed = self._arrivals.counts.elapsed_seconds

@@ -19,7 +19,6 @@ from mpfedcl.methods import (
 from mpfedcl.models import Model
 from mpfedcl.privacy.releases import check_budget
 from mpfedcl.rounds.record import Clock
-from mpfedcl.rounds.systems import check_timing
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ def assemble(
     """
     device = device or torch.device("cpu")
     kind = method_class or find_method(experiment.method)
-    check_timing(kind, experiment)
     method = kind(experiment, num_classes)
     check_budget(method)
     if isinstance(method, ClosedForm):

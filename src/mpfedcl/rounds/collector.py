@@ -1,6 +1,6 @@
 """The collector of a round: validates each update, folds it into sums, and counts.
 
-`TotalCollector` is the collector of secure aggregation, which sees the total of a round only.
+`TotalCollector` is the collector of secure aggregation, which sees only the total of a round.
 """
 
 import math
@@ -19,7 +19,7 @@ from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers, find_aggregator
 from mpfedcl.rounds.processors import ProcessorChain
-from mpfedcl.rounds.prototype_pool import gather_prototypes
+from mpfedcl.rounds.prototype_pool import exchange_prototypes, pack_named, unpack_named
 from mpfedcl.rounds.reputation import BoundedAggregation, RelativeBounds
 from mpfedcl.rounds.validation import (
     FEWEST_HOLDERS,
@@ -30,6 +30,8 @@ from mpfedcl.rounds.validation import (
 
 _LONGEST_REASON = 300
 """Characters of a reason, which may quote what a client sent."""
+_BY_CLIENT = ("losses", "weights", "rejected", "uploads")
+"""Attributes of a collector that have a value per client."""
 MISPLACED = "misplaced prototypes"
 """The name in a record's `processed` for clients whose prototypes were dropped."""
 
@@ -122,7 +124,7 @@ class UpdateCollector:
             self._weigh(update)
 
     def merge(self, peers: Peers) -> None:
-        """Add the tensors collected in other processes; the rest is plain values."""
+        """Combine the collectors of all processes, so that each has the whole round."""
         self.settle(peers)
         self._add_stack()
         for name, zero in self._validator.sums.items():
@@ -131,6 +133,31 @@ class UpdateCollector:
         if self._totals is not None:
             self._totals.add(self._validator.sums)
             self._parts = peers.sum(self._totals.parts())
+        if self.client_sums is not None:
+            # Only the leading process writes them, and receives them one at a time.
+            own = (pack_named(name, sums) for name, sums in self.client_sums.items())
+            self.client_sums = dict(map(unpack_named, peers.gather_to_leader(own)))
+        states, self.prototypes = exchange_prototypes(self.state(), self.prototypes, peers)
+        self.absorb(states)
+
+    def state(self) -> dict[str, Any]:
+        """Return the plain values of this process for `absorb`."""
+        names = (*_BY_CLIENT, "withheld", "processed", "bytes_up", "largest")
+        return {name: getattr(self, name) for name in names}
+
+    def absorb(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the plain values by those of all processes, in order of rank."""
+        for name in _BY_CLIENT:
+            setattr(self, name, {n: value for each in states for n, value in each[name].items()})
+        self.withheld = [name for each in states for name in each["withheld"]]
+        self.processed = {
+            mark: [client for each in states for client in each["processed"].get(mark, [])]
+            for mark in {mark for each in states for mark in each["processed"]}
+        }
+        self.bytes_up = sum(each["bytes_up"] for each in states)
+        self.largest = {
+            name: max(each["largest"][name] for each in states) for name in self.largest
+        }
 
     def settle(self, peers: Peers | None = None) -> None:
         """Fold the updates that waited for the others; once, before results are asked for."""
@@ -151,9 +178,9 @@ class UpdateCollector:
         self.prototypes = kept.prototypes
         if kept.dropped:
             self.processed[MISPLACED] = sorted(kept.dropped)
-            self._remarks["prototypes_left_out"] = kept.dropped
+            self._remarks["prototypes_dropped"] = kept.dropped
         if kept.unchecked:
-            self._remarks["prototypes_not_judged"] = {
+            self._remarks["prototypes_not_checked"] = {
                 "classes": kept.unchecked,
                 "reason": f"fewer than {FEWEST_HOLDERS} clients hold them: no rule can find a "
                 "malicious one",
@@ -175,8 +202,8 @@ class UpdateCollector:
 
     def remarks(self) -> dict[str, Any]:
         """Return remarks about the aggregation for the round's record."""
-        told = self._aggregation.remarks()
-        return {**self._remarks, **({"aggregation": told} if told else {})}
+        remarks = self._aggregation.remarks()
+        return {**self._remarks, **({"aggregation": remarks} if remarks else {})}
 
     def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
         """Return the accepted clients; `num_samples` is the total of all clients."""
@@ -273,7 +300,7 @@ class UpdateCollector:
         if not self._validator.sums:
             return
         own = {each.client: self.prototypes[each.client] for each in self._waiting}
-        everyone = gather_prototypes(own, peers) if peers else own
+        everyone = exchange_prototypes(None, own, peers)[1] if peers else own
         odd = find_odd_clients(everyone, self._method.num_classes, bounds.odd_factor)
         for update in self._waiting:
             if update.client not in odd:
@@ -354,12 +381,13 @@ OWNER = "global"
 class TotalCollector(UpdateCollector):
     """The total of a round; an impossible total rejects all its clients."""
 
-    _total: Total | None = None
+    total: Total | None = None
+    """The total of the accepted clients, once it is known."""
 
     @property
     def accepted(self) -> list[str]:
         """The clients whose updates are in the total."""
-        return list(self._total.clients) if self._total else []
+        return list(self.total.clients) if self.total else []
 
     def add(self, update: Update | Failure | Total) -> None:
         """Add the total, or note why a client is not in it."""
@@ -375,28 +403,27 @@ class TotalCollector(UpdateCollector):
 
     def means(self) -> Tensors:
         """Return Σ w_i x_i / Σ w_i, in the types that clients send."""
-        if self._total is None or not self._total.weight:
+        if self.total is None or not self.total.weight:
             return {}
-        weight, template = self._total.weight, self._validator.template
+        weight, template = self.total.weight, self._validator.template
         return {
-            name: (value / weight).to(template[name])
-            for name, value in self._total.averaged.items()
+            name: (value / weight).to(template[name]) for name, value in self.total.averaged.items()
         }
 
     def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
         """Return the total and the names of the clients in it."""
-        assert self._total is not None
-        share = self._total.num_samples / max(1, num_samples)
+        assert self.total is not None
+        share = self.total.num_samples / max(1, num_samples)
         return Tally(self.accepted, [], [], [], share, self.prototypes, self.sums)
 
     def pooled_statistics(self) -> Tensors:
         """Return the statistics that a method keeps of the total."""
-        if self._total is None or not isinstance(self._method, OneShot):
+        if self.total is None or not isinstance(self._method, OneShot):
             return {}
         return self._method.statistics_of(self.sums)
 
     def _accept_total(self, total: Total) -> None:
-        self._total = total
+        self.total = total
         self.noise = total.noise
         self.weights = dict.fromkeys(total.clients, total.weight / len(total.clients))
         # In double precision, like sums of single clients.
@@ -432,4 +459,4 @@ class TotalCollector(UpdateCollector):
             return "models have come without any weight"
         if not isinstance(self._method, CollectsStatistics):
             return None
-        return self._method.judge_totals(total.summed)
+        return self._method.validate_totals(total.summed)

@@ -102,14 +102,6 @@ class RoundEvaluation:
         }
         return replace(self, columns=columns)
 
-    def limited_to(self, wanted: WantedPredictors) -> Self:
-        """Return the evaluation of the wanted predictors only, as if others were not evaluated."""
-        columns: PredictorColumns = {
-            test: {r: column for r, column in row.items() if r in wanted[test]}
-            for test, row in self.columns.items()
-        }
-        return replace(self, columns=columns)
-
     def to_record(
         self, primary: PredictorName, took_part: Collection[str], *, with_bins: bool
     ) -> dict[str, Any]:
@@ -247,7 +239,7 @@ def choose_spacing(rounds: int, training: float, between: float, last: float) ->
     """Return the least of 1, 2, 3, 5, 10, 20, ... rounds between evaluations that is cheap enough.
 
     All evaluations together cost at most a fifth of the run, which is a quarter of its training. If
-    the last one alone costs (nearly) that much, the others get a twentieth of the training.
+    the last one costs (nearly) that much by itself, the others get a twentieth of the training.
 
     Args:
         rounds: Rounds of the run.

@@ -23,7 +23,7 @@ from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.collector import TotalCollector, UpdateCollector, in_name_order
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import ArrivalEngine, Engine, RemoteArrivalEngine
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.population import Population, sample_names
@@ -108,6 +108,7 @@ class RoundLoop:
     def __init__(
         self, assembly: Assembly, engine: Engine, systems: SystemModel | None = None
     ) -> None:
+        self._assembly = assembly
         self._experiment, self._method = assembly.experiment, assembly.method
         if self._experiment.min_clients > len(engine.sizes):
             raise InvalidInput(
@@ -122,8 +123,8 @@ class RoundLoop:
         self.client_sums: dict[str, Tensors] | None = None
         """The statistics of each client, if they are kept."""
         self.engine = engine
-        # The clients of this program are present from the beginning to the end.
-        self._population = Population(engine.sizes, is_fixed=engine.label_counts is None)
+        # Only remote clients join and leave.
+        self._population = Population(engine.sizes, is_fixed=engine.members.are_trusted)
         self._clock = assembly.clock
         self._systems = systems
         like = next(iter(assembly.initial.values()))
@@ -135,13 +136,13 @@ class RoundLoop:
             device=like.device,
         )
         self._pooling = PrototypePooling(self._method, self._empty_pool)
-        self._validator = UpdateValidator(assembly, engine.sizes, engine.label_counts)
+        self._validator = UpdateValidator(assembly, engine.sizes, engine.members.label_counts)
         self.private: PrivateRounds | None = None
         """The releases under a privacy budget."""
         if self._experiment.privacy.has_budget:
             size = assembly.model.embedding_size
             self.private = PrivateRounds(self._method, len(engine.sizes), size)
-        if engine.label_counts is None and self._validator.template:
+        if engine.members.are_trusted and self._validator.template:
             rule = find_aggregator(self._experiment.aggregation.rule)
             rule.check(self._experiment, len(self._choose(1, ())))
         self._is_bounded = self._resolve_bounds()
@@ -150,8 +151,7 @@ class RoundLoop:
         """Return whether updates are bounded by those of the other clients."""
         asked = self._experiment.validation.bounds
         if self.private is None and not self._experiment.secure_aggregation:
-            # Clients on other machines are not trusted.
-            return asked == "on" or (asked == "auto" and self.engine.label_counts is not None)
+            return asked == "on" or (asked == "auto" and not self.engine.members.are_trusted)
         # Noise does not cover a comparison of single clients, and masks prevent it.
         if asked == "on":
             raise InvalidInput(
@@ -211,11 +211,12 @@ class RoundLoop:
         most = self._experiment.most_personal_models
         keep = {*evaluated, *reached[:most]} if keep_models else evaluated
         updates = self.engine.train(broadcast, reached, keep=keep)
-        for update in in_name_order(updates, self.engine.local_clients(reached)):
+        for update in in_name_order(updates, self.engine.members.here(reached)):
             with self._clock.phase("aggregate"):
                 collector.add(update)
-        with self._clock.phase("exchange"):
-            self.engine.merge(collector)
+        if self.engine.peers is not None:
+            with self._clock.phase("exchange"):
+                collector.merge(self.engine.peers)
         with self._clock.phase("aggregate"):
             collector.settle()
             collector.drop_misplaced_prototypes()
@@ -229,7 +230,7 @@ class RoundLoop:
             mean = collector.bytes_up // max(1, len(collector.accepted))
             now = self.state.virtual_seconds + waiting.seconds(collector.uploads, mean)
             self.state = replace(self.state, virtual_seconds=now)
-        self.engine.keep_accepted(collector.accepted, self.broadcast)
+        self.engine.keep(collector.accepted, self.broadcast)
         counts = RoundCounts(chosen, missing=absent.union(chosen))
         counts.add(collector, self.engine.sizes)
         accepted = set(collector.accepted)
@@ -263,28 +264,29 @@ class RoundLoop:
             sent=counts.largest,
             unchanged=not counts.answers,
             withheld=sorted(counts.withheld),
-            processed={mark: sorted(who) for mark, who in sorted(counts.processed.items())},
+            processed={mark: sorted(names) for mark, names in sorted(counts.processed.items())},
             remarks={**counts.remarks, **self.engine.remarks()},
             **measured,
             **self._show_time(counts),
         )
-        return record if self.private is None else self.private.tell(record, len(counts.chosen))
+        return record if self.private is None else self.private.redact(record, len(counts.chosen))
 
     def _show_time(self, counts: RoundCounts) -> dict[str, Any]:
         """Return the fields of a record about time and arrivals."""
         return {} if self._systems is None else {"virtual_seconds": self.state.virtual_seconds}
 
     def _make_collector(self, broadcast: Broadcast, reached: Sequence[str]) -> UpdateCollector:
-        collector = TotalCollector if self._experiment.secure_aggregation else UpdateCollector
-        return collector(
-            self._method,
-            self._validator,
-            self.state.server,
-            broadcast,
-            reached,
-            keep_sums=self._keeps_client_sums(),
-            bounds=self._make_bounds(),
-        )
+        arguments = self._method, self._validator, self.state.server, broadcast, reached
+        if not self._experiment.secure_aggregation:
+            keep_sums, bounds = self._keeps_client_sums(), self._make_bounds()
+            return UpdateCollector(*arguments, keep_sums=keep_sums, bounds=bounds)
+        if not self.engine.members.are_trusted:
+            # Remote clients mask their updates themselves.
+            return TotalCollector(*arguments)
+        # Imported late, because cryptography is an optional dependency.
+        from mpfedcl.rounds.secure_aggregation import MaskingCollector
+
+        return MaskingCollector(*arguments, assembly=self._assembly)
 
     def broadcast(self) -> Broadcast:
         """Return the message that the next round begins with."""
@@ -330,13 +332,18 @@ class RoundLoop:
     def _choose(self, round_number: int, absent: Collection[str]) -> list[str]:
         names = self._population.without(absent)
         if self.private is not None and self.private.samples:
-            told = self.engine.agree(self.private.choose(round_number, names)).decode()
-            return [name for name in told.split("\n") if name]
+            sampled = self._agree(self.private.choose(round_number, names)).decode()
+            return [name for name in sampled.split("\n") if name]
         count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
         if count >= len(names):
             return list(names)
         draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
         return sample_names(names, count, draw)
+
+    def _agree(self, content: bytes) -> bytes:
+        """Return the content of the leading process in every process."""
+        peers = self.engine.peers
+        return content if peers is None else peers.broadcast(content)
 
     def _wait_for(self, broadcast: Broadcast, chosen: Sequence[str]) -> WaitingRound | None:
         """Return the clients that answer in time on the virtual clock; None without one."""
@@ -389,7 +396,7 @@ class RoundLoop:
         """Move the state on by the noisy release of the round only."""
         assert self.private is not None
         server, tally = self.state.server, self._tally(collector)
-        content = self.engine.agree(self.private.release(number, self.shared_parameters, collector))
+        content = self._agree(self.private.release(number, self.shared_parameters, collector))
         released = self.private.open(content, next(iter(server.params.values())))
         rows = released.prototypes or {}
         tally = tally._replace(
@@ -419,12 +426,17 @@ def make_loop(assembly: Assembly, engine: Engine, systems: SystemModel | None = 
     """Return the round loop, or that of an asynchronous method on a virtual or a wall clock."""
     if not isinstance(assembly.method, Asynchronous):
         return RoundLoop(assembly, engine, systems)
-    # Here, because these loops are round loops.
+    # Imported late, because these loops are round loops.
     from mpfedcl.rounds.arrivals import VirtualArrivals, WallArrivals
 
-    if systems is not None:
+    if systems is not None and isinstance(engine, ArrivalEngine):
         return VirtualArrivals(assembly, engine, systems)
-    if engine.label_counts is None:
+    if engine.members.are_trusted:
         # Without a clock, clients of this process would all be equally fast.
         check_clock(type(assembly.method), assembly.experiment)
+    if not isinstance(engine, RemoteArrivalEngine):
+        raise InvalidInput(
+            f"method is {assembly.experiment.method!r}, which is asynchronous; it must be a method "
+            "with rounds, because these clients are only trained together."
+        )
     return WallArrivals(assembly, engine)

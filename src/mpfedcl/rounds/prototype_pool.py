@@ -67,13 +67,18 @@ class PrototypePooling:
         return merged
 
 
-def gather_prototypes(own: Mapping[str, Prototypes], peers: Peers) -> dict[str, Prototypes]:
-    """Return the prototypes of all processes by client."""
-    device = next((each.vectors.device for each in own.values()), torch.device("cpu"))
+def exchange_prototypes(
+    report: Any, rows: Mapping[str, Prototypes], peers: Peers
+) -> tuple[list[Any], dict[str, Prototypes]]:
+    """Return the reports of all processes, as plain values, and the prototypes by client."""
+    device = next((each.vectors.device for each in rows.values()), torch.device("cpu"))
+    reports: list[Any] = []
     found: dict[str, Prototypes] = {}
-    for part in peers.gather(pack_prototypes(None, own)):
-        found |= unpack_prototypes(part)[1]
-    return {name: found[name].to(device) for name in sorted(found)}
+    for part in peers.gather(pack_prototypes(report, rows)):
+        theirs, prototypes = unpack_prototypes(part)
+        reports.append(theirs)
+        found |= prototypes
+    return reports, {name: found[name].to(device) for name in sorted(found)}
 
 
 def pack_named(name: str, tensors: Tensors) -> bytes:
@@ -94,8 +99,8 @@ def pack_prototypes(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
 
 def unpack_prototypes(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
     """Return what `pack_prototypes` was given."""
-    said, tensors = unpack_named(part)
-    report, names = json.loads(said)
+    header, tensors = unpack_named(part)
+    report, names = json.loads(header)
     return report, unstack_prototypes(names, tensors)
 
 

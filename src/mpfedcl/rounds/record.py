@@ -98,8 +98,8 @@ class RoundRecord(FileContent):
     def to_json(self) -> Json:
         """Return plain values without the optional fields that are None."""
         clocks = ("virtual_seconds", "elapsed_seconds")
-        told = ("accuracy_spread", "privacy", "arrivals")
-        measured = (*LAST_ROUND_ONLY, *told, *clocks)
+        optional = ("accuracy_spread", "privacy", "arrivals")
+        measured = (*LAST_ROUND_ONLY, *optional, *clocks)
         return self.model_dump(
             mode="json", exclude={name for name in measured if getattr(self, name) is None}
         )

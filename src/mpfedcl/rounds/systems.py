@@ -219,7 +219,7 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         )
     if not issubclass(method, Asynchronous):
         return
-    told = f"with {experiment.method}, which is asynchronous, it must be"
+    required = f"with {experiment.method}, which is asynchronous, it must be"
     if issubclass(method, SharesPrototypes) or not method.trains:
         raise InvalidInput(
             f"method is {experiment.method!r}, which is asynchronous; it must be an "
@@ -237,26 +237,27 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         )
     if experiment.asked_workers > 1:
         raise InvalidInput(
-            f"workers is {experiment.workers}; {told} 1: clients answer one after the other."
+            f"workers is {experiment.workers}; {required} 1: clients answer one after the other."
         )
     if experiment.secure_aggregation:
         raise InvalidInput(
-            f"secure_aggregation is on; {told} off: there is no round whose clients could be "
+            f"secure_aggregation is on; {required} off: there is no round whose clients could be "
             "summed."
         )
     if experiment.privacy.has_budget:
         raise InvalidInput(
-            f"privacy.epsilon is {experiment.privacy.epsilon:g}; {told} left out: the budget "
+            f"privacy.epsilon is {experiment.privacy.epsilon:g}; {required} left out: the budget "
             "counts rounds, and here clients answer as often as they can."
         )
     if experiment.aggregation.rule != "mean":
         raise InvalidInput(
-            f"aggregation.rule is {experiment.aggregation.rule!r}; {told} mean: other rules "
+            f"aggregation.rule is {experiment.aggregation.rule!r}; {required} mean: other rules "
             "compare the clients of a round."
         )
     if experiment.validation.bounds == "on":
         raise InvalidInput(
-            f"validation.bounds is 'on'; {told} auto or off: bounds compare the clients of a round."
+            f"validation.bounds is 'on'; {required} auto or off: bounds compare the clients of a "
+            "round."
         )
 
 

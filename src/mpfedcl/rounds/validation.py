@@ -149,7 +149,7 @@ class UpdateValidator:
         if not isinstance(self._method, CollectsStatistics):
             return None
         announced = None if self._label_counts is None else self._label_counts[update.client]
-        return self._method.judge_sums(update, announced=announced)
+        return self._method.validate_statistics(update, announced=announced)
 
     def _check_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
         prototypes = update.prototypes

@@ -1,13 +1,17 @@
-"""Checkpoints: the whole state after a round, hashed, with the one before it kept.
+"""Checkpoints: the whole state after a round, hashed; the one before is kept.
 
 A checkpoint is two files: the tensors, and a small JSON manifest that is written last, with a hash
-over both. Without a manifest, or with one that does not match, a checkpoint does not count.
+over both. A checkpoint without a manifest that matches does not count. `BackgroundWriter` writes
+checkpoints while the next round trains.
 """
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from types import TracebackType
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 from safetensors import SafetensorError
@@ -18,14 +22,13 @@ from mpfedcl.core.files import FORMAT, read_bounded, write_atomically
 from mpfedcl.core.json_files import FileContent, load_json, validate_content
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
 from mpfedcl.methods import Server
-from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.prototype_pool import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.state import ArrivalCounts, ArrivalState, RoundState
 
 _KEPT = 2
 _MOST_TENSOR_BYTES = 2**40
-"""More than any machine reads at once: devices and pipes are refused, large models are not."""
+"""More than any machine reads at once: rejects devices and pipes, but no large model."""
 
 
 class _Manifest(FileContent):
@@ -34,12 +37,12 @@ class _Manifest(FileContent):
     format: Annotated[int, Field(le=FORMAT)]
     round: Annotated[int, Field(ge=1, le=10**9)]
     received: dict[str, Annotated[int, Field(ge=0, le=10**9)]]
-    """In which round each client's prototypes came."""
+    """The round of each client's prototypes."""
     median_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reputations: dict[str, Annotated[float, Field(ge=-6, le=6)]] = Field(default_factory=dict)
     virtual_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     arrivals: ArrivalCounts | None = None
-    """Who was under way, with asynchronous methods."""
+    """The dispatched clients of an asynchronous method."""
     record: RoundRecord
 
 
@@ -54,18 +57,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class PackedCheckpoint:
-    """A checkpoint as bytes, which the next round does not change any more."""
+    """A checkpoint as bytes, which the next round cannot change."""
 
     round: int
     manifest: str
     tensors: bytes
 
     def save(self, folder: Path) -> None:
-        """Write it; keep the one before it and drop the others."""
+        """Write the checkpoint; keep the one before and delete the others."""
         folder.mkdir(exist_ok=True)
         stem = f"round-{self.round:06d}"
         write_atomically(folder / f"{stem}.safetensors", self.tensors)
-        # Before all that it signs.
+        # The hash comes first, followed by the content that it covers.
         signature = json.dumps({"sha256": digest(self.manifest.encode(), self.tensors)})
         signed = f"{signature[:-1]}, {self.manifest[1:]}"
         write_atomically(folder / f"{stem}.json", signed.encode())
@@ -73,24 +76,24 @@ class PackedCheckpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; keep the one before it and drop the others."""
+    """Write a checkpoint; keep the one before and delete the others."""
     pack_checkpoint(checkpoint).save(folder)
 
 
 def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
-    """Return a checkpoint as one piece, for another process."""
+    """Return a checkpoint as bytes for another process."""
     packed = pack_checkpoint(checkpoint)
     return packed.manifest.encode() + b"\n" + packed.tensors
 
 
 def checkpoint_from_bytes(content: bytes) -> Checkpoint:
-    """Return what `checkpoint_to_bytes` was given."""
+    """Return the checkpoint that `checkpoint_to_bytes` packed."""
     manifest, _, tensors = content.partition(b"\n")
     return _unpack(load(tensors), json.loads(manifest))
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
-    """Return a checkpoint as it is now."""
+    """Return a checkpoint as bytes."""
     state = checkpoint.state
     sent = state.arrivals.tensors() if state.arrivals else {}
     rows = {name: prototypes for name, (_, prototypes) in state.prototypes.items()}
@@ -101,7 +104,7 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
             **{f"private/{name}": value for name, value in state.server.private.items()},
             **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
             **{f"sent/{name}": value for name, value in sent.items()},
-            # As few tensors for a thousand clients as for one: each costs its time.
+            # Stacked, because each tensor of a file costs time.
             **{f"prototypes/{name}": value for name, value in stack_prototypes(rows).items()},
         }
     )
@@ -119,12 +122,12 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
 
 
 def _drop_others(folder: Path, newest: str) -> None:
-    """Remove all but the newest and the one before: older ones, orphans, and damaged later ones."""
-    # A later one is left from before a return to an earlier round: were it kept, it would outlive
-    # the rounds that are being run anew and count as the newest.
+    """Delete all but the newest and the one before: older, incomplete and later checkpoints."""
+    # A later checkpoint is left over from before a return to an earlier round. If it were kept, it
+    # would count as the newest.
     stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
     kept = stems[-_KEPT:]
-    # Manifests go first: tensors without one do not count, the reverse would be damage.
+    # Manifests first: tensors without a manifest do not count, but the reverse is damage.
     for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
         if path.stem not in kept:
             path.unlink()
@@ -135,7 +138,7 @@ def _sign(manifest: dict[str, Any], content: bytes) -> str:
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest sound checkpoint, and what is wrong with newer ones."""
+    """Return the newest valid checkpoint, and the problems of newer ones."""
     problems: list[str] = []
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
@@ -151,7 +154,7 @@ def _load(path: Path) -> Checkpoint:
     signed = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
     if signed != _sign(manifest, content):
         raise ValueError("its hash does not match")
-    # A hash shows damage, not who wrote it: a run may come from a stranger.
+    # The hash detects damage, not tampering: a run may come from a stranger.
     validate_content(manifest, _Manifest, "its manifest", strict=True)
     return _unpack(load(content), manifest)
 
@@ -162,12 +165,7 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
 
     received: dict[str, int] = manifest["received"]
-    if any(name.startswith("vectors/") for name in tensors):
-        # A checkpoint of before there were stacks: three tensors a client.
-        columns = ("vectors", "labels", "counts")
-        rows = {n: Prototypes(*(tensors[f"{each}/{n}"] for each in columns)) for n in received}
-    else:
-        rows = unstack_prototypes(list(received), below("prototypes"))
+    rows = unstack_prototypes(list(received), below("prototypes"))
     server = Server(below("params"), below("extra"), below("private"))
     arrivals = None
     if (counts := manifest.get("arrivals")) is not None:
@@ -182,3 +180,45 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         arrivals=arrivals,
     )
     return Checkpoint(state, below("clients"), manifest["record"])
+
+
+class BackgroundWriter:
+    """Writes in a thread, one call at a time; the end of its block waits for the last one.
+
+    The content of a call must not change any more. The next `begin` or `wait` raises the error of a
+    failed call, so that no later content is written without it.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        self._is_first = True
+
+    def begin(self, write: Callable[[], None]) -> None:
+        """Start a call after the one before has ended; the first time, wait for it."""
+        self.wait()
+        self._pending = self._threads.submit(write)
+        if self._is_first:
+            # A full or read-only disk is reported before another round is computed.
+            self._is_first = False
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the call under way, and raise its error."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # The last complete round is kept, whatever ends the run.
+        self._threads.shutdown()
+        if error is None:
+            self.wait()

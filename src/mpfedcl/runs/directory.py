@@ -1,16 +1,16 @@
-"""The run directory: all that a run leaves behind, in plain files."""
+"""The run directory: the files that a run leaves behind."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import read_bounded, remove_leftovers, write_atomically
+from mpfedcl.core.files import read_bounded, remove_leftovers, sync_folder, write_atomically
 from mpfedcl.core.json_files import load_json, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_split import compact_table, expand_table
@@ -19,15 +19,15 @@ from mpfedcl.methods import PredictorName
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
-from mpfedcl.runs.change import finish_change, is_changing
 from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition
 
 _MOST_RECORD_BYTES = 2**31
-"""Of all records of a run: two megabytes per round for ten thousand clients, a thousand rounds."""
+"""Limit for all records of a run: a thousand rounds of ten thousand clients take 2 GB."""
+_CHANGE, _LIST = "change", "change.json"
 
 
 class RunDirectory:
-    """One run's folder. Open it with `create` or `resume`; it is locked until closed."""
+    """The folder of a run; `create` and `resume` open it, and it is locked until closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment) -> Self:
-        """Make the folder of a new run; one that holds anything else is refused."""
+        """Create the folder of a new run; reject a folder with other files."""
         if path.exists() and not path.is_dir():
             raise InvalidInput(f"out is {str(path)!r}; it must be a folder, and this is a file.")
         path.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path, named: str = "resume") -> Self:
-        """Open the folder of a run to resume it; `named` is what the user gave it as."""
+        """Open the folder of a run to resume it; `named` is the option that the user gave."""
         directory = cls(path)
         if not directory.holds_run():
             raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
@@ -73,16 +73,16 @@ class RunDirectory:
         return directory
 
     def settle(self, named: str = "RUN") -> None:
-        """Complete what a crash has left half done, before files are read that belong together."""
+        """Complete a change that a crash has interrupted, before files are read."""
         if is_changing(self.path):
             type(self).resume(self.path, named).close()
 
     def holds_run(self) -> bool:
-        """Tell whether a run was started here."""
+        """Return whether the folder holds a run."""
         return (self.path / "experiment.toml").is_file()
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -105,7 +105,7 @@ class RunDirectory:
         return Experiment.from_toml(self.path / "experiment.toml", complete=True)
 
     def read_finished(self) -> Experiment:
-        """Return the experiment of a run that has ended, before its other files are read."""
+        """Return the experiment of a finished run; reject any other folder."""
         if not self.holds_run():
             raise InvalidInput(f"RUN is {str(self.path)!r}; it must be a folder that holds a run.")
         self.settle()
@@ -121,10 +121,7 @@ class RunDirectory:
         write_atomically(self.path / "experiment.toml", experiment.to_toml().encode())
 
     def read_records(self) -> list[dict[str, Any]]:
-        """Return the records of rounds, each later than the one before.
-
-        A line that was cut off by a crash, is damaged or was never ours is left out.
-        """
+        """Return the records of rounds, in order; damaged lines are skipped."""
         records: list[dict[str, Any]] = []
         for line in self._read_record_bytes().splitlines():
             record = parse_record(line)
@@ -133,7 +130,7 @@ class RunDirectory:
         return records
 
     def count_records(self) -> int:
-        """Return how many lines the records have, unread: for whoever looks twice a second."""
+        """Return the number of records without parsing them."""
         return self._read_record_bytes().count(b"\n")
 
     def _read_record_bytes(self) -> bytes:
@@ -145,19 +142,19 @@ class RunDirectory:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()
-            # The checkpoint is on disk by now and holds this record alone, not those before it.
+            # The checkpoint is on disk by now, and it holds only this record.
             os.fsync(file.fileno())
 
     def rewind_records(
         self, last: dict[str, Any] | None, *, is_over: bool = False
     ) -> list[dict[str, Any]]:
-        """Make the records end with the checkpoint's own; later rounds will be run again."""
+        """Drop the records after the checkpoint's round; later rounds will be run again."""
         keep = last["round"] if last else 0
         records = [record for record in self.read_records() if record["round"] <= keep]
         if last and (not records or records[-1]["round"] < keep):
             records.append(last)
         if not is_over:
-            # Measured in the last round alone, which that one is no more.
+            # These fields belong to the last round of a run only.
             for record in records:
                 for name in LAST_ROUND_ONLY:
                     record.pop(name, None)
@@ -165,7 +162,7 @@ class RunDirectory:
         write_atomically(self.path / "rounds.jsonl", lines.encode())
         return records
 
-    # What a finished run leaves
+    # Results
 
     def write_models(
         self,
@@ -173,7 +170,7 @@ class RunDirectory:
         pool: PrototypePool | None,
         personal: Iterable[tuple[str, Tensors]],
     ) -> None:
-        """Write the global model, the pool and the personal models, as far as there are any."""
+        """Write the global model, the prototype pool and the personalized models, if any."""
         for name, content in (
             ("model.safetensors", None if averaged is None else pack_tensors(averaged)),
             ("pool.safetensors", None if pool is None else pack_pool(pool)),
@@ -195,10 +192,9 @@ class RunDirectory:
         predictor: PredictorName,
         class_names: Sequence[str],
     ) -> None:
-        """Write the confusion matrix: for each client [C][C] counts, rows = truth.
+        """Write the confusion matrices: [C][C] counts per client, rows = truth.
 
-        Images that no prototype answers for stand under `unanswered`, by true class, of the
-        clients that have any.
+        Images without a prediction are counted under `unanswered` by true class.
         """
         silent = {name: [row[-1] for row in counts] for name, counts in confusion.items()}
         content = Confusion(
@@ -208,14 +204,14 @@ class RunDirectory:
             clients={name: [row[:-1] for row in each] for name, each in confusion.items()},
             unanswered={name: each for name, each in silent.items() if any(each)},
         )
-        # On one line: a number a line would make it three times as long.
+        # On one line: one number per line would triple the size.
         text = json.dumps(content.to_json(), allow_nan=False) + "\n"
         write_atomically(self.path / "confusion.json", text.encode())
 
     def write_partition(self, content: dict[str, Any]) -> None:
-        """Write who holds what; what is not known is left out."""
+        """Write the partition without unknown fields."""
         if "table" in (compact := compact_table(content)):
-            # On one line: a number a line would make megabytes of blanks.
+            # On one line, to save megabytes of spaces.
             text = json.dumps(compact, allow_nan=False) + "\n"
             write_atomically(self.path / "partition.json", text.encode())
             return
@@ -223,12 +219,12 @@ class RunDirectory:
         self.write_json("partition.json", partition.model_dump(mode="json", exclude_unset=True))
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Write a JSON file for people and programs."""
+        """Write a JSON file."""
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return what `write_json` wrote, or None where there is no such file."""
+        """Return the content of a JSON file, or None if it does not exist."""
         path = self.path / name
         if not path.exists():
             return None
@@ -236,21 +232,21 @@ class RunDirectory:
             content: dict[str, Any] = load_json(read_bounded(path))
         except ValueError as error:
             raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
-        # What others have written gets the same sentence here as in a report.
+        # A run may come from a stranger.
         validate_content(content, SCHEMAS.get(name, AnyTable), str(path), strict=True)
         return expand_table(content) if name == "partition.json" else content
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Return the summary of a finished run, else None."""
+        """Return the summary, or None if the run has not finished."""
         return self.read_json("summary.json")
 
     def remove_summary(self) -> None:
-        """Remove the mark of a finished run, and what else sums it up, before it is resumed."""
+        """Delete the summary and the card before a finished run is resumed."""
         for name in ("summary.json", "CARD.md"):
             (self.path / name).unlink(missing_ok=True)
 
     def _refuse_links(self) -> None:
-        """Refuse a run whose files are elsewhere: what is written to it would go there."""
+        """Reject a run with links: written files would end up elsewhere."""
         for entry in sorted(self.path.iterdir()):
             if entry.is_symlink():
                 raise InvalidInput(
@@ -258,8 +254,8 @@ class RunDirectory:
                 )
 
     def _acquire(self, named: str = "out") -> None:
-        """Lock the folder; the system lets go when the process ends, however it ends."""
-        # No soft lock, which a killed process would leave behind.
+        """Lock the folder; the system releases the lock when the process ends."""
+        # Not a soft lock, which a killed process would leave behind.
         lock = FileLock(self.path / ".lock", timeout=0, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
@@ -272,7 +268,7 @@ class RunDirectory:
 
 
 def pack_pool(pool: PrototypePool) -> bytes:
-    """Return a pool as pool.safetensors has it."""
+    """Return the content of pool.safetensors."""
     tensors = {
         "vectors": pool.vectors,
         "labels": pool.labels,
@@ -280,3 +276,69 @@ def pack_pool(pool: PrototypePool) -> bytes:
         "owners": pool.owners,
     }
     return pack_tensors(tensors, note=("names", json.dumps(pool.names)))
+
+
+def is_changing(path: Path) -> bool:
+    """Return whether a change has begun and is not complete."""
+    return (path / _CHANGE).is_dir()
+
+
+def change_files(path: Path, written: Mapping[str, bytes], removed: Collection[str] = ()) -> None:
+    """Write and remove several files of a run at once; the caller holds the run's lock.
+
+    After a crash either all files are the old ones or all are the new ones. The new files are
+    written to a temporary folder, and the rename of this folder is the moment of the change. The
+    files are then moved into place; after a crash, the next process that opens the run does it.
+    """
+    for place in [*written, *removed]:
+        if not _lies_inside(path, place):
+            raise InvalidInput(f"{place!r} is not in {path}; it must be a file of the run.")
+    temporary = path / f".{_CHANGE}.tmp"
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir()
+    # Numbered, so that no client name collides with another file.
+    places = sorted(written)
+    for number, place in enumerate(places):
+        write_atomically(temporary / str(number), written[place])
+    content = json.dumps({"written": places, "removed": sorted(removed)})
+    write_atomically(temporary / _LIST, content.encode())
+    temporary.rename(path / _CHANGE)
+    sync_folder(path)
+    finish_change(path)
+
+
+def finish_change(path: Path) -> None:
+    """Complete a change that has begun; the caller holds the run's lock."""
+    folder = path / _CHANGE
+    if not folder.is_dir():
+        return
+    if (folder / _LIST).is_file():
+        try:
+            content = json.loads((folder / _LIST).read_bytes())
+            written, removed = list(content["written"]), list(content["removed"])
+            if not all(_lies_inside(path, place) for place in [*written, *removed]):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise InvalidInput(
+                f"{folder / _LIST} is not as mpfedcl writes it; the change cannot be completed."
+            ) from None
+        for place in removed:
+            (path / place).unlink(missing_ok=True)
+        for number, place in enumerate(written):
+            file = folder / str(number)
+            # A missing file was moved before the crash.
+            if file.is_file():
+                (path / place).parent.mkdir(exist_ok=True)
+                file.replace(path / place)
+                sync_folder((path / place).parent)
+        (folder / _LIST).unlink()
+    shutil.rmtree(folder)
+    sync_folder(path)
+
+
+def _lies_inside(path: Path, place: str) -> bool:
+    """Return whether a place is in the run's folder: a run may come from a stranger."""
+    parts = PurePosixPath(place).parts
+    inside = 1 <= len(parts) <= 2 and ".." not in parts and parts[0] != "/"
+    return inside and not (path / place).parent.is_symlink()

@@ -29,7 +29,7 @@ from mpfedcl.methods import (
 from mpfedcl.models import Mlp
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.loop import RoundLoop, make_loop
-from mpfedcl.rounds.systems import SystemModel
+from mpfedcl.rounds.systems import SystemModel, check_timing
 from mpfedcl.runs.checkpoint import Checkpoint, checkpoint_from_bytes, checkpoint_to_bytes
 
 ROUNDS = 3
@@ -149,6 +149,7 @@ def _assemble(method: type[Method], engine: str = "loop") -> Assembly:
         "prototypes__per_class": 2,
     }
     experiment = Experiment(method=_name(method)).replace(**settings).resolved(method.defaults)
+    check_timing(method, experiment)
     return assemble(
         experiment,
         Mlp((INPUT_SIZE, 6, EMBEDDING_SIZE), NUM_CLASSES),

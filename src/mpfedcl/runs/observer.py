@@ -1,4 +1,4 @@
-"""How a run is watched, stopped and accompanied from outside, and what it gives back."""
+"""Observers and callbacks of a run, and its result."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.directory import RunDirectory
 
 Record = Mapping[str, Any]
-"""A round, as a line of rounds.jsonl has it."""
+"""A round's record, as in rounds.jsonl."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What `run` gives back; everything else is in the run directory at `path`."""
+    """The result of `run`; everything else is in the run directory at `path`."""
 
     path: Path
     experiment: Experiment
     accuracy: float | None
-    """The headline: the method's reading on the clients' local test sets in the last round, in %."""
+    """The primary metric: accuracy on the local test sets in the last round, in percent."""
     history: list[dict[str, Any]]
-    """The rounds' records."""
+    """The records of all rounds."""
     pool: PrototypePool | None
     summary: dict[str, Any] | None
-    """None where the run was stopped before its last round."""
+    """None if the run was stopped before its last round."""
 
 
 @dataclass(frozen=True)
 class FinalModels:
-    """What the last round of a simulation leaves, while it is being written."""
+    """The models of the last round of a simulation, before they are written."""
 
     directory: RunDirectory
     round: int
@@ -44,47 +44,47 @@ class FinalModels:
     pool: PrototypePool | None
     averaged: Tensors | None
     personal: Iterator[tuple[str, Tensors]]
-    """The clients' own models, one at a time: together they may take gigabytes."""
+    """The personalized models, one at a time: together they may take gigabytes."""
     test_inputs: Tensor
-    """The test images of all clients together."""
+    """The global test set."""
     test_labels: Tensor
     local_tests: Mapping[str, Tensor]
-    """Which of them each client has."""
+    """The indices of each client's local test set."""
     label_counts: Mapping[str, Sequence[int]]
-    """How many training images of each class each client has."""
+    """Training samples by class of each client."""
     fitted: Tensors
-    """What the server keeps beside the global model."""
+    """The server's tensors next to the global model."""
 
 
 @dataclass(frozen=True)
 class Observer:
-    """How a run is watched and stopped from outside."""
+    """Watches a run, and may stop it."""
 
     on_start: Callable[[Experiment, int], None] = lambda *_: None
-    """Told of the experiment, and of how many rounds are done already."""
+    """Called with the experiment and the number of rounds that are done already."""
     on_round: Callable[[Record], None] = lambda *_: None
     on_warning: Callable[[str], None] = lambda *_: None
     should_stop: Callable[[], bool] = lambda: False
     on_finish: Callable[[RunResult], None] = lambda *_: None
-    """Called when the rounds are over, whether or not they were stopped early."""
+    """Called after the last round, also if the run was stopped early."""
     on_models: Callable[[FinalModels], Iterator[tuple[str, Tensors]]] = lambda end: end.personal
-    """Sees the final models before they are written; passes the personal ones on."""
+    """Called with the final models before they are written; returns the personalized models."""
 
 
 Attach = Callable[[Path, Observer], Observer]
-"""Adds to an observer what a run leaves beside its records, given the run directory."""
+"""Adds callbacks to an observer, given the run directory."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What accompanies a run from outside; by default nothing does."""
+    """Callbacks of a run; none by default."""
 
     attach: Callable[[Experiment], Attach] = lambda _: lambda _path, observer: observer
-    """Trackers, a model card. Called before anything is made, so that what is missing is said at
-    once."""
+    """Adds trackers and the model card. Called before the run begins, so that missing packages are
+    reported at once."""
     change_exchange: Callable[..., Mapping[str, Any]] = lambda *_, **__: {}
-    """Lets one client join or leave a finished run over a network, and tells what came of it:
-    `mpfedcl.inference.one_shot_network` says how."""
+    """Lets one client join or leave a finished run over a network, and returns the outcome
+    (`mpfedcl.inference.one_shot`)."""
 
 
 NO_CALLBACKS = Callbacks()

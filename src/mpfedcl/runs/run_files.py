@@ -1,84 +1,96 @@
-"""The JSON files of a run directory beside its records, written and read by these declarations."""
+"""The files of a run directory next to its records: their schemas, summary and statistics."""
 
-from collections.abc import Mapping
+import json
+import platform
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
+from safetensors import SafetensorError, safe_open
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT
 from mpfedcl.core.json_files import FileContent, Json
+from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.data.tables import TableColumns
-from mpfedcl.methods import TESTS, PredictorName, Test
-from mpfedcl.rounds.metrics import AccuracySpread, Fairness
+from mpfedcl.methods import TESTS, Method, PredictorName, Test, name_method
+from mpfedcl.rounds.metrics import AccuracySpread, Fairness, measure_fairness
 
+POOLED = "statistics.safetensors"
+STATISTICS = "statistics"
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class AnyTable(FileContent):
-    """A file of which nothing is known but that it holds a table."""
+    """Any other file that holds an object."""
 
 
 class Summary(FileContent):
-    """summary.json: a finished run in short."""
+    """summary.json: the results of a finished run."""
 
     format: int = FORMAT
     method: str = ""
     method_name: str = ""
-    """What the method calls itself; a report, which runs nobody's code, cannot ask it."""
+    """The method's name for people; a report does not import the method."""
     dataset: str = ""
     seed: int = 0
     rounds: int = 0
     predictor: PredictorName
-    """The reading that the method is judged by on the clients' local test sets."""
+    """The primary predictor on the local test sets."""
     predictor_global: PredictorName | None = None
-    """The same on all clients' tests together."""
+    """The primary predictor on the global test set."""
     accuracy: float | None = None
-    """The headline: that predictor on the clients' local test sets in the last round, in %."""
+    """The primary metric: accuracy of `predictor` in the last round, in percent."""
     accuracy_global: float | None = None
-    """The same of `predictor_global`."""
+    """The same for `predictor_global`."""
     accuracy_per_client: dict[str, float | None] | None = None
     accuracy_spread: AccuracySpread | None = None
-    """Of all clients that were read, where not all are listed; else it is not in the file."""
+    """Of all evaluated clients, if not all are listed; otherwise absent from the file."""
     fairness: Fairness | None = None
-    """How these are spread over clients; None in runs of older versions."""
+    """The spread of these accuracies over clients."""
     calibration_error: dict[Test, float | None] = Field(
         default_factory=lambda: dict.fromkeys(TESTS)
     )
-    """Expected calibration error of the two predictors above in the last round, in %, over all
-    clients' test samples together; None where the predictor is no classifier."""
+    """Expected calibration error of the two predictors in the last round, in percent, over the test
+    samples of all clients; None if the predictor is no classifier."""
     predictors: dict[Test, dict[PredictorName, float | None]] = Field(default_factory=dict)
     loss: float | None = None
     bytes: dict[str, int] = Field(default_factory=dict)
-    """Of all rounds, up and down."""
+    """The totals of all rounds, up and down."""
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Of all rounds, by phase."""
+    """The totals of all rounds by phase."""
     parameters_sent: int = 0
     prototype_floats_sent: int = 0
-    """Of the last round, by the client that sent most."""
+    """The largest upload of a client in the last round."""
     rejected: int = 0
-    """Updates that were rejected, in all rounds."""
+    """Rejected updates in all rounds."""
     privacy: dict[str, Any] | None = None
-    """The budget (unit, epsilon, delta) and what the run has spent of it; None without one."""
+    """The privacy budget (unit, epsilon, delta) and the part that is spent; None without one."""
     versions: dict[str, str]
     threads: int | None = None
 
     def to_json(self) -> Json:
-        """Return plain values, as the file has them."""
+        """Return the content of the file."""
         return self.model_dump(
             mode="json", exclude={"accuracy_spread"} if self.accuracy_spread is None else None
         )
 
 
 class ClientSamples(FileContent):
-    """What a client holds: training samples by class, and the number of test samples."""
+    """The samples of a client: training samples by class, and the number of test samples."""
 
     train: list[_Count]
     test: _Count
 
 
 class ClientLists(FileContent):
-    """The same of many clients, in lists of one length."""
+    """The samples of many clients, in lists of equal length."""
 
     names: list[str]
     train: list[list[_Count]]
@@ -97,37 +109,37 @@ class ClientLists(FileContent):
         return self
 
     def by_client(self) -> dict[str, ClientSamples]:
-        """Return what each client holds."""
+        """Return the samples of each client."""
         parts = zip(self.names, self.train, self.test, strict=True)
         return {n: ClientSamples.model_construct(train=a, test=b) for n, a, b in parts}
 
 
 class Partition(FileContent):
-    """partition.json: who holds what."""
+    """partition.json: the data of each client."""
 
     classes: list[str]
     clients: dict[str, ClientSamples] = Field(default_factory=dict)
-    """In the file of many clients there is a table in its place."""
+    """The file of many clients has a table instead."""
     table: ClientLists | None = None
     input_shape: list[int] | None = None
-    """Of one sample, as the model or its encoder takes it."""
+    """The shape of a sample, as the model or its encoder takes it."""
     input_means: dict[str, float] = Field(default_factory=dict)
-    """By client, to notice data that have changed."""
+    """Means by client, to detect changed data."""
     encoder: str | None = None
-    """What tells the encoder from others."""
+    """The fingerprint of the encoder."""
     image_shape: list[int] | None = None
-    """Of one image, where model or encoder is made for images of their own size and color."""
+    """The shape of an image, if model or encoder depend on it."""
     columns: TableColumns | None = None
-    """Of a table: what turns its rows into the model's inputs."""
+    """The columns of a table and their transformation into inputs."""
     network: bool = False
-    """Whether clients were on machines of their own, with data of their own."""
+    """Whether the clients were on other machines, with their own data."""
     public: list[_Count] | None = None
-    """Training samples of each class that the server has in place of a client."""
+    """Public training samples of the server by class."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.table is not None:
-            # Past what makes it read-only: from here on there is one form.
+            # The model is read-only; from here on there is only one form.
             object.__setattr__(self, "clients", self.table.by_client())
         elif "clients" not in self.model_fields_set:
             raise ValueError("it has no clients")
@@ -159,10 +171,10 @@ class Confusion(FileContent):
 
 
 class NetworkRun(FileContent):
-    """federation.json: what clients over a network must have in common."""
+    """federation.json: the data format that all clients of a federation share."""
 
     run: str
-    """By which clients know the run."""
+    """The identifier of the run for its clients."""
     input_size: Annotated[int, Field(ge=1, lt=2**31)]
     encoder: str
     samples: Literal["images", "vectors"] = "images"
@@ -177,4 +189,119 @@ SCHEMAS: Mapping[str, type[FileContent]] = MappingProxyType(
         "federation.json": NetworkRun,
     }
 )
-"""What must be in the files of a run, by their names."""
+"""The schemas of a run's files by name."""
+
+
+# The summary
+
+
+def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
+    """Return the summary of a finished run from its records."""
+    experiment, last = method.experiment, records[-1]
+    local, whole = method.predictor_on("local_test"), method.predictor_on("global_test")
+    return Summary(
+        method=experiment.method,
+        method_name=name_method(experiment.method, type(method)),
+        dataset=experiment.dataset.name,
+        seed=experiment.seed,
+        rounds=last["round"],
+        predictor=local,
+        predictor_global=whole,
+        accuracy=last["accuracy"]["local_test"][local],
+        accuracy_global=last["accuracy"]["global_test"][whole],
+        accuracy_per_client=last["accuracy_per_client"],
+        accuracy_spread=last.get("accuracy_spread"),
+        fairness=last.get("accuracy_spread")
+        or measure_fairness((last["accuracy_per_client"] or {}).values()),
+        calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
+        predictors=last["accuracy"],
+        loss=last["loss"],
+        bytes=_total(record["bytes"] for record in records),
+        seconds=_total(record["seconds"] for record in records),
+        parameters_sent=last["sent"]["parameters"],
+        prototype_floats_sent=last["sent"]["prototype_floats"],
+        rejected=sum(len(record["clients"]["rejected"]) for record in records),
+        privacy=last.get("privacy"),
+        versions=versions(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+@cache
+def _version(package: str) -> str:
+    # Cached, because the lookup reads the package's files.
+    return version(package)
+
+
+def _total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    totals: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return {name: round(value, 6) for name, value in totals.items()}
+
+
+# The sufficient statistics of a one-shot run (`mpfedcl.gaussian.statistics`): one pooled file, and
+# a file per client. Their metadata has the fingerprint of the encoder, because statistics of other
+# features must not be added.
+
+
+def pack_statistics(statistics: Tensors, encoder: str | None) -> bytes:
+    """Return the content of a statistics file."""
+    return pack_tensors(statistics, note=("encoder", json.dumps(encoder)))
+
+
+def client_file(name: str) -> str:
+    """Return the place of a client's statistics in the run directory."""
+    return f"{STATISTICS}/{name}.safetensors"
+
+
+def remove_statistics(path: Path) -> None:
+    """Delete the statistics that a run has written before."""
+    (path / POOLED).unlink(missing_ok=True)
+    if (path / STATISTICS).exists():
+        shutil.rmtree(path / STATISTICS)
+
+
+def read_statistics(
+    file: Path, *, names: Sequence[str], num_classes: int, dimension: int, encoder: str | None
+) -> Tensors:
+    """Read statistics; reject a file that is damaged or belongs to another federation."""
+    found = load_tensors(file)
+    try:
+        with safe_open(file, "pt") as opened:
+            theirs = json.loads((opened.metadata() or {}).get("encoder", "null"))
+    except (ValueError, RecursionError, SafetensorError) as error:
+        raise InvalidInput(f"{file} cannot be read as safetensors: {error}.") from None
+    shapes = {
+        "counts": [num_classes],
+        "sums": [num_classes, dimension],
+        "moment": [dimension, dimension],
+        "within": [dimension, dimension],
+        "scatter": [],
+        "groups": [num_classes],
+        "squares": [num_classes],
+        "counts_squared": [num_classes],
+    }
+    for name in names:
+        if name not in found:
+            raise InvalidInput(f"{file} has no {name}; it must be the file that the run wrote.")
+        if list(found[name].shape) != shapes[name]:
+            raise InvalidInput(
+                f"{file} has {name} of shape {list(found[name].shape)}; in this federation it must "
+                f"be {shapes[name]}."
+            )
+        if found[name].dtype != torch.float64 or not bool(found[name].isfinite().all()):
+            raise InvalidInput(f"{file} has {name} that are not finite numbers of float64.")
+    if theirs != encoder:
+        raise InvalidInput(
+            f"{file} has statistics of another encoder ({str(theirs)[:12]}); in this federation it "
+            f"must be {str(encoder)[:12]}."
+        )
+    return {name: found[name] for name in names}

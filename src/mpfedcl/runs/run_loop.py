@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
+from mpfedcl.core.files import write_atomically
 from mpfedcl.core.tensors import Tensors
+from mpfedcl.engines.client_states import sync_states
 from mpfedcl.engines.workers import WorkerGroup
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine, StatePlace
+from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.loop import make_loop
 from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.systems import SystemModel
-from mpfedcl.runs.background_writer import BackgroundWriter
 from mpfedcl.runs.checkpoint import (
+    BackgroundWriter,
     Checkpoint,
     PackedCheckpoint,
     checkpoint_from_bytes,
@@ -30,48 +32,50 @@ from mpfedcl.runs.checkpoint import (
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, Record, RunResult
-from mpfedcl.runs.statistics_files import (
+from mpfedcl.runs.run_files import (
+    POOLED,
+    STATISTICS,
+    client_file,
+    pack_statistics,
     remove_statistics,
-    write_client_statistics,
-    write_pooled_statistics,
+    summarize_run,
 )
-from mpfedcl.runs.summary import summarize_run
 
 
 class RunLoop:
-    """The rounds of a run, wherever its clients are; `run` leads, `follow` works along."""
+    """Runs the rounds of an experiment: `run` in the leading process, `follow` in the others."""
 
     _group: WorkerGroup | None = None
-    _writes_beside = False
-    """Whether a round's checkpoint and record are written while the next one trains. A kill then
-    returns to this round or to the one before, which all that takes part must be able to."""
+    _writes_in_background = False
+    """Whether checkpoint and record are written while the next round trains. A kill then returns to
+    this round or to the one before."""
     _has_personal_models = False
-    """Whether the clients' own models are here; over a network they stay with the clients."""
+    """Whether personalized models are available here; over a network they stay with the clients."""
 
     def __init__(
         self,
         assembly: Assembly,
         engine: Engine,
         class_names: Sequence[str],
-        pace: SystemModel | None = None,
+        systems: SystemModel | None = None,
     ) -> None:
         self._assembly = assembly
         self._experiment = assembly.experiment
         self._method = assembly.method
-        self._round_loop = make_loop(assembly, engine, pace)
+        self._round_loop = make_loop(assembly, engine, systems)
         self._engine = engine
         self._clock = assembly.clock
         self._class_names = class_names
         self._is_slow = False
-        """Whether it was said that clients train one after the other."""
+        """Whether the user was warned that clients train one after the other."""
 
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
-        """Run the rounds that are left and write down what came of them."""
+        """Run the remaining rounds and write the results."""
         if self._round_loop.private is not None:
             self._round_loop.private.log = ReleaseFolder(directory.path)
         num_records = len(self._restore(directory, observer))
         rounds, done = self._experiment.rounds, self._round_loop.state.round
-        # A round that was not run as the last one has left no models, and perhaps no predictors.
+        # Only the last round of a run leaves models and a complete evaluation.
         if done >= rounds and not done == rounds == directory.read_experiment().rounds:
             raise InvalidInput(
                 f"rounds is {rounds}; this run has already done {done}, so it must be at least "
@@ -93,43 +97,42 @@ class RunLoop:
                 num_records += 1
                 observer.on_round(record)
         except RunCutShort:
-            # Over a network: its own words say what happened.
+            # The network has its own message.
             raise
         except LostWorker as error:
             raise RunCutShort(
                 f"a worker was lost in round {num_records + 1} ({error}); the rounds before are "
                 f"kept. Resume with: mpfedcl run --resume {directory.path}"
             ) from None
-        # Read again: kept meanwhile, they would grow in memory with the rounds.
+        # Read again instead of kept, to save memory in long runs.
         result = self._conclude(directory, directory.read_records())
         observer.on_finish(result)
         return result
 
     def _find_slowness(self, record: Record) -> list[str]:
         """Return why clients of a user's method train one after the other, once."""
-        told = record["remarks"].get("training", {}).get("fallback", [])
-        reasons = [each.partition(": ")[2] for each in told if "vmap" in each]
+        fallbacks = record["remarks"].get("training", {}).get("fallback", [])
+        reasons = [each.partition(": ")[2] for each in fallbacks if "vmap" in each]
         if self._is_slow or not reasons or is_built_in(self._experiment.method):
             return []
         self._is_slow = True
         return [
             "Clients are trained one after the other, because the method cannot train many at once "
-            f"({reasons[0]}): CONTRIBUTING.md, under Add a method, says "
-            "what a loss may do under torch.func.vmap."
+            f'({reasons[0]}): see "Add a method" in CONTRIBUTING.md for losses under '
+            "torch.func.vmap."
         ]
 
     def follow(self) -> None:
-        """Run the same rounds as the leader, and hand it what it writes down."""
+        """Run the same rounds as the leader, which writes the results."""
         assert self._group is not None
         if self._round_loop.private is not None:
-            # The leader draws for all, and tells.
+            # The leader draws the noise for all processes.
             self._round_loop.private.log = None
         folder = Path(os.fsdecode(self._group.broadcast()))
-        # On another machine there may be no such folder: states then stay in memory.
-        if folder.parent.is_dir():
-            self._keep_states_in(folder)
-        if checkpoint := self._group.broadcast():
-            self._restore_checkpoint(checkpoint_from_bytes(checkpoint))
+        content = self._group.broadcast()
+        checkpoint = checkpoint_from_bytes(content) if content else None
+        # Another machine may not have the folder; states then stay in memory.
+        self._restore_checkpoint(checkpoint, folder if folder.parent.is_dir() else None)
         while self._has_next_round(True):
             _, is_last = self._advance()
             if is_last:
@@ -137,7 +140,7 @@ class RunLoop:
             self._engine.state()
 
     def _has_next_round(self, wanted: bool) -> bool:
-        """Tell whether there is another round; in a process group the leader decides for all."""
+        """Return whether there is another round; the leader decides for all processes."""
         goes_on = wanted and self._round_loop.state.round < self._experiment.rounds
         return self._group.broadcast(b"on" if goes_on else b"") != b"" if self._group else goes_on
 
@@ -155,15 +158,17 @@ class RunLoop:
     def _run_round(
         self, directory: RunDirectory, observer: Observer, writer: BackgroundWriter
     ) -> Iterator[dict[str, Any]]:
-        """Run a round; yield the records that are complete by it."""
+        """Run a round; yield the records that are complete after it."""
         done, is_last = self._advance()
         record = done.to_json()
-        # Of what is released under a budget, and of the round's end, nobody may be ahead.
-        is_beside = self._writes_beside and not is_last and self._round_loop.private is None
+        # Private releases and the last round are on disk before anything else happens.
+        in_background = (
+            self._writes_in_background and not is_last and self._round_loop.private is None
+        )
         with self._clock.phase("checkpoint"):
             writer.wait()
             if is_last:
-                # Before the checkpoint: a crash in between runs this round again and rewrites them.
+                # Before the checkpoint: after a crash in between, this round runs again.
                 self._write_models(directory, done.round, observer)
                 for warning in self._describe_models_left_out(len(done.clients.answered)):
                     observer.on_warning(warning)
@@ -173,11 +178,11 @@ class RunLoop:
             packed = pack_checkpoint(
                 Checkpoint(self._round_loop.state, self._engine.state(), record)
             )
-            if not is_beside:
+            if not in_background:
                 self._save(directory, packed)
-        # As long as the round has waited for it, and for the one of the round before.
+        # Includes the wait for the checkpoint of the round before.
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
-        if not is_beside:
+        if not in_background:
             yield from self._write_record(directory, record)
             return
 
@@ -189,37 +194,37 @@ class RunLoop:
         yield record
 
     def _save(self, directory: RunDirectory, packed: PackedCheckpoint) -> None:
-        """Write a checkpoint, once all that it names is on disk."""
-        self._engine.sync_state()
+        """Write a checkpoint, after the client states that it names."""
+        sync_states(directory.checkpoints, packed.round)
         packed.save(directory.checkpoints)
 
     def _write_record(
         self, directory: RunDirectory, record: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """Write a round's record down; yield the records that are complete now."""
+        """Write a round's record; yield the records that are complete now."""
         directory.append_record(record)
         yield record
 
     def _complete_records(self, directory: RunDirectory) -> Iterator[dict[str, Any]]:
-        """After the last round: yield the records that are complete only now."""
+        """Yield the records that are complete only after the last round."""
         return iter(())
 
     def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
-        """Write the models and the pool that the last round has left."""
+        """Write the models and the prototype pool of the last round."""
         directory.write_models(self._round_loop.global_model, self._pool, ())
 
     def _describe_models_left_out(self, num_trained: int) -> list[str]:
-        """Say where not all clients of the last round have left their model."""
+        """Return a warning if not all personalized models of the last round are written."""
         most = self._experiment.most_personal_models
         if not (self._has_personal_models and self._keeps_personal_models) or num_trained <= most:
             return []
         return [
-            f"models/ has {most:,} personal models; {num_trained:,} clients trained in the last "
-            "round: --most-personal-models says how many are written."
+            f"models/ has {most:,} personalized models; {num_trained:,} clients trained in the "
+            "last round. --most-personal-models sets the limit."
         ]
 
     def _write_statistics(self, directory: RunDirectory) -> None:
-        """Write the sums that a one-shot method keeps, if anybody has sent some."""
+        """Write the statistics that a one-shot method keeps."""
         if not isinstance(self._method, OneShot):
             return
         path, pooled = directory.path, self._round_loop.statistics
@@ -228,11 +233,12 @@ class RunLoop:
         for name, sums in (self._round_loop.client_sums or {}).items():
             own = self._method.own_statistics(sums)
             if bool(own["counts"].any()):
-                # Of the very numbers that are kept: whoever leaves is subtracted exactly.
+                # The pool adds the values of the files, so that a client can be subtracted exactly.
                 pooled = add_statistics(pooled, self._method.pool_of_one(own))
-                write_client_statistics(path, name, own, encoder)
+                (path / STATISTICS).mkdir(exist_ok=True)
+                write_atomically(path / client_file(name), pack_statistics(own, encoder))
         if pooled:
-            write_pooled_statistics(path, pooled, encoder)
+            write_atomically(path / POOLED, pack_statistics(pooled, encoder))
 
     def _write_confusion(
         self, directory: RunDirectory, confusion: dict[str, ConfusionCounts]
@@ -250,11 +256,11 @@ class RunLoop:
 
     @property
     def _keeps_personal_models(self) -> bool:
-        # Under a privacy budget they are each client's own affair: they know its samples by heart.
+        # A personalized model memorizes its client's samples, which the budget does not cover.
         return self._experiment.personal_models and not self._experiment.privacy.has_budget
 
     def _personal_models(self) -> Iterator[tuple[str, Tensors]]:
-        """Yield the personal models that are written; all are passed, because processes share."""
+        """Yield the personalized models to write; consume all, because processes exchange them."""
         if self._keeps_personal_models:
             found = self._engine.personal_models(self._round_loop.shared_parameters)
             for number, each in enumerate(found):
@@ -262,31 +268,32 @@ class RunLoop:
                     yield each
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
-        """Return to the newest sound checkpoint, if any, and to the records that belong to it."""
+        """Restore the newest valid checkpoint, if any, and the records up to it."""
         checkpoint, problems = load_checkpoint(directory.checkpoints)
         for problem in problems:
             observer.on_warning(f"Checkpoint {problem}; returning to the one before.")
         if problems and checkpoint is None:
             observer.on_warning("No intact checkpoint is left; starting over from round 1.")
         folder = directory.checkpoints.absolute()
-        self._keep_states_in(folder)
         if self._group is not None:
             self._group.broadcast(os.fsencode(folder))
             self._group.broadcast(checkpoint_to_bytes(checkpoint) if checkpoint else b"")
-        if checkpoint is not None:
-            self._restore_checkpoint(checkpoint, f"{directory.checkpoints}")
+        self._restore_checkpoint(checkpoint, folder, f"{directory.checkpoints}")
         is_over = self._round_loop.state.round >= self._experiment.rounds
         return directory.rewind_records(checkpoint.record if checkpoint else None, is_over=is_over)
 
-    def _keep_states_in(self, folder: Path) -> None:
-        self._engine.keep_states_in(StatePlace(folder, sorted(self._engine.sizes)))
-
-    def _restore_checkpoint(self, checkpoint: Checkpoint, shown: str = "the checkpoint") -> None:
+    def _restore_checkpoint(
+        self, checkpoint: Checkpoint | None, folder: Path | None, shown: str = "the checkpoint"
+    ) -> None:
+        """Continue from a checkpoint, or begin; `folder` is the place of large client states."""
+        if checkpoint is None:
+            self._engine.restore({}, {}, folder)
+            return
         try:
             if not self._fits(checkpoint):
                 raise ValueError
-            self._engine.restore(checkpoint.clients, checkpoint.record)
-        # A run may come from a stranger, whose tensors can be of any name and shape.
+            self._engine.restore(checkpoint.clients, checkpoint.record, folder)
+        # A run may come from a stranger, with tensors of any name and shape.
         except (ValueError, KeyError, IndexError, TypeError, RuntimeError):
             raise InvalidInput(
                 f"{shown} does not fit the experiment; it must be as the run wrote it, or the run "
@@ -295,12 +302,12 @@ class RunLoop:
         self._round_loop.state = checkpoint.state.to(self._assembly.device)
 
     def _fits(self, checkpoint: Checkpoint) -> bool:
-        """Tell whether a checkpoint is of this model: its parameters, and its prototypes' size."""
+        """Return whether the shapes of a checkpoint are those of this model."""
 
         def form(tensors: Tensors) -> dict[str, object]:
             if self._method.trains:
                 return {name: (each.shape, each.dtype) for name, each in tensors.items()}
-            # A classifier in closed form has as many parts per class, [C, parts, ...], as it needs.
+            # The number of components of a closed-form classifier, [C, components, ...], varies.
             return {
                 n: (*each.shape[:1], *each.shape[2:], each.dtype) for n, each in tensors.items()
             }
@@ -314,7 +321,7 @@ class RunLoop:
         )
 
     def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
-        """Sum up the run if its last round is done."""
+        """Write the summary if the last round is done, and return the result."""
         summary = None
         if self._round_loop.state.round == self._experiment.rounds:
             summary = summarize_run(self._method, records).to_json()
@@ -330,10 +337,10 @@ class RunLoop:
 
 
 def _find_warnings(record: Record) -> list[str]:
-    """Return what a user should hear of a round at once."""
-    told = [str(each) for each in record["remarks"].get("warnings", [])]
+    """Return the warnings of a round."""
+    warnings = [str(each) for each in record["remarks"].get("warnings", [])]
     if record["unchanged"]:
         reasons = record["clients"]["rejected"].values()
         why = f" ({next(iter(reasons))})" if reasons else ""
-        told.append(f"Round {record['round']}: no client was accepted{why}.")
-    return told
+        warnings.append(f"Round {record['round']}: no client was accepted{why}.")
+    return warnings

@@ -1,4 +1,4 @@
-"""Tuning: successive halving over a method's search space, judged on validation images.
+"""Tuning: successive halving over a method's search space, evaluated on validation images.
 
 Every method gets the same number of trials. The state of a search is read from the records of its
 runs, so a search that was killed continues from them.
@@ -8,21 +8,24 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, write_atomically
+from mpfedcl.core.json_files import FileContent, Json
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.plan import resolve
 from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
 
 BUDGET = 12
@@ -69,12 +72,12 @@ class Trial:
     """The folders of the runs, one per seed."""
 
 
-@dataclass(frozen=True)
-class TuningResult:
-    """The result of tuning one method."""
+class TuningResult(FileContent):
+    """The result of tuning one method, as tuning.json in the folder of the method holds it."""
 
+    format: int = FORMAT
     method: str
-    predictor: str
+    predictor: PredictorName
     base: Experiment
     """The experiment with the defaults; it is tested on its test images."""
     search_space_used: SearchSpace
@@ -91,6 +94,27 @@ class TuningResult:
     """Of the best score, in points."""
     rounds_run: int
     seconds: float
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _read_base(cls, value: Any) -> Any:
+        try:
+            return Experiment(**value) if isinstance(value, dict) else value
+        except (InvalidInput, TypeError) as error:
+            raise ValueError(str(error)) from None
+
+    @field_serializer("base")
+    def _write_base(self, base: Experiment) -> Json:
+        plain: Json = json.loads(base.model_dump_json(exclude_none=True))
+        return plain
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.rungs or [trial.number for trial in self.trials] != [*range(len(self.trials))]:
+            raise ValueError("rungs are missing, or trials out of order")
+        if not 0 <= self.chosen < len(self.trials):
+            raise ValueError(f"chosen is {self.chosen}; it must be the number of a trial")
+        return self
 
     @property
     def chosen_values(self) -> Values:
@@ -115,30 +139,12 @@ class TuningResult:
     @property
     def score(self) -> float | None:
         """The validation accuracy of the chosen trial in the last round, in %."""
-        return self.trials[self.chosen].scores[self.rungs[-1].rounds]
+        return self.trials[self.chosen].scores.get(self.rungs[-1].rounds)
 
     @property
     def default_score(self) -> float | None:
         """The validation accuracy of the defaults in the last round, in %."""
-        return self.trials[0].scores[self.rungs[-1].rounds]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        content = asdict(self) | {"base": json.loads(self.base.model_dump_json(exclude_none=True))}
-        return {"format": FORMAT, **content}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        """Return the result that `to_json` was called on."""
-        values = {name: value for name, value in content.items() if name != "format"}
-        values["base"] = Experiment(**values["base"])
-        values["rungs"] = [Rung(**rung) for rung in values["rungs"]]
-        values["search_space_used"] = {k: tuple(v) for k, v in values["search_space_used"].items()}
-        values["trials"] = [
-            Trial(**trial | {"scores": {int(k): v for k, v in trial["scores"].items()}})
-            for trial in values["trials"]
-        ]
-        return cls(**values)
+        return self.trials[0].scores.get(self.rungs[-1].rounds)
 
     def write(self, folder: Path) -> None:
         """Write tuning.json and the chosen settings."""
@@ -151,18 +157,17 @@ class TuningResult:
         write_atomically(folder / name, self.best.to_toml().encode())
 
 
-def load_tuning(folder: Path) -> TuningResult | None:
-    """Return the result of the search in a folder, or None if it is not complete."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    try:
-        return TuningResult.from_json(json.loads(path.read_bytes()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({type(error).__name__}: {error}); remove it, and the same "
-            "command writes it again from the runs."
-        ) from None
+class TuningFile(FileContent):
+    """tuning.json of several methods; the file of one method is read in the same way."""
+
+    methods: Annotated[dict[str, TuningResult], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_one(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "methods" not in values and "method" in values:
+            return {"methods": {str(values["method"]): values}}
+        return values
 
 
 def describe_changes(changes: Values) -> list[str]:
@@ -220,7 +225,7 @@ class Search:
         tolerance: float = TOLERANCE,
         predictor: PredictorName | None = None,
     ) -> Self:
-        """Draw the trials, and refuse a folder that holds another search.
+        """Draw the trials, and reject a folder that holds another search.
 
         `predictor` gives the score; None is the method's primary predictor on local test sets.
         """
@@ -233,7 +238,7 @@ class Search:
             )
         found = find_method(method)
         base = base.replace(method=method, partition__validation=0.0)
-        complete = base.resolved(found.defaults)
+        complete = resolve(base)
         grid, defaults = build_grid(found.search_space, complete, budget)
         generator = numpy_generator(seeds[0], "tuning", method)
         settings = draw_settings(grid, defaults, budget, generator)
@@ -243,22 +248,25 @@ class Search:
         search = cls(base, path, grid, settings, *asked)
         for number in range(len(settings)):
             search.planned_run(number, search.seeds[0], base.rounds)
-        search._refuse_another_search()
+        search._reject_another_search()
         return search
 
     @cached_property
     def rungs(self) -> tuple[Rung, ...]:
         """The rungs of successive halving."""
         # One-shot methods have one round.
-        rounds = self.base.resolved(find_method(self.base.method).defaults).rounds
-        return plan_rungs(rounds, len(self.settings))
+        return plan_rungs(self._complete.rounds, len(self.settings))
+
+    @cached_property
+    def _complete(self) -> Experiment:
+        """The base experiment with its defaults."""
+        return resolve(self.base)
 
     @cached_property
     def _evaluate_predictors(self) -> str:
         """The predictors that are evaluated: the primary one, or all."""
-        found = find_method(self.base.method)
-        method = found(self.base.resolved(found.defaults), num_classes=1)
-        return "judged" if method.predictor_on("local_test") == self.predictor else "all"
+        method = find_method(self.base.method)(self._complete, num_classes=1)
+        return "primary" if method.predictor_on("local_test") == self.predictor else "all"
 
     @property
     def most_rounds(self) -> int:
@@ -277,8 +285,7 @@ class Search:
 
     def planned_run(self, number: int, seed: int, rounds: int) -> PlannedRun:
         """Return the run of a trial with one seed."""
-        defaults = find_method(self.base.method).defaults
-        whole = self.base.resolved(defaults)
+        defaults, whole = find_method(self.base.method).defaults, self._complete
         # Defaults that depend on the number of rounds follow from all rounds, not from a rung's.
         found = {name: whole.setting(name) for name, each in defaults.items() if callable(each)}
         experiment = self.base.replace(
@@ -292,7 +299,7 @@ class Search:
             personal_models=False,
             **present_values(self.settings[number]),
         )
-        return PlannedRun(experiment.resolved(defaults), self.path / self._run_folder(number, seed))
+        return PlannedRun(resolve(experiment), self.path / self._run_folder(number, seed))
 
     def due_runs(self) -> list[PlannedRun]:
         """Return the missing runs of the first incomplete rung."""
@@ -427,8 +434,8 @@ class Search:
             "settings": [dict(each) for each in self.settings],
         }
 
-    def _refuse_another_search(self) -> None:
-        """Refuse a folder with the runs of another search."""
+    def _reject_another_search(self) -> None:
+        """Reject a folder with the runs of another search."""
         if not any(self.path.glob("*/experiment.toml")):
             return
         found = RunDirectory(self.path).read_json("search.json")

@@ -47,7 +47,7 @@ def find_real_data() -> Path | None:
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (28, 28), (9, 21, 3), (128, 128, 3)])
-def test_any_size_and_color_gives_features_of_one_kind(
+def test_features_have_one_shape_for_any_image_size_and_color(
     encoder: ResNetEncoder, shape: tuple[int, ...]
 ) -> None:
     images = draw_images(3, *shape)
@@ -58,13 +58,15 @@ def test_any_size_and_color_gives_features_of_one_kind(
     assert numpy.abs(features[0] - features[1]).max() > 1e-3
 
 
-def test_gray_is_the_same_as_three_equal_channels(encoder: ResNetEncoder) -> None:
+def test_gray_images_equal_three_equal_channels(encoder: ResNetEncoder) -> None:
     gray = draw_images(2, 20, 20)
     color = numpy.repeat(gray[..., None], 3, axis=3)
     assert numpy.array_equal(encoder.encode(gray), encoder.encode(color))
 
 
-def test_batches_do_not_matter(encoder: ResNetEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_do_not_depend_on_the_batch_size(
+    encoder: ResNetEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = draw_images(7, 16, 16)
     whole = encoder.encode(images)
     monkeypatch.setattr("mpfedcl.models.encoders.encoder.IMAGES_AT_ONCE", 3)
@@ -73,7 +75,7 @@ def test_batches_do_not_matter(encoder: ResNetEncoder, monkeypatch: pytest.Monke
     assert encoder.encode(images[:0]).shape == (0, 512)
 
 
-def test_features_are_the_network_on_standardized_pixels(encoder: ResNetEncoder) -> None:
+def test_features_equal_the_network_on_standardized_pixels(encoder: ResNetEncoder) -> None:
     images = draw_images(2, 16, 16, 3)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     inputs = (torch.from_numpy(images).float() / 255 - mean) / std
@@ -81,7 +83,7 @@ def test_features_are_the_network_on_standardized_pixels(encoder: ResNetEncoder)
     numpy.testing.assert_allclose(encoder.encode(images), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_large_images_are_resampled_by_lanczos_and_small_ones_bicubically() -> None:
+def test_large_images_use_lanczos_and_small_ones_bicubic_resampling() -> None:
     preprocessing = Preprocessing(64)
     for size, method in ((128, Image.Resampling.LANCZOS), (28, Image.Resampling.BICUBIC)):
         image = draw_images(1, size, size, 3)
@@ -90,7 +92,7 @@ def test_large_images_are_resampled_by_lanczos_and_small_ones_bicubically() -> N
         assert numpy.array_equal(arranged, numpy.asarray(expected))
 
 
-def test_the_fingerprint_follows_weights_and_preprocessing(encoder: ResNetEncoder) -> None:
+def test_fingerprint_depends_on_weights_and_preprocessing(encoder: ResNetEncoder) -> None:
     tensors, preprocessing = encoder.tensors, encoder.preprocessing
     same = ResNetEncoder("other name", dict(reversed(tensors.items())), preprocessing)
     assert same.fingerprint == encoder.fingerprint
@@ -106,14 +108,14 @@ def test_the_fingerprint_follows_weights_and_preprocessing(encoder: ResNetEncode
     assert len({encoder.fingerprint, *(each.fingerprint for each in others)}) == 5
 
 
-def test_features_that_are_no_numbers_are_refused(encoder: ResNetEncoder) -> None:
+def test_features_that_are_not_finite_are_rejected(encoder: ResNetEncoder) -> None:
     huge = {**encoder.tensors, "bn1.weight": torch.full((64,), 3e38)}
     broken = ResNetEncoder("broken", huge, encoder.preprocessing)
     with pytest.raises(InvalidInput, match="broken gives features that are not finite"):
         broken.encode(draw_images(1, 16, 16))
 
 
-def test_a_random_encoder_is_the_same_each_time_and_another_with_another_number(
+def test_random_encoder_is_determined_by_its_seed(
     tmp_path: Path,
 ) -> None:
     first, again, other = (
@@ -141,7 +143,7 @@ def test_resnet18_takes_weights_and_preprocessing_from_its_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", ["resnet50", "", "resnet18:3", "random-resnet18:x", "onnx:", "onnx", "torchvision"]
 )
-def test_refuses_an_unknown_name(tmp_path: Path, name: str) -> None:
+def test_unknown_encoder_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         find_encoder(name, None, tmp_path)
     assert f"encoder.name is {name!r}" in str(caught.value)
@@ -149,12 +151,12 @@ def test_refuses_an_unknown_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["random-filters", "random-resnet18", "onnx:x.onnx"])
-def test_refuses_weights_where_none_are_used(tmp_path: Path, name: str) -> None:
+def test_weights_for_encoders_without_weights_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput, match=r"encoder.weights is .* takes none"):
         find_encoder(name, tmp_path / "a.pth", tmp_path)
 
 
-def test_resnet18_without_weights_stops_with_a_sentence(tmp_path: Path) -> None:
+def test_resnet18_without_weights_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="random-resnet18 asks for a random encoder"):
         find_encoder("resnet18", None, tmp_path / "data")
 
@@ -193,7 +195,7 @@ def _torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_torchvision")
-def test_torchvision_loses_its_classifier_and_keeps_its_preprocessing(tmp_path: Path) -> None:
+def test_torchvision_encoder_drops_the_classifier_and_keeps_preprocessing(tmp_path: Path) -> None:
     found = find_encoder("torchvision:tiny", None, tmp_path)
     assert found.feature_size == 5
     assert found.preprocessing == Preprocessing(20, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0))
@@ -210,7 +212,7 @@ def test_torchvision_loses_its_classifier_and_keeps_its_preprocessing(tmp_path: 
         find_encoder("torchvision:unknown", None, tmp_path)
 
 
-def test_a_torchvision_that_does_not_import_is_named(
+def test_torchvision_import_failure_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
@@ -219,7 +221,7 @@ def test_a_torchvision_that_does_not_import_is_named(
 
 
 @pytest.mark.skipif(find_real_data() is None, reason="no data folder with real images and weights")
-def test_real_weights_give_real_images_features_of_their_own() -> None:
+def test_real_weights_give_distinct_features_for_real_images() -> None:
     folder = find_real_data()
     assert folder is not None
     found = find_encoder("resnet18", None, folder)

@@ -79,7 +79,7 @@ def find_real_model() -> Path | None:
 @pytest.mark.parametrize(
     "shape", [["n", 3, "h", "w"], ["n", 3, 8, 8], [1, 3, 8, 8], [4, 3, 8, 8], ["n", "c", 8, "w"]]
 )
-def test_features_are_averages_whatever_the_shapes(
+def test_onnx_outputs_of_any_shape_are_averaged_to_features(
     tmp_path: Path, shape: list[int | str], output: str
 ) -> None:
     encoder = load(save_model(tmp_path / "model.onnx", shape, output))
@@ -93,7 +93,7 @@ def test_features_are_averages_whatever_the_shapes(
     numpy.testing.assert_allclose(features, numpy.tile(expected, 2), rtol=1e-5)
 
 
-def test_size_and_scale_come_from_the_metadata(tmp_path: Path) -> None:
+def test_image_size_and_scaling_are_read_from_the_metadata(tmp_path: Path) -> None:
     told = {"image_size": "12", "mean": "[0.5, 0.5, 0.5]", "std": "[0.25, 0.25, 0.25]"}
     path = save_model(tmp_path / "model.onnx", ["n", 3, "h", "w"], metadata=told)
     encoder = load(path)
@@ -106,14 +106,14 @@ def test_size_and_scale_come_from_the_metadata(tmp_path: Path) -> None:
     numpy.testing.assert_allclose(asked.encode(white), 1.0, rtol=1e-6)
 
 
-def test_half_precision_models_work(tmp_path: Path) -> None:
+def test_half_precision_models_are_supported(tmp_path: Path) -> None:
     path = save_model(tmp_path / "model.onnx", ["n", 3, 8, 8], "map", input_type="FLOAT16")
     images = draw_images(2, 8, 8, 3)
     expected = numpy.tile(images.mean(axis=(1, 2)) / 255, 2)
     numpy.testing.assert_allclose(load(path).encode(images), expected, atol=2e-3)
 
 
-def test_the_fingerprint_is_that_of_the_file_and_needs_no_runtime(
+def test_fingerprint_is_computed_from_the_file_without_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -124,7 +124,7 @@ def test_the_fingerprint_is_that_of_the_file_and_needs_no_runtime(
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_without_the_runtime_a_sentence_names_the_extra(
+def test_missing_onnxruntime_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.onnx"
@@ -143,7 +143,7 @@ def test_without_the_runtime_a_sentence_names_the_extra(
         (["n", 3, 8, 8], "scalar", "FLOAT", "gives float32 [] for 1 images"),
     ],
 )
-def test_refuses_a_model_that_does_not_fit(
+def test_onnx_model_with_unsupported_inputs_or_outputs_is_rejected(
     tmp_path: Path, shape: list[int | str], output: str, kind: str, fault: str
 ) -> None:
     path = save_model(tmp_path / "model.onnx", shape, output, input_type=kind)
@@ -153,7 +153,7 @@ def test_refuses_a_model_that_does_not_fit(
     assert str(path) in str(caught.value)
 
 
-def test_refuses_broken_bytes_and_a_missing_file(tmp_path: Path) -> None:
+def test_broken_or_missing_onnx_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with pytest.raises(InvalidInput, match="No such file"):
         find_encoder(f"onnx:{path}", None, tmp_path)
@@ -164,7 +164,7 @@ def test_refuses_broken_bytes_and_a_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_real_model() is None, reason="no weights folder with a real ONNX model")
-def test_a_real_model_encodes() -> None:
+def test_real_onnx_model_encodes_images() -> None:
     path = find_real_model()
     assert path is not None
     encoder = load(path)

@@ -47,7 +47,7 @@ def touch(path: Path) -> Path:
     return path
 
 
-def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "shared" / "data"
     data.mkdir(parents=True)
     beside = touch(tmp_path / "shared" / "weights" / "resnet18_beside.safetensors")
@@ -61,7 +61,7 @@ def test_places_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_weights(asked, data) == asked
 
 
-def test_a_data_folder_given_as_a_dot_has_its_real_neighbor(
+def test_weights_next_to_a_relative_data_folder_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = touch(tmp_path / "weights" / "resnet18.safetensors")
@@ -71,7 +71,7 @@ def test_a_data_folder_given_as_a_dot_has_its_real_neighbor(
 
 
 @pytest.mark.parametrize("through", ["setting", "variable"])
-def test_a_folder_is_searched_for_safetensors_first(
+def test_folder_is_searched_for_safetensors_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str
 ) -> None:
     asked = tmp_path if through == "setting" else None
@@ -89,7 +89,7 @@ def test_a_folder_is_searched_for_safetensors_first(
     assert "encoder.weights must" in sentence
 
 
-def test_without_weights_the_sentence_shows_every_way(tmp_path: Path) -> None:
+def test_missing_weights_error_lists_all_options(tmp_path: Path) -> None:
     data = tmp_path / "data"
     sentence = refusal(lambda: find_weights(None, data))
     for part in (
@@ -103,7 +103,7 @@ def test_without_weights_the_sentence_shows_every_way(tmp_path: Path) -> None:
         assert part in sentence
 
 
-def test_a_path_that_does_not_exist_is_refused(
+def test_nonexistent_weights_path_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = tmp_path / "nothing.pth"
@@ -115,7 +115,7 @@ def test_a_path_that_does_not_exist_is_refused(
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
 @pytest.mark.parametrize("prefix", ["", "module.", "encoder.", "backbone.", "module.encoder."])
-def test_reads_each_format_and_strips_what_wrappers_add(
+def test_each_format_is_read_without_wrapper_prefixes(
     tmp_path: Path, weights: Tensors, suffix: str, prefix: str
 ) -> None:
     found: dict[str, Any] = {f"{prefix}{name}": value for name, value in weights.items()}
@@ -133,7 +133,7 @@ def test_reads_each_format_and_strips_what_wrappers_add(
     assert preprocessing == IMAGENET
 
 
-def test_half_precision_becomes_single(tmp_path: Path, weights: Tensors) -> None:
+def test_half_precision_weights_become_float32(tmp_path: Path, weights: Tensors) -> None:
     path = tmp_path / "resnet18.safetensors"
     save_file({name: value.half() for name, value in weights.items()}, path)
     loaded = load_weights(path)[0]
@@ -142,7 +142,7 @@ def test_half_precision_becomes_single(tmp_path: Path, weights: Tensors) -> None
 
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model"])
-def test_finds_the_weights_inside_a_training_checkpoint(
+def test_weights_are_found_inside_a_training_checkpoint(
     tmp_path: Path, weights: Tensors, wrapper: str
 ) -> None:
     path = tmp_path / "resnet18.pth"
@@ -172,7 +172,7 @@ def test_finds_the_weights_inside_a_training_checkpoint(
         ),
     ],
 )
-def test_preprocessing_comes_from_the_metadata(
+def test_preprocessing_is_read_from_the_metadata(
     tmp_path: Path, weights: Tensors, metadata: dict[str, str], expected: Preprocessing
 ) -> None:
     path = tmp_path / "resnet18.safetensors"
@@ -184,20 +184,18 @@ def test_preprocessing_comes_from_the_metadata(
     "note",
     ["{", "[]", "{}", '{"preprocessing": {"mean": [1, 2]}}', '{"preprocessing": {"std": "x"}}'],
 )
-def test_refuses_a_note_that_it_does_not_understand(
-    tmp_path: Path, weights: Tensors, note: str
-) -> None:
+def test_invalid_metadata_is_rejected(tmp_path: Path, weights: Tensors, note: str) -> None:
     path = tmp_path / "resnet18.safetensors"
     save_file(weights, path, metadata={"mpfedcl": note})
     assert "must be JSON with preprocessing" in refusal(lambda: load_weights(path))
 
 
-def test_refuses_impossible_preprocessing() -> None:
+def test_invalid_preprocessing_is_rejected() -> None:
     assert "image_size is 0" in refusal(lambda: Preprocessing(0))
     assert "std is" in refusal(lambda: Preprocessing(64, IMAGENET.mean, (1.0, 0.0, 1.0)))
 
 
-def test_missing_unknown_and_misshapen_names_stand_in_one_sentence(
+def test_missing_unknown_and_misshapen_tensors_are_listed_in_one_error(
     tmp_path: Path, weights: Tensors
 ) -> None:
     found: dict[str, Any] = dict(weights)
@@ -215,7 +213,7 @@ def test_missing_unknown_and_misshapen_names_stand_in_one_sentence(
     assert str(path) in sentence
 
 
-def test_many_faults_are_counted_not_listed(tmp_path: Path) -> None:
+def test_only_the_first_of_many_faults_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "resnet18.safetensors"
     save_file({"conv1.weight": torch.zeros(64, 3, 7, 7)}, path)
     sentence = refusal(lambda: load_weights(path))
@@ -224,7 +222,7 @@ def test_many_faults_are_counted_not_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_refuses_weights_that_are_not_numbers(
+def test_weights_that_are_not_finite_are_rejected(
     tmp_path: Path, weights: Tensors, value: float
 ) -> None:
     broken = {**weights, "layer2.0.bn1.bias": torch.full((128,), value)}
@@ -233,7 +231,7 @@ def test_refuses_weights_that_are_not_numbers(
     assert "layer2.0.bn1.bias" in refusal(lambda: load_weights(path))
 
 
-def test_refuses_a_negative_variance(tmp_path: Path, weights: Tensors) -> None:
+def test_negative_variance_is_rejected(tmp_path: Path, weights: Tensors) -> None:
     path = tmp_path / "resnet18.safetensors"
     save_file({**weights, "bn1.running_var": torch.full((64,), -1.0)}, path)
     assert "variances below 0" in refusal(lambda: load_weights(path))
@@ -241,15 +239,13 @@ def test_refuses_a_negative_variance(tmp_path: Path, weights: Tensors) -> None:
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
 @pytest.mark.parametrize("content", [b"", b"no weights at all", b"\x80\x04\x95", b"PK\x03\x04 zip"])
-def test_refuses_broken_bytes(tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_broken_weight_files_are_rejected(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"resnet18.{suffix}"
     path.write_bytes(content)
     assert str(path) in refusal(lambda: load_weights(path))
 
 
-def test_refuses_what_is_no_state_dict_and_unknown_suffixes(
-    tmp_path: Path, weights: Tensors
-) -> None:
+def test_other_objects_and_unknown_suffixes_are_rejected(tmp_path: Path, weights: Tensors) -> None:
     path = tmp_path / "resnet18.pth"
     torch.save(torch.zeros(3), path)
     assert "holds a Tensor" in refusal(lambda: load_weights(path))
@@ -269,7 +265,7 @@ class Attack:
 
 
 @pytest.mark.parametrize("way", ["torch", "pickle", "inside"])
-def test_a_malicious_pickle_is_refused_and_does_nothing(
+def test_malicious_pickle_is_rejected_and_not_executed(
     tmp_path: Path, weights: Tensors, way: str
 ) -> None:
     trace, path = tmp_path / "attacked", tmp_path / "resnet18.pth"

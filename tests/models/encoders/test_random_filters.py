@@ -57,7 +57,7 @@ def encode_slowly(image: Images, filters: NDArray[numpy.float64]) -> NDArray[num
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_filter_has_mean_0_and_length_1(channels: int) -> None:
+def test_filters_have_mean_0_and_norm_1(channels: int) -> None:
     filters = draw_filters(0, 32, channels).double()
     assert filters.shape == (32, channels, 5, 5)
     assert filters.sum(dim=(1, 2, 3)).abs().max() < 1e-6
@@ -77,7 +77,7 @@ def test_features_follow_the_definition(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_windows_are_those_of_adaptive_pooling(shape: tuple[int, ...]) -> None:
+def test_pooling_windows_match_adaptive_pooling(shape: tuple[int, ...]) -> None:
     encoder, images = make_filters(shape), draw_images(3, *shape)
     inputs = encoder.preprocessing.standardize(
         torch.from_numpy(encoder.preprocessing.to_input_bytes(images)), torch.float64
@@ -90,14 +90,14 @@ def test_windows_are_those_of_adaptive_pooling(shape: tuple[int, ...]) -> None:
     numpy.testing.assert_allclose(features, wanted.flatten(1), atol=5e-6)
 
 
-def test_a_blank_image_gives_zeros() -> None:
+def test_features_of_blank_images_are_zero() -> None:
     for shape in SHAPES:
         blank = numpy.full((2, *shape), 201, dtype=numpy.uint8)
         assert not make_filters(shape).encode(blank).any()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_image_has_the_same_features_alone_and_among_others(shape: tuple[int, ...]) -> None:
+def test_features_do_not_depend_on_other_images_of_the_batch(shape: tuple[int, ...]) -> None:
     encoder, images = make_filters(shape), draw_images(5, *shape)
     whole = encoder.encode(images)
     assert numpy.array_equal(whole[3:4], encoder.encode(images[3:4]))
@@ -105,14 +105,14 @@ def test_an_image_has_the_same_features_alone_and_among_others(shape: tuple[int,
     assert encoder.encode(images[:0]).shape == (0, 1024)
 
 
-def test_images_of_another_size_or_gray_ones_are_brought_to_the_format() -> None:
+def test_images_are_converted_to_the_encoder_format() -> None:
     encoder, gray = make_filters((12, 10, 3)), draw_images(2, 12, 10)
     color = numpy.repeat(gray[..., None], 3, axis=3)
     assert numpy.array_equal(encoder.encode(gray), encoder.encode(color))
     assert encoder.encode(draw_images(2, 40, 41)).shape == (2, 1024)
 
 
-def test_the_fingerprint_follows_everything_that_decides() -> None:
+def test_fingerprint_depends_on_all_filter_settings() -> None:
     prints = {
         make_filters(**changes).fingerprint
         for changes in (
@@ -132,7 +132,7 @@ def test_the_fingerprint_follows_everything_that_decides() -> None:
     assert first == pytest.approx(FIRST_WEIGHTS, abs=1e-6)
 
 
-def test_a_name_may_have_a_seed_and_a_number_of_filters() -> None:
+def test_encoder_name_may_include_seed_and_number_of_filters() -> None:
     plain = find_filters("random-filters", 28, 28)
     assert plain.fingerprint == find_filters("random-filters:0:32", 28, 28).fingerprint
     assert plain.fingerprint != find_filters("random-filters:7", 28, 28).fingerprint
@@ -142,13 +142,13 @@ def test_a_name_may_have_a_seed_and_a_number_of_filters() -> None:
 @pytest.mark.parametrize(
     "name", ["random-filters:", "random-filters:x", "random-filters:0:0", "random-filters:0:2000"]
 )
-def test_refuses_other_names(name: str) -> None:
+def test_invalid_filter_names_are_rejected(name: str) -> None:
     with pytest.raises(InvalidInput, match=rf"encoder.name is '{name}'; it must be random-filters"):
         find_filters(name, 28, 28)
 
 
 @pytest.mark.parametrize("shape", [(97, 20), (20, 200, 3), (4, 28), (28, 4, 3)])
-def test_refuses_images_that_are_too_large_or_too_small(shape: tuple[int, ...]) -> None:
+def test_images_that_are_too_large_or_too_small_are_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput) as refused:
         find_filters("random-filters", *shape)
     sentence = str(refused.value)
@@ -156,6 +156,6 @@ def test_refuses_images_that_are_too_large_or_too_small(shape: tuple[int, ...]) 
     assert "--dataset.image-size 64" in sentence
 
 
-def test_without_images_there_is_no_such_encoder(tmp_path: Path) -> None:
+def test_random_filters_need_a_known_image_size(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="made for images of a known size"):
         find_encoder("random-filters", None, tmp_path)

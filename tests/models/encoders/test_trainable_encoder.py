@@ -15,7 +15,8 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models import Mlp, Model
 from mpfedcl.models.encoders.encoder import Preprocessing, find_encoder
-from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncoder, make_model
+from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncoder
+from mpfedcl.models.factory import make_model
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
 SIZE = 16
@@ -60,7 +61,7 @@ def test_parameters_are_encoder_and_head_without_statistics() -> None:
     assert not any(is_statistic(name) for name in params)
 
 
-def test_the_encoder_starts_from_the_given_weights_and_does_not_share_their_memory() -> None:
+def test_initial_encoder_is_a_copy_of_the_given_weights() -> None:
     weights = make_weights()
     model = make_trainable_encoder(weights)
     params = start(model)
@@ -70,7 +71,7 @@ def test_the_encoder_starts_from_the_given_weights_and_does_not_share_their_memo
     assert torch.equal(start(model)["encoder.conv1.weight"], weights["conv1.weight"])
 
 
-def test_before_training_it_equals_the_frozen_encoder_with_the_same_head() -> None:
+def test_untrained_model_equals_the_frozen_encoder_with_the_same_head() -> None:
     weights, pixels = make_weights(), draw_pixels(6)
     model = make_trainable_encoder(weights)
     params = start(model)
@@ -82,7 +83,7 @@ def test_before_training_it_equals_the_frozen_encoder_with_the_same_head() -> No
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_bytes_numbers_and_flattened_inputs_are_the_same() -> None:
+def test_byte_float_and_flattened_inputs_give_equal_outputs() -> None:
     model, pixels = make_trainable_encoder(), draw_pixels(3)
     params = start(model)
     _, expected = model.apply(params, pixels)
@@ -91,7 +92,7 @@ def test_bytes_numbers_and_flattened_inputs_are_the_same() -> None:
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_without_gradient_are_processed_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     model, pixels = make_trainable_encoder(), draw_pixels(7)
     params = start(model)
     with torch.no_grad():
@@ -112,7 +113,7 @@ def test_many_images_without_gradient_pass_in_parts(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_gradients_of_stacked_clients_are_those_of_each_client_alone() -> None:
+def test_gradients_of_stacked_clients_equal_those_of_single_clients() -> None:
     model = make_trainable_encoder(num_classes=4)
     first = start(model, torch.float64)
     key = torch.Generator().manual_seed(9)
@@ -138,7 +139,7 @@ def test_gradients_of_stacked_clients_are_those_of_each_client_alone() -> None:
 
 
 @pytest.mark.usefixtures("narrow_resnet")
-def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
+def test_training_lowers_the_loss_and_keeps_the_statistics() -> None:
     weights = make_weights()
     kept = {name: value.clone() for name, value in weights.items()}
     model = make_trainable_encoder(weights, num_classes=2)
@@ -158,7 +159,7 @@ def test_training_lowers_the_loss_and_leaves_the_statistics_alone() -> None:
     assert all(torch.equal(weights[name], kept[name]) for name in kept)
 
 
-def test_only_a_resnet_can_be_trained(tmp_path: Path) -> None:
+def test_only_resnet_encoders_are_trainable(tmp_path: Path) -> None:
     random = find_encoder("random-resnet18", None, tmp_path)
     params = start(make_model(random, 512, 10, ModelSettings(), trains_encoder=True))
     assert sum(value.numel() for value in params.values()) == 11_310_410
@@ -169,7 +170,7 @@ def test_only_a_resnet_can_be_trained(tmp_path: Path) -> None:
         make_model(onnx, 512, 10, ModelSettings(), trains_encoder=True)
 
 
-def test_preprocessing_arranges_any_image_and_scales_as_said() -> None:
+def test_preprocessing_converts_and_scales_images() -> None:
     preprocessing = Preprocessing(8, (0.5, 0.25, 0.0), (0.5, 0.25, 1.0))
     gray = numpy.full((2, 5, 9), 255, dtype=numpy.uint8)
     arranged = preprocessing.to_input_bytes(gray)

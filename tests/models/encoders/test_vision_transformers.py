@@ -48,7 +48,7 @@ def run_torch(images: Images, mean: Any = 0.0, deviation: Any = 1.0) -> list[NDA
         return [each.numpy() for each in make_transformer()(planes)]
 
 
-def test_the_output_by_name_and_the_tokens_by_choice(file: Path) -> None:
+def test_output_and_tokens_are_selected_by_settings(file: Path) -> None:
     images = draw_images()
     tokens, pooled = run_torch(images)
     expected = {
@@ -67,7 +67,7 @@ def test_the_output_by_name_and_the_tokens_by_choice(file: Path) -> None:
     assert len(prints) == len(expected)
 
 
-def test_scale_by_metadata_and_by_settings_is_the_same(tmp_path: Path, file: Path) -> None:
+def test_scaling_by_metadata_equals_scaling_by_settings(tmp_path: Path, file: Path) -> None:
     told = {"mean": list(MEAN), "std": list(DEVIATION), "image_size": SIZE}
     flat = {name: json.dumps(value) for name, value in told.items()}
     note = {NOTE: json.dumps({"preprocessing": told})}
@@ -85,7 +85,7 @@ def test_scale_by_metadata_and_by_settings_is_the_same(tmp_path: Path, file: Pat
     numpy.testing.assert_allclose(other.encode(images), expected, atol=1e-5)
 
 
-def test_what_a_setting_changes_the_fingerprint_tells(file: Path) -> None:
+def test_fingerprint_depends_on_the_settings(file: Path) -> None:
     plain = load(file, **POOLED)
     assert load(file, **POOLED).fingerprint == plain.fingerprint
     changes: list[dict[str, Any]] = [{"mean": MEAN}, {"deviation": MEAN}, {"image_size": SIZE}]
@@ -109,7 +109,7 @@ def test_what_a_setting_changes_the_fingerprint_tells(file: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(
+def test_settings_that_do_not_fit_the_model_are_rejected(
     file: Path, choices: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_one_sentence(
 
 
 @pytest.mark.parametrize("name", ["resnet18", "none", "torchvision:vit_b_16"])
-def test_other_encoders_take_no_such_settings(name: str) -> None:
+def test_onnx_settings_for_other_encoders_are_rejected(name: str) -> None:
     for choices in (TOKENS, {"tokens": "class"}, {"mean": MEAN}, {"image_size": 224}):
         (setting,) = choices
         with pytest.raises(InvalidInput, match=rf"encoder\.{setting} is .* only onnx:FILE"):
@@ -140,11 +140,13 @@ def test_other_encoders_take_no_such_settings(name: str) -> None:
         ("--encoder.output x", "encoder.output is 'x'; it must be left out, because encoder.name"),
     ],
 )
-def test_bad_flags_are_one_sentence(refused: Refused, words: str, sentence: str) -> None:
+def test_invalid_encoder_flags_give_a_one_line_error(
+    refused: Refused, words: str, sentence: str
+) -> None:
     assert sentence in refused("run", *words.split(" "))
 
 
-def test_the_settings_survive_toml() -> None:
+def test_encoder_settings_are_read_back_from_toml() -> None:
     experiment = Experiment().replace(
         encoder__name="onnx:vit.onnx",
         encoder__output="last_hidden_state",

@@ -36,7 +36,7 @@ def test_sums_are_exact_to_the_stated_precision(count: int, data: st.DataObject)
 
 
 @given(st.lists(st.integers(-(2**60), 2**60), min_size=1, max_size=4))
-def test_whole_numbers_are_exact(values: list[int]) -> None:
+def test_integer_sums_are_exact(values: list[int]) -> None:
     total = numpy.zeros(1, dtype=numpy.uint64)
     for each in values:
         total += encode("n", numpy.array([each]), 4)
@@ -44,14 +44,14 @@ def test_whole_numbers_are_exact(values: list[int]) -> None:
 
 
 @pytest.mark.parametrize("value", [numpy.nan, numpy.inf, -numpy.inf, 2.0**38 / 3 * 1.001, -1e300])
-def test_out_of_range_is_refused_not_cut(value: float) -> None:
+def test_values_out_of_range_are_rejected(value: float) -> None:
     with pytest.raises(
-        OutOfRange, match=r"weight holds .*; with secure aggregation of 3 clients it must"
+        OutOfRange, match=r"weight contains .*; with secure aggregation of 3 clients it must"
     ):
         encode("weight", numpy.array([0.0, value]), 3)
 
 
-def test_largest_numbers_of_all_clients_do_not_wrap() -> None:
+def test_largest_values_of_all_clients_do_not_overflow() -> None:
     for count in (3, 7, 1000):
         term = encode("x", numpy.array([largest(count), -largest(count)]), count)
         total = numpy.zeros(2, dtype=numpy.uint64)

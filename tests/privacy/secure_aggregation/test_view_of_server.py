@@ -1,6 +1,7 @@
 """What the server sees of one client cannot be told from random numbers."""
 
 import numpy
+import pytest
 from protocol_runs import NAMES, Sum
 from scipy.stats import chi2
 
@@ -32,6 +33,7 @@ def _views(numbers: dict[str, Ring], *, masked: bool) -> Ring:
     return numpy.concatenate(views)
 
 
+@pytest.mark.whole
 def test_view_is_uniform_and_the_test_can_fail() -> None:
     weights = numpy.random.default_rng(0).normal(size=(len(NAMES), _SIZE)) * 400
     numbers = {n: encode("x", row, len(NAMES)) for n, row in zip(NAMES, weights, strict=True)}
@@ -40,7 +42,8 @@ def test_view_is_uniform_and_the_test_can_fail() -> None:
     assert _p_value(_views(numbers, masked=False)) < 1e-100
 
 
-def test_view_does_not_depend_on_what_is_sent() -> None:
+@pytest.mark.whole
+def test_view_does_not_depend_on_the_values() -> None:
     """Of zeros and of large numbers the differences to each other are as uniform."""
     zeros = {name: numpy.zeros(_SIZE, dtype=numpy.uint64) for name in NAMES}
     large = {name: numpy.full(_SIZE, 2**60, dtype=numpy.uint64) for name in NAMES}

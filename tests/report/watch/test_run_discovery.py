@@ -1,4 +1,4 @@
-"""Runs are found at any depth, and nothing outside the folder ever is."""
+"""Runs are found several levels deep, and nothing outside the folder is."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.report.watch import files
 from mpfedcl.report.watch.files import file_signature, find_runs, read_regular_file
+from mpfedcl.report.watch.web_app import ListedRun
 
 
 def make(path: Path) -> Path:
@@ -17,22 +18,22 @@ def make(path: Path) -> Path:
 
 
 def names_in(root: Path) -> list[str]:
-    return ["/".join(place.parts) for place in find_runs(root)[0]]
+    return ["/".join(path.relative_to(root).parts) for path in find_runs(root)[0]]
 
 
-def test_runs_at_any_depth(tmp_path: Path) -> None:
+def test_runs_are_found_up_to_six_levels_deep(tmp_path: Path) -> None:
     for name in ("b", "a", "deep/er/still/c", "one/two/three/four/five/six"):
         make(tmp_path / name)
     make(tmp_path / "one/two/three/four/five/seven/eight")
     assert names_in(tmp_path) == ["a", "b", "deep/er/still/c", "one/two/three/four/five/six"]
 
 
-def test_the_folder_itself_may_be_a_run(tmp_path: Path) -> None:
+def test_watched_folder_may_be_a_run(tmp_path: Path) -> None:
     make(tmp_path / "run")
     assert names_in(tmp_path / "run") == [""]
 
 
-def test_hidden_folders_and_those_of_runs_are_not_entered(tmp_path: Path) -> None:
+def test_hidden_folders_and_folders_inside_runs_are_not_visited(tmp_path: Path) -> None:
     make(tmp_path / ".hidden")
     make(make(tmp_path / "run") / "models" / "inner")
     assert names_in(tmp_path) == ["run"]
@@ -49,22 +50,22 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert names_in(inside) == ["run"]
 
 
-def test_what_is_called_like_a_file_of_settings(tmp_path: Path) -> None:
+def test_settings_that_are_no_regular_file_make_no_run(tmp_path: Path) -> None:
     (tmp_path / "folder" / "experiment.toml").mkdir(parents=True)
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "experiment.toml")
     assert names_in(tmp_path) == []
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_folder_names_that_are_not_unicode(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     make(path)
-    (place,) = find_runs(tmp_path)[0]
-    assert place.path == path
-    assert set(place.id) <= set("0123456789abcdef")
+    (found,) = find_runs(tmp_path)[0]
+    assert found == path
+    assert set(ListedRun(found, tmp_path).id) <= set("0123456789abcdef")
 
 
-def test_a_folder_too_large_is_not_walked_for_ever(
+def test_search_ends_after_the_largest_number_of_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(30):
@@ -75,7 +76,7 @@ def test_a_folder_too_large_is_not_walked_for_ever(
     assert len(places) == 10
 
 
-def test_plain_files_alone_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"12345")
     (tmp_path / "link").symlink_to(tmp_path / "plain")
     os.mkfifo(tmp_path / "pipe")

@@ -17,8 +17,8 @@ def test_what_is_watched_by_default() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "RUNS_FOLDER is 'nowhere'; it must be a folder, and it does not exist."),
-        (["file"], "RUNS_FOLDER is 'file'; it must be a folder, and it is a file."),
+        (["nowhere"], "RUNS_FOLDER is 'nowhere', which does not exist; it must be a folder."),
+        (["file"], "RUNS_FOLDER is 'file', which is a file; it must be a folder."),
         ([".", "--port", "70000"], "port is 70000; it must be from 0 (any that is free) to 65535."),
         ([".", "--port", "-1"], "port is -1; it must be from 0 (any that is free) to 65535."),
         (

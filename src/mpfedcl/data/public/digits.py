@@ -1,29 +1,26 @@
 """Digits and characters as published: MNIST, MNIST-M, SVHN, SynthDigits, USPS and FEMNIST."""
 
 import gzip
-import importlib
 import json
 import math
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults
 from mpfedcl.core.images import Images, resize_images
 from mpfedcl.data.image_files import read_image_files
 from mpfedcl.data.public.originals import (
+    DomainArrays,
     OriginalsFolder,
     check_labels,
-    enumerate_names,
     find_files,
     find_or_unpack,
     to_bytes,
 )
-from mpfedcl.data.samples import DomainImages, Indices
+from mpfedcl.data.samples import Indices
 
 MNIST_FILES = (
     "train-images-idx3-ubyte",
@@ -36,7 +33,7 @@ _UNSIGNED_BYTES = 8
 _MOST_IDX_BYTES = 4 * 2**30
 
 
-def read_mnist(source: OriginalsFolder) -> DomainImages | None:
+def read_mnist(source: OriginalsFolder) -> DomainArrays | None:
     """Read MNIST from its four files; None if none of them is there."""
     # Some copies spell train-images.idx3-ubyte.
     dotted = [name.replace("-idx", ".idx") for name in MNIST_FILES]
@@ -54,7 +51,7 @@ def read_mnist(source: OriginalsFolder) -> DomainImages | None:
             "four must be there."
         )
     train_images, train_labels, test_images, test_labels = there
-    return DomainImages(
+    return DomainArrays(
         "mnist",
         *_read_pair(train_images, train_labels),
         *_read_pair(test_images, test_labels),
@@ -69,31 +66,26 @@ def _read_pair(images: Path, labels: Path) -> tuple[Images, Indices]:
 
 def _read_idx(path: Path, num_axes: int) -> Images:
     """Read an idx file of unsigned bytes: magic, sizes of the axes, then the bytes."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            magic = file.read(4)
-            if magic != bytes((0, 0, _UNSIGNED_BYTES, num_axes)):
-                raise InvalidInput(
-                    f"{path} begins with {magic.hex() or 'nothing'}; an idx file of unsigned bytes "
-                    f"with {num_axes} axes must begin with 0000080{num_axes}."
-                )
-            header = file.read(4 * num_axes)
-            shape = tuple(
-                int(size) for size in numpy.frombuffer(header[: len(header) // 4 * 4], ">u4")
+    with (
+        explain_faults(path, "a whole idx file, plain or gzipped"),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        magic = file.read(4)
+        if magic != bytes((0, 0, _UNSIGNED_BYTES, num_axes)):
+            raise InvalidInput(
+                f"{path} begins with {magic.hex() or 'nothing'}; an idx file of unsigned bytes "
+                f"with {num_axes} axes must begin with 0000080{num_axes}."
             )
-            wanted = math.prod(shape)
-            if len(shape) < num_axes or 0 in shape or wanted > _MOST_IDX_BYTES:
-                raise InvalidInput(
-                    f"{path} declares the sizes {shape}; it must declare {num_axes} sizes above 0, "
-                    f"at most {_MOST_IDX_BYTES:,} bytes in all."
-                )
-            # One more byte shows whether the file is too long.
-            content = file.read(wanted + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole idx file, "
-            "plain or gzipped."
-        ) from None
+        header = file.read(4 * num_axes)
+        shape = tuple(int(size) for size in numpy.frombuffer(header[: len(header) // 4 * 4], ">u4"))
+        wanted = math.prod(shape)
+        if len(shape) < num_axes or 0 in shape or wanted > _MOST_IDX_BYTES:
+            raise InvalidInput(
+                f"{path} declares the sizes {shape}; it must declare {num_axes} sizes above 0, "
+                f"at most {_MOST_IDX_BYTES:,} bytes in total."
+            )
+        # One more byte shows whether the file is too long.
+        content = file.read(wanted + 1)
     if len(content) != wanted:
         found = f"{len(content):,}" if len(content) < wanted else "more"
         raise InvalidInput(f"{path} holds {found} bytes after its header; it must hold {wanted:,}.")
@@ -106,7 +98,7 @@ MNIST_M_ARCHIVES = ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip")
 _LONGEST_LABEL_FILE = 2**26
 
 
-def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
+def read_mnist_m(source: OriginalsFolder) -> DomainArrays | None:
     """Read MNIST-M from its folder or its archive; None without them."""
     paths = find_or_unpack(
         source,
@@ -116,7 +108,7 @@ def read_mnist_m(source: OriginalsFolder) -> DomainImages | None:
     )
     if paths is None:
         return None
-    return DomainImages("mnist_m", *_read_listed_images(paths[0]), *_read_listed_images(paths[1]))
+    return DomainArrays("mnist_m", *_read_listed_images(paths[0]), *_read_listed_images(paths[1]))
 
 
 def _read_listed_images(label_file: Path) -> tuple[Images, Indices]:
@@ -165,17 +157,17 @@ SYNTH_FILES = ("synth_train_32x32.mat", "synth_test_32x32.mat")
 SYNTH_ARCHIVE = "SynthDigits.zip"
 
 
-def read_svhn(source: OriginalsFolder) -> DomainImages | None:
+def read_svhn(source: OriginalsFolder) -> DomainArrays | None:
     """Read the cropped digits of SVHN, in which label 10 is the digit 0; None without the files."""
     paths = find_files(source, SVHN_FILES)
     if paths is None:
         return None
     parts = [_read_matlab(path, range(1, 11)) for path in paths]
     (train_images, train_labels), (test_images, test_labels) = parts
-    return DomainImages("svhn", train_images, train_labels % 10, test_images, test_labels % 10)
+    return DomainArrays("svhn", train_images, train_labels % 10, test_images, test_labels % 10)
 
 
-def read_synth(source: OriginalsFolder) -> DomainImages | None:
+def read_synth(source: OriginalsFolder) -> DomainArrays | None:
     """Read SynthDigits from its files or its zip archive; None without them."""
     paths = find_or_unpack(
         source, SYNTH_FILES, [SYNTH_ARCHIVE], lambda path: path.name in SYNTH_FILES
@@ -183,13 +175,15 @@ def read_synth(source: OriginalsFolder) -> DomainImages | None:
     if paths is None:
         return None
     parts = [_read_matlab(path, range(10)) for path in paths]
-    return DomainImages("synth", *parts[0], *parts[1])
+    return DomainArrays("synth", *parts[0], *parts[1])
 
 
 def _read_matlab(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
     from scipy.io import loadmat, whosmat
 
-    declared = _explain_matlab_faults(path, lambda: whosmat(path))
+    wanted = "a whole MATLAB file of version 7 or earlier (save -v7)"
+    with explain_faults(path, wanted):
+        declared = whosmat(path)
     sizes = {name: (tuple(shape), kind) for name, shape, kind in declared}
     for name in ("X", "y"):
         if name not in sizes:
@@ -203,100 +197,37 @@ def _read_matlab(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
         raise InvalidInput(
             f"{path}: X has shape {shape} and type {kind}; it must be [32, 32, 3, images] uint8."
         )
-    content = _explain_matlab_faults(path, lambda: loadmat(path, variable_names=["X", "y"]))
+    with explain_faults(path, wanted):
+        content = loadmat(path, variable_names=["X", "y"])
     # A view: the file's order of axes is changed while it is written, not in memory.
     images: Images = content["X"].transpose(3, 0, 1, 2)
     return images, check_labels(content["y"], allowed_labels, path, len(images))
 
 
-def _explain_matlab_faults(path: Path, read: Any) -> Any:
-    """Turn whatever scipy raises on broken bytes into one sentence."""
-    try:
-        return read()
-    except NotImplementedError:
-        raise InvalidInput(
-            f"{path} is a MATLAB 7.3 file, which is HDF5 inside; it must be saved as version 7 or "
-            "earlier (save -v7)."
-        ) from None
-    except MemoryError:
-        raise InvalidInput(f"{path} does not fit into memory; it must be a smaller file.") from None
-    except Exception as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole MATLAB file."
-        ) from None
-
-
-LIBSVM_FILES = ("usps.bz2", "usps.t.bz2")
-HDF5_FILE = "usps.h5"
+USPS_FILES = ("usps.bz2", "usps.t.bz2")
 
 _USPS_SIDE = 16
 
 
-def read_usps(source: OriginalsFolder) -> DomainImages | None:
-    """Read USPS from whichever files are there, the text files first; None without any."""
-    paths = find_files(source, LIBSVM_FILES)
-    if paths is not None:
-        return DomainImages("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
-    path = source.find_file(HDF5_FILE)
-    return None if path is None else _read_hdf5(path)
+def read_usps(source: OriginalsFolder) -> DomainArrays | None:
+    """Read USPS from its LIBSVM files; None without them."""
+    paths = find_files(source, USPS_FILES)
+    if paths is None:
+        return None
+    return DomainArrays("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
 
 
 def _read_libsvm(path: Path) -> tuple[Images, Indices]:
     """Read labels 1 to 10 for the digits 0 to 9 and pixels from -1 to 1."""
     from sklearn.datasets import load_svmlight_file
 
-    try:
+    wanted = f"a whole LIBSVM text file with {_USPS_SIDE**2} pixels per line, bzip2 compressed"
+    with explain_faults(path, wanted):
         pixels, labels = load_svmlight_file(path, n_features=_USPS_SIDE**2, zero_based=False)
-    # Text that is none, streams that end early: ValueError, EOFError, OSError, ...
-    except Exception as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole LIBSVM text file with "
-            f"{_USPS_SIDE**2} pixels per line, bzip2 compressed."
-        ) from None
-    images = _to_images(pixels.toarray(), -1, 1, path)
-    return images, check_labels(labels, range(1, 11), path, len(images)) - 1
-
-
-def _read_hdf5(path: Path) -> DomainImages:
-    """Read the groups train and test, each with data from 0 to 1 and target from 0 to 9."""
-    try:
-        # Not a dependency: this one file of one data set needs it, and there is a text form.
-        h5py = importlib.import_module("h5py")
-    except ImportError:
-        raise InvalidInput(
-            f"{path} is an HDF5 file, and h5py, which reads those, is not installed; it must be "
-            f"(pip install h5py), or {' and '.join(LIBSVM_FILES)} must be there instead."
-        ) from None
-    parts = []
-    for group in ("train", "test"):
-        pixels, labels = _read_group(h5py, path, group)
-        if pixels.ndim < 2 or pixels[:1].size != _USPS_SIDE**2:
-            raise InvalidInput(
-                f"{path}: {group}/data has shape {pixels.shape}; it must be "
-                f"[images, {_USPS_SIDE**2}]."
-            )
-        images = _to_images(pixels.reshape(len(pixels), -1), 0, 1, path)
-        parts.append((images, check_labels(labels, range(10), path, len(images))))
-    return DomainImages("usps", *parts[0], *parts[1])
-
-
-def _to_images(pixels: NDArray[Any], low: float, high: float, path: Path) -> Images:
-    if len(pixels) == 0:
+    if not pixels.shape[0]:
         raise InvalidInput(f"{path} has no images; it must have at least one.")
-    return to_bytes(pixels, low, high, str(path)).reshape(-1, _USPS_SIDE, _USPS_SIDE)
-
-
-def _read_group(h5py: Any, path: Path, group: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    try:
-        with h5py.File(path, "r") as file:
-            data, target = file[group]["data"], file[group]["target"]
-            return numpy.asarray(data), numpy.asarray(target)
-    # h5py raises OSError, KeyError, RuntimeError, ValueError, TypeError on broken or other files.
-    except Exception as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole HDF5 file with "
-            f"{group}/data and {group}/target."
-        ) from None
+    images = to_bytes(pixels.toarray(), -1, 1, str(path)).reshape(-1, _USPS_SIDE, _USPS_SIDE)
+    return images, check_labels(labels, range(1, 11), path, len(images)) - 1
 
 
 NUM_CLASSES = 62
@@ -310,7 +241,7 @@ _Samples = dict[str, tuple[Images, Indices]]
 """Images and labels by writer."""
 
 
-def read_femnist(source: OriginalsFolder) -> DomainImages | None:
+def read_femnist(source: OriginalsFolder) -> DomainArrays | None:
     """Read the writers' samples; None without the folders."""
     train, test, whole = (
         source.find_folder([name], _holds_json) for name in ("train", "test", "all_data")
@@ -330,7 +261,7 @@ def _holds_json(folder: Path) -> bool:
     return any(folder.glob("*.json"))
 
 
-def _join_writers(train: _Samples, test: _Samples | None, where: Path) -> DomainImages:
+def _join_writers(train: _Samples, test: _Samples | None, where: Path) -> DomainArrays:
     """Return all writers' samples one after the other, in order of name."""
     strange = sorted(set(test or ()) - set(train))
     if strange:
@@ -339,7 +270,7 @@ def _join_writers(train: _Samples, test: _Samples | None, where: Path) -> Domain
             "writer's own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
         )
     images, labels, clients = _flatten_writers(train)
-    domain = DomainImages("femnist", images, labels, train_clients=clients)
+    domain = DomainArrays("femnist", images, labels, train_clients=clients)
     if not test:
         return domain
     images, labels, clients = _flatten_writers(test)
@@ -373,16 +304,10 @@ def _read_writers(folder: Path) -> _Samples:
 
 
 def _read_leaf_file(path: Path) -> _Samples:
-    try:
+    with explain_faults(path, "a whole file of LEAF with users and user_data, x and y of each"):
         content = json.loads(path.read_bytes())
-        users = content["users"]
-        data = {str(name): content["user_data"][name] for name in users}
+        data = {str(name): content["user_data"][name] for name in content["users"]}
         parts = {name: (each["x"], each["y"]) for name, each in data.items()}
-    except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise InvalidInput(
-            f"{path} cannot be read ({explain(error)}); it must be a whole file of LEAF with "
-            "users and user_data, x and y of each."
-        ) from None
     # A writer without samples is no client.
     return {name: _read_writer(path, name, *each) for name, each in parts.items() if each[1]}
 

@@ -5,14 +5,12 @@ completely or not at all.
 """
 
 import gzip
-import lzma
 import os
 import shutil
 import stat
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,22 +23,10 @@ from numpy.typing import NDArray
 from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.files import lock_folder, sync_folder
 from mpfedcl.core.images import Images
-from mpfedcl.data.samples import DomainImages, Indices
+from mpfedcl.data.samples import Indices
 
 MOST_BYTES_UNPACKED = 16 * 2**30
 MOST_FILES_UNPACKED = 1_000_000
-
-_FAULTS = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    gzip.BadGzipFile,
-)
-"""Errors of damaged, encrypted or unknown archives."""
 
 MemberFilter = Callable[[PurePosixPath], bool]
 """Returns whether a file is needed, by its path inside the archive."""
@@ -122,7 +108,13 @@ def _open_members(archive: Path) -> Iterator[Iterator[tuple[str, int, Callable[[
 def _explain_faults(archive: Path) -> Iterator[None]:
     try:
         yield
-    except _FAULTS as error:
+    except (InvalidInput, MemoryError):
+        raise
+    # Damaged, encrypted and unknown archives raise nearly anything.
+    except Exception as error:
+        # A disk that is full is no fault of the archive.
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise
         raise InvalidInput(
             f"{archive} cannot be unpacked ({explain(error)}); it must be a whole zip or tar "
             "archive."
@@ -221,13 +213,6 @@ def find_or_unpack(
     return paths
 
 
-def enumerate_names(names: Iterable[str], most: int = 5) -> str:
-    """Return at most `most` names, separated by commas."""
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
-
-
 def to_bytes(pixels: NDArray[Any], low: float, high: float, about: str) -> Images:
     """Return pixels in the range [low, high] as bytes."""
     lowest, highest = float(pixels.min()), float(pixels.max())
@@ -270,7 +255,21 @@ sets passes hidden entries over."""
 
 
 @dataclass(frozen=True)
-class ImageFolders:
+class DomainArrays:
+    """The images of one domain; the test part is None without an official split."""
+
+    name: str
+    train_images: Images
+    train_labels: Indices
+    test_images: Images | None = None
+    test_labels: Indices | None = None
+    train_clients: NDArray[numpy.str_] | None = None
+    """The client of each training image if the domain holds several clients, else None."""
+    test_clients: NDArray[numpy.str_] | None = None
+
+
+@dataclass(frozen=True)
+class DomainFolders:
     """A domain kept as image files: the files of each class."""
 
     name: str
@@ -299,9 +298,9 @@ def is_prepared(folder: Path, domain: str) -> bool:
     return (folder / f"{domain}.npz").is_file() or (folder / domain).is_dir()
 
 
-def write_domain(folder: Path, scratch: Path, domain: DomainImages | ImageFolders) -> None:
+def write_domain(folder: Path, scratch: Path, domain: DomainArrays | DomainFolders) -> None:
     """Write a domain to the scratch folder and rename it into place, replacing an older one."""
-    if isinstance(domain, DomainImages):
+    if isinstance(domain, DomainArrays):
         beside, place = _write_archive(scratch, domain), folder / f"{domain.name}.npz"
         old = folder / domain.name
     else:
@@ -316,7 +315,7 @@ def write_domain(folder: Path, scratch: Path, domain: DomainImages | ImageFolder
     sync_folder(folder)
 
 
-def _write_archive(scratch: Path, domain: DomainImages) -> Path:
+def _write_archive(scratch: Path, domain: DomainArrays) -> Path:
     arrays: dict[str, Any] = {
         "x_train": domain.train_images,
         "y_train": domain.train_labels.astype(numpy.uint8),
@@ -334,7 +333,7 @@ def _write_archive(scratch: Path, domain: DomainImages) -> Path:
     return beside
 
 
-def _write_folders(scratch: Path, domain: ImageFolders) -> Path:
+def _write_folders(scratch: Path, domain: DomainFolders) -> Path:
     beside = scratch / f"{domain.name}.new"
     for class_name, images in domain.classes.items():
         (beside / class_name).mkdir(parents=True)

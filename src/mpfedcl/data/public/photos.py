@@ -7,19 +7,19 @@ from pathlib import Path, PurePosixPath
 
 import numpy
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.images import Images, resize_images
 from mpfedcl.data.image_files import is_image_file, read_image_files
 from mpfedcl.data.public.originals import (
-    ImageFolders,
+    DomainArrays,
+    DomainFolders,
     OriginalsFolder,
     check_labels,
-    enumerate_names,
     find_files,
     find_or_unpack,
     list_folders,
 )
-from mpfedcl.data.samples import DomainImages, Indices
+from mpfedcl.data.samples import Indices
 from mpfedcl.experiment.datasets import find_specification
 
 _CIFAR_SIDE = 32
@@ -60,7 +60,7 @@ CIFAR_100 = CifarFiles(
 )
 
 
-def read_cifar(source: OriginalsFolder, files: CifarFiles) -> DomainImages | None:
+def read_cifar(source: OriginalsFolder, files: CifarFiles) -> DomainArrays | None:
     """Read a set from its files or its archive; None without them."""
     paths = find_or_unpack(source, (*files.train, files.test), [files.archive])
     if paths is None:
@@ -68,7 +68,7 @@ def read_cifar(source: OriginalsFolder, files: CifarFiles) -> DomainImages | Non
     parts = [_read_records(path, files.labels) for path in paths]
     *train, test = parts
     images, labels = (numpy.concatenate(each) for each in zip(*train, strict=True))
-    return DomainImages(files.name, images, labels, *test)
+    return DomainArrays(files.name, images, labels, *test)
 
 
 def _read_records(path: Path, kinds: Sequence[tuple[str, int]]) -> tuple[Images, Indices]:
@@ -114,7 +114,7 @@ _NUMBER = re.compile(r"^\d+\.")
 _CALTECH_101 = re.compile(r"_101$")
 
 
-def read_office_domain(source: OriginalsFolder, domain: str) -> ImageFolders | None:
+def read_office_domain(source: OriginalsFolder, domain: str) -> DomainFolders | None:
     """Find the images of a domain; None without its folder."""
     folder = _find_domain(source, domain)
     if folder is None:
@@ -138,7 +138,7 @@ def read_office_domain(source: OriginalsFolder, domain: str) -> ImageFolders | N
         )
     # Decoded once and thrown away: a broken file should be named now, not by the first run.
     read_image_files([path for paths in classes.values() for path in paths], image_size=8)
-    return ImageFolders(domain, {name: classes[name] for name in OFFICE_CLASSES})
+    return DomainFolders(domain, {name: classes[name] for name in OFFICE_CLASSES})
 
 
 def name_class(folder: str) -> str | None:
@@ -184,7 +184,7 @@ _DOMAINNET_SIDE = 64
 those in the originals' size would take gigabytes."""
 
 
-def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainImages | None:
+def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainArrays | None:
     """Read the ten classes of a domain; None without its images and its split."""
     folder = source.find_folder([domain], _holds_domainnet_classes)
     archive = source.find_file(f"{domain}.zip")
@@ -212,7 +212,7 @@ def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainImages 
     decoded = resize_images(read_image_files(list(positions), size[0]), size, is_color=True)
     images: Images = decoded[[positions[path] for path in (*train, *test)]]
     ends = len(train)
-    return DomainImages(
+    return DomainArrays(
         domain, images[:ends], _label_by_folder(train), images[ends:], _label_by_folder(test)
     )
 

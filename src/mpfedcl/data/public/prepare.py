@@ -10,20 +10,20 @@ import numpy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.public import digits, photos
 from mpfedcl.data.public.originals import (
-    ImageFolders,
+    DomainArrays,
+    DomainFolders,
     OriginalsFolder,
     is_prepared,
     open_destination,
     write_domain,
 )
-from mpfedcl.data.samples import DomainImages
 
 
 @dataclass(frozen=True)
 class _Recipe:
     """The reader of a domain; it returns None if no file of the domain is there."""
 
-    read: Callable[[OriginalsFolder], DomainImages | ImageFolders | None]
+    read: Callable[[OriginalsFolder], DomainArrays | DomainFolders | None]
     looked_for: str
 
 
@@ -43,9 +43,7 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
             digits.read_synth,
             f"{', '.join(digits.SYNTH_FILES)}, or {digits.SYNTH_ARCHIVE}",
         ),
-        "usps": _Recipe(
-            digits.read_usps, f"{', '.join(digits.LIBSVM_FILES)}, or {digits.HDF5_FILE}"
-        ),
+        "usps": _Recipe(digits.read_usps, ", ".join(digits.USPS_FILES)),
     },
     "office10": {
         name: _Recipe(
@@ -128,8 +126,8 @@ def prepare_set(
     return outcome
 
 
-def _describe(domain: DomainImages | ImageFolders) -> str:
-    if isinstance(domain, ImageFolders):
+def _describe(domain: DomainArrays | DomainFolders) -> str:
+    if isinstance(domain, DomainFolders):
         num_images = sum(len(images) for images in domain.classes.values())
         return f"{num_images:,} images of {len(domain.classes)} classes"
     height, width = domain.train_images.shape[1:3]

@@ -10,14 +10,14 @@ from mpfedcl.experiment.names import did_you_mean
 
 @dataclass(frozen=True)
 class PublicFile:
-    """One file as its publisher offers it; None if no size or checksum is published."""
+    """One file as its publisher offers it."""
 
     name: str
     addresses: tuple[str, ...]
     """Mirrors of the same bytes, the best first."""
+    sha256: str
     size: int | None = None
-    sha256: str | None = None
-    md5: str | None = None
+    """None if no size is published."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class TrainerChoice:
         self._counts: dict[str, int] = {}
         """Clients of this round by trainer."""
         self._fallbacks: list[str] = []
-        """Why other trainers were used than were chosen, in all rounds so far."""
+        """Reasons for using other trainers than the chosen ones, over all rounds so far."""
         self._layers: tuple[Layer, ...] | None = None
         self._looked = False
 
@@ -55,8 +55,8 @@ class TrainerChoice:
 
     def describe_round(self) -> dict[str, Any]:
         """Return the number of clients by trainer, and why chosen trainers were not used."""
-        told: dict[str, Any] = dict(sorted(self._counts.items()))
-        return told | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
+        counts: dict[str, Any] = dict(sorted(self._counts.items()))
+        return counts | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object

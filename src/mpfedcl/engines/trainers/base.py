@@ -1,4 +1,4 @@
-"""The interface of trainers: a client before its local training, its batches, and clients after it."""
+"""The interface of trainers: clients before local training, their batches, trained clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence

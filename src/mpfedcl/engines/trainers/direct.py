@@ -101,8 +101,8 @@ class DirectTrainer(Trainer):
 class DirectDescent:
     """SGD on linear layers: v <- momentum * v + dᵀx + weight_decay * w; w <- w - lr * v.
 
-    The velocity is stored as u = v / scale, and the scale takes the powers of the momentum: a product
-    that only adds takes one pass over memory, one that shrinks first takes two.
+    The velocity is stored as u = v / scale, and the scale takes the powers of the momentum: a
+    product that only adds takes one pass over memory, one that shrinks first takes two.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The trainer of many clients with few samples: models are never written out.
 
 One step of SGD changes the weight W of a linear layer by an outer product: with x [B, in] the
-input of the layer and d [B, out] the gradient at its output, here called slope, the gradient is dᵀx.
-After t steps with momentum m
+input of the layer and d [B, out] the gradient at its output, here called slope, the gradient is
+dᵀx. After t steps with momentum m
 
     W_t = W_0 - lr Σ_{s<t} c(t-s) d_sᵀ x_s,    c(j) = 1 + m + ... + m^(j-1),
 
@@ -206,7 +206,7 @@ class FactoredTrainer(Trainer):
         return [trained.to_stack() if is_smaller_written_out(factors) else trained]
 
     def _step(self, factors: Factors, own: Tensors, step: int, given: object) -> Tensor:
-        """Take one step of every client that still trains; return their losses times batch sizes."""
+        """Take one step of each client that still trains; return losses times batch sizes."""
         taps = factors.taps(step)
         batch = factors.batch(step)
         active = len(batch.labels)

@@ -90,20 +90,15 @@ class OnnxEncoder:
     @property
     def tokens(self) -> str | None:
         """The reduction of tokens [batch, tokens, features] to one vector; None without tokens."""
-        return (self._settings.tokens or "mean") if self.output_rank == 3 else None
-
-    @property
-    def output_rank(self) -> int:
-        """The number of axes of the output."""
-        return self._trial.ndim
+        return (self._settings.tokens or "mean") if self.trial_output.ndim == 3 else None
 
     @property
     def feature_size(self) -> int:
         """The number of features of an image."""
-        return int(self._reduce(self._trial).shape[1])
+        return int(self.reduce(self.trial_output).shape[1])
 
     @cached_property
-    def _trial(self) -> NDArray[Any]:
+    def trial_output(self) -> NDArray[Any]:
         """The output for black images, because files may not declare its shape."""
         size = self.preprocessing.image_size
         black = numpy.zeros((self._batch_size or 1, 3, size, size), dtype=numpy.uint8)
@@ -156,7 +151,8 @@ class OnnxEncoder:
         count, insisted = len(batch), self._batch_size
         if insisted is not None and count < insisted:
             batch = numpy.concatenate([batch, numpy.repeat(batch[-1:], insisted - count, axis=0)])
-        return self._reduce(self._run(batch))[:count].astype(numpy.float32)
+        features: Features = self.reduce(self._run(batch))[:count].astype(numpy.float32)
+        return features
 
     def _run(self, batch: Images) -> NDArray[Any]:
         """Return the model's output for bytes [batch, 3, height, width]."""
@@ -184,16 +180,15 @@ class OnnxEncoder:
             )
         return found
 
-    def _reduce(self, found: NDArray[Any]) -> NDArray[Any]:
-        """Return one vector for each image."""
+    def reduce(self, found: Any) -> Any:
+        """Return one vector for each image; `found` is the output as an array or a tensor."""
         tokens = self.tokens
         if tokens == "class":
             return found[:, 0]
         if tokens == "patches":
             found = found[:, 1:]
         positions = tuple(range(2, found.ndim)) if tokens is None else (1,)
-        reduced: NDArray[Any] = found.mean(axis=positions) if positions else found
-        return reduced
+        return found.mean(axis=positions) if positions else found
 
     def _refuse(self, fault: str, wanted: str) -> InvalidInput:
         return InvalidInput(

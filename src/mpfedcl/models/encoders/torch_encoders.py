@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.errors import InvalidInput, enumerate_names, explain
 from mpfedcl.core.images import Images
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
@@ -22,11 +22,8 @@ from mpfedcl.experiment.data_folder import (
     list_weights,
     weights_places,
 )
-from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models.base import Model
-from mpfedcl.models.cnn import Cnn
 from mpfedcl.models.encoders.encoder import (
-    Encoder,
     Features,
     Preprocessing,
     encode_with_torch,
@@ -177,7 +174,7 @@ def _check_shapes(found: Mapping[str, Any], path: Path) -> Tensors:
         if name in found and not _fits(found[name], shape)
     ]
     faults = [
-        f"{verb} {_enumerate(names)}"
+        f"{verb} {enumerate_names(names, _MOST_NAMES_LISTED)}"
         for verb, names in (("lacks", missing), ("has the unknown", unknown), ("has", wrong))
         if names
     ]
@@ -194,8 +191,9 @@ def _check_shapes(found: Mapping[str, Any], path: Path) -> Tensors:
     ]
     if broken:
         raise InvalidInput(
-            f"{path} has values in {_enumerate(broken)} that are not finite, or variances below "
-            "0; its training has failed, so other weights must be given."
+            f"{path} has values in {enumerate_names(broken, _MOST_NAMES_LISTED)} that are "
+            "not finite, or variances below 0; its training has failed, so other weights must "
+            "be given."
         )
     return tensors
 
@@ -209,12 +207,6 @@ def _describe(value: Any) -> str:
         return type(value).__name__
     kind = "" if value.is_floating_point() else f"{value.dtype} "
     return f"{kind}{list(value.shape)}"
-
-
-def _enumerate(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES_LISTED
-    listed = ", ".join(names[:_MOST_NAMES_LISTED])
-    return f"{listed} and {more} more" if more > 0 else listed
 
 
 class ResNetEncoder:
@@ -350,40 +342,6 @@ def load_torchvision_encoder(
 _PREFIX = "encoder."
 _IMAGES_AT_ONCE = 256
 """Batch size without gradients: the whole test set would not fit into memory."""
-
-
-def make_model(
-    encoder: Encoder | None,
-    input_size: int,
-    num_classes: int,
-    settings: ModelSettings,
-    *,
-    trains_encoder: bool = False,
-    takes_features: bool = False,
-    image_shape: tuple[int, ...] | None = None,
-) -> Model:
-    """Return the model on pixels, on a frozen encoder's features, or with the encoder in it.
-
-    Vectors that need no encoder are features too (`takes_features`). A CNN needs the shape of the
-    images, [height, width] or [height, width, 3].
-    """
-    hidden = settings.hidden
-    if settings.name == "cnn":
-        if encoder is not None or takes_features or image_shape is None:
-            raise InvalidInput(
-                "model.name is 'cnn', which takes images as they are; for vectors, tables and an "
-                "encoder's features it must be mlp."
-            )
-        return Cnn(image_shape, num_classes, hidden, has_norm=settings.norm == "group")
-    if encoder is None or not trains_encoder:
-        is_encoded = takes_features or encoder is not None
-        return make_mlp(input_size, num_classes, hidden, is_encoded=is_encoded)
-    if not isinstance(encoder, ResNetEncoder):
-        raise InvalidInput(
-            f"encoder.train is true, but the encoder {encoder.name} cannot be trained; "
-            "encoder.name must be resnet18 or random-resnet18."
-        )
-    return TrainableEncoder(encoder.tensors, encoder.preprocessing, num_classes, hidden)
 
 
 class TrainableEncoder(Model):

@@ -1,1 +1,1 @@
-"""A client of a federation over a network: its data, its training, what it keeps."""
+"""A client of a federation over a network: its data, its training and its stored state."""

@@ -1,4 +1,4 @@
-"""A client on its own machine: its settings, its data, and its answers to the server."""
+"""A client on its own machine: its settings, its data, its training, and its answers."""
 
 import math
 import sys
@@ -9,23 +9,38 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_own_samples
-from mpfedcl.data.reader import open_own_samples
+from mpfedcl.data.sources import open_own_samples
+from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_vectors
 from mpfedcl.gaussian.mechanism import PrivateSums
-from mpfedcl.methods import Asynchronous, Method, find_method, is_built_in, prototype_rule
-from mpfedcl.methods.messages import Update
+from mpfedcl.methods import (
+    PREDICTORS,
+    TESTS,
+    Asynchronous,
+    ClosedForm,
+    Method,
+    PredictorKind,
+    PredictorName,
+    SharesPrototypes,
+    find_method,
+    is_built_in,
+    prototype_rule,
+)
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore, FinalState, save_final_state
-from mpfedcl.network.client.trainer import ClientTrainer, as_personal
 from mpfedcl.network.messages import (
     Introduction,
+    ReportedEvaluation,
     check_name,
     name_dispatch,
     pack_part_update,
@@ -35,9 +50,20 @@ from mpfedcl.network.messages import (
 )
 from mpfedcl.network.transport import FORMAT, Kind, Message
 from mpfedcl.privacy.ledger import BudgetSpent
+from mpfedcl.privacy.releases import released_predictors
 from mpfedcl.privacy.secure_aggregation.checks import check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
-from mpfedcl.rounds.assembly import assemble
+from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.assembly import Assembly, assemble
+from mpfedcl.rounds.evaluation import AccuracyTable
+from mpfedcl.rounds.metrics import count_confusions, percent_correct
+from mpfedcl.rounds.predictions import (
+    Evaluator,
+    GlobalScorer,
+    PersonalScorer,
+    Predictions,
+    as_stack,
+)
 
 _MOST_EPSILON = 100.0
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
@@ -59,7 +85,7 @@ class ClientSettings:
     """The client's own encoder, such as onnx:PATH, instead of the server's choice."""
     encoder_weights: Path | None = None
     min_cluster_size: int = 1
-    """Prototypes of fewer samples are never sent, whatever the experiment says."""
+    """Prototypes of fewer samples are never sent, whatever the experiment specifies."""
     max_epsilon: float | None = None
     """Privacy budget of this client, over all runs."""
     device: str = "cpu"
@@ -128,7 +154,7 @@ class NetworkClient:
             # The error may contain file names, and file names may contain names of people.
             print(error, file=sys.stderr, flush=True)
             raise ClientRefusal(
-                "it cannot use its data or its encoder; its own log says why."
+                "it cannot use its data or its encoder; its own log contains the reason."
             ) from None
 
     def _answer(self, kind: Kind, message: Message) -> Message:
@@ -247,7 +273,7 @@ class NetworkClient:
         return replace(update, num_samples=1, loss=None)
 
     def _check_budget(self, experiment: Experiment) -> None:
-        """Refuse an experiment without a privacy budget, or with a larger one than allowed."""
+        """Reject an experiment without a privacy budget, or with a larger one than allowed."""
         most, privacy = self._settings.max_epsilon, experiment.privacy
         if most is None:
             return
@@ -323,7 +349,7 @@ class NetworkClient:
         return load_data_and_model(own, device, load)
 
     def _check_classes(self, known: tuple[str, ...]) -> None:
-        """Refuse unknown classes without naming the data folder."""
+        """Reject unknown classes without naming the data folder."""
         assert self._settings.data is not None
         sample_index = open_own_samples(self._settings.data, None)
         odd = sorted(set(sample_index.class_names) - set(known))
@@ -351,3 +377,152 @@ class NetworkClient:
 
 def _path(value: Any) -> Path | None:
     return Path(str(value)).expanduser() if value else None
+
+
+class ClientTrainer:
+    """Evaluates and trains one client."""
+
+    def __init__(self, assembly: Assembly, data: FederatedData) -> None:
+        self._method, self._model, self._data = assembly.method, assembly.model, data
+        self._rule = prototype_rule(assembly.method)
+        self._name = data.names[0]
+        self._initial = assembly.initial
+        self._engine = InProcessEngine(assembly, data)
+
+    def personal_model(self, broadcast: Broadcast, state: Tensors) -> Tensors:
+        """Return the personalized model after the previous round; empty if there is none.
+
+        It is part of the state, or for one-shot methods computed from the broadcast.
+        """
+        if self._method.trains:
+            return _group(state, "personal")
+        if not isinstance(self._method, ClosedForm):
+            return {}
+        client, received = self._data.clients[0], self._method.prepare(broadcast)
+        return self._method.personalize(received, client.inputs, client.labels) or {}
+
+    def received_models(self, broadcast: Broadcast) -> tuple[Tensors | None, PrototypePool | None]:
+        """Return the global model and the prototype pool; None if the server does not send them."""
+        shares_all = all(self._method.shared(name) for name in self._initial)
+        method, before = self._method, broadcast.round - 1
+        pool = None
+        if isinstance(method, SharesPrototypes) and method.sends_pool and method.shares_in(before):
+            pool = broadcast.pool
+        return broadcast.params if shares_all else None, pool
+
+    def evaluate(
+        self, broadcast: Broadcast, personal: Tensors, with_confusion: bool
+    ) -> ReportedEvaluation:
+        """Evaluate the personalized and the global model after the previous round."""
+        is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
+        # The global test set is unknown here.
+        table: AccuracyTable = {test: dict.fromkeys(PREDICTORS) for test in TESTS}
+        truth, counts = self._data.test_labels, None
+        if not len(truth):
+            return ReportedEvaluation(table, is_personal)
+        averaged, pool = self.received_models(broadcast)
+        evaluator = Evaluator(
+            self._data.test_inputs,
+            truth,
+            self._rule.project,
+            pool,
+            self._method.experiment.contrast.temperature,
+        )
+        shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
+        if not self._method.trains:
+            # Features are the same for all clients; only scores are personal.
+            evaluator = replace(evaluator, reference=None)
+        elif pool is not None:
+            own_reference = self._rule.reference_of(self._name, pool)
+            evaluator = replace(evaluator, reference=own_reference)
+        own = self._predict(evaluator, personal) if personal else None
+        predicted = self._predict_local(shared, own)
+        released = released_predictors(self._method)
+        primary = predicted.get(self._method.predictor_on("local_test"))
+        if with_confusion and primary is not None:
+            counts = count_confusions(primary, truth, self._data.num_classes)
+        table["local_test"] |= {
+            name: percent_correct(classes == truth)
+            for name, classes in predicted.items()
+            if name in released
+        }
+        return ReportedEvaluation(table, is_personal, counts)
+
+    def _predict_local(
+        self, averaged: Predictions | None, personal: Predictions | None
+    ) -> dict[PredictorName, Tensor]:
+        """Return the predicted classes of the local test set by predictor."""
+        tests = self._engine.predictors.tests
+        predicted: dict[PredictorName, Tensor | None] = {}
+        if averaged is not None:
+            shared = GlobalScorer(tests, averaged, tests.sizes.new_zeros(1))
+            predicted |= {
+                r: shared.predict(r, 0) for r in PREDICTORS if PredictorKind.of(r).model == "global"
+            }
+        if personal is not None:
+            own = PersonalScorer(tests, 0, personal, True)
+            predicted |= {
+                r: own.predict("local_test", r)
+                for r in PREDICTORS
+                if PredictorKind.of(r).model == "personal"
+            }
+        return {predictor: each for predictor, each in predicted.items() if each is not None}
+
+    def final_state(
+        self, broadcast: Broadcast, state: Tensors, evaluation: ReportedEvaluation
+    ) -> FinalState:
+        """Return the client's models after the last round."""
+        averaged, pool = self.received_models(broadcast)
+        personal = self.personal_model(broadcast, state)
+        return FinalState(broadcast.round - 1, averaged, pool, personal, evaluation)
+
+    def _predict(
+        self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False
+    ) -> Predictions:
+        def apply(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return as_stack(self._model.apply(params, inputs))
+
+        (predictions,) = evaluator.predict(apply, with_similarities=with_similarities)
+        return predictions
+
+    def note_delay(self, state: Tensors, seconds: float) -> Tensors:
+        """Return the state updated by the delay of the client's last accepted answer."""
+        own = _group(state, "own")
+        if not own or not isinstance(self._method, Asynchronous):
+            return state
+        noted = self._method.note_delay(own, seconds)
+        return {**state, **{f"own/{name}": value for name, value in noted.items()}}
+
+    def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
+        """Train; return the update, and the new state in case the server accepts it."""
+        kept_before = {n: value for n, value in state.items() if not n.startswith("personal/")}
+        kept = {_add_client(name, self._name): value for name, value in kept_before.items()}
+        self._engine.restore(kept, {})
+        (update,) = self._engine.train(broadcast, [self._name], keep=[self._name])
+        self._engine.keep([self._name])
+        personal = dict(self._engine.personal_models(broadcast.params)).get(self._name, {})
+        kept = {
+            _remove_client(name, self._name): value for name, value in self._engine.state().items()
+        }
+        return update.written_out(), kept | as_personal(personal)
+
+
+def as_personal(params: Tensors) -> Tensors:
+    """Return a personalized model under the names of a client's state."""
+    return {f"personal/{name}": value for name, value in params.items()}
+
+
+def _group(tensors: Tensors, name: str) -> Tensors:
+    prefix = f"{name}/"
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _add_client(key: str, client: str) -> str:
+    """Return the engine's key for a key of the client's state: kept/CLIENT/x for kept/x."""
+    kind, _, name = key.partition("/")
+    return f"{kind}/{client}/{name}"
+
+
+def _remove_client(key: str, client: str) -> str:
+    kind, _, name = key.partition("/")
+    return f"{kind}/{name.removeprefix(f'{client}/')}"

@@ -1,13 +1,16 @@
 """A client's part in secure aggregation.
 
 Its secrets between messages are in a file that only its user can read. A client that is killed and
-restarted therefore never sends a different answer to the same request.
+restarted therefore never sends a different answer to the same request. A client trusts another
+client's key on first use, as ssh does, and stores it in a file. Operators may compare fingerprints
+by telephone.
 """
 
+import base64
+import hashlib
 import json
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,12 @@ import torch
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.identity import Identity, KnownClients, fingerprint
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
 from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange, Ring
+from mpfedcl.privacy.secure_aggregation.primitives import signature_algorithm
 from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session, read_bytes
 
 _ROUNDS_REMEMBERED = 16
@@ -48,12 +51,11 @@ class SecureAggregation:
         self, name: str, folder: Path, key: Path | None, experiment: Experiment, message: Message
     ) -> None:
         run = message.value("run", str)
-        if not re.fullmatch("[0-9a-f]{32}", run):
-            raise MessageError(f"run is {run[:40]!r}; it must be 32 hexadecimal digits")
+        self._store = ClientStateStore(folder, run)
         self._name, self._message = name, message
         self._identity = Identity(key) if key is not None else None
         self._known = KnownClients(folder / "known-clients.json")
-        self._file = folder / run / "secure-sum.json"
+        self._file = self._store.folder / "secure-sum.json"
         self._round = message.value("round", int)
         self._session = Session(run, self._round, experiment.secure.threshold)
 
@@ -99,7 +101,7 @@ class SecureAggregation:
         return Message({"sealed": {name: each.hex() for name, each in sealed.items()}})
 
     def _check_keys(self, adverts: dict[str, Advert]) -> None:
-        """Refuse unsigned keys, and keys other than the known ones."""
+        """Reject unsigned keys, and keys other than the known ones."""
         for name, advert in adverts.items():
             if not advert.is_signed(self._session, name):
                 raise ProtocolError(f"the keys of {name} are not signed by that client")
@@ -146,8 +148,7 @@ class SecureAggregation:
         if opened is None:
             opened = self._read()["opened"]
         latest = dict(sorted(opened.items(), key=lambda each: int(each[0]))[-_ROUNDS_REMEMBERED:])
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.parent.chmod(0o700)
+        self._store.make_folder()
         values = {"round": self._round, "client": client.to_values(), "opened": latest}
         write_atomically(self._file, json.dumps(values).encode())
 
@@ -178,3 +179,66 @@ def draw_once(
     if least_left(num_clients, share) < least_left(int(kept["clients"]), share):
         raise ProtocolError("its share of the noise was drawn for a sum of more clients")
     return kept["numbers"].numpy().view(numpy.uint64)
+
+
+class Identity:
+    """Signs with a client's private key, a file made by `mpfedcl federation init`."""
+
+    def __init__(self, path: Path) -> None:
+        # Imported here, because clients without keys do not need `cryptography`.
+        from mpfedcl.network.setup.keys import load_node_key
+
+        self._key = load_node_key(path)
+
+    @property
+    def public(self) -> bytes:
+        """The public key in OpenSSH format."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        return self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+    def sign(self, content: bytes) -> bytes:
+        """Return a signature of the content."""
+        return self._key.sign(content, signature_algorithm())
+
+
+def fingerprint(public: bytes) -> str:
+    """Return the fingerprint of a key as shown by `ssh-keygen -l`."""
+    parts = public.split()
+    blob = base64.b64decode(parts[1]) if len(parts) > 1 else public
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+class KnownClients:
+    """The keys of other clients, as seen first by this client."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def meet(self, keys: Mapping[str, bytes]) -> list[str]:
+        """Reject clients whose key has changed; store new clients and return their names."""
+        known = self._read()
+        for name, key in keys.items():
+            if known.get(name, key.decode()) != key.decode():
+                raise ProtocolError(
+                    f"{name} has another key than before; if that is intended, its line must be "
+                    "removed from known-clients.json on the client"
+                )
+        new = [name for name in keys if name not in known]
+        if new:
+            known |= {name: keys[name].decode() for name in new}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True).encode())
+        return new
+
+    def _read(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            # A damaged file must not count as empty: then any key would be accepted.
+            raise InvalidInput(f"{self._path} cannot be read; it must be repaired or removed.")
+        return found

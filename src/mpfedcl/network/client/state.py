@@ -23,8 +23,7 @@ from mpfedcl.network.transport import MessageError
 from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.run_files import Summary
-from mpfedcl.runs.summary import versions
+from mpfedcl.runs.run_files import Summary, versions
 
 _NO_LIMIT = 1e9
 """Limit of a client without --max-epsilon; its spending is recorded anyway."""

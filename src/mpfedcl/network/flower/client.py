@@ -20,53 +20,90 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.app import Context, Error
 from flwr.app import Message as FlowerMessage
+from flwr.app.message import remove_content_from_message
 from flwr.clientapp import ClientApp
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.message_pb2 import Message as ProtobufMessage
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.network.flower.fleet import (
-    FleetNode,
-    RefusedError,
-    RejectedError,
-    Request,
-    read_request,
-    write_request,
-)
 from mpfedcl.network.flower.programs import LAST_WORDS
-from mpfedcl.network.flower.records import MESSAGE_TYPES, from_records, to_records
+from mpfedcl.network.flower.records import (
+    LONGEST_TEXT,
+    MESSAGE_TYPES,
+    MOST_ARRAYS,
+    NotYetError,
+    from_records,
+    open_answer,
+    read_object,
+    to_records,
+)
 from mpfedcl.network.setup.folders import ClientFolder
-from mpfedcl.network.transport import Kind, Message, MessageError
+from mpfedcl.network.setup.keys import load_node_key
+from mpfedcl.network.transport import MOST_BYTES, AnswerLimit, Kind, Message, MessageError
 
-if TYPE_CHECKING:
-    pass
-
+LIMIT = AnswerLimit(num_arrays=MOST_ARRAYS, array_bytes=MOST_BYTES, text_bytes=LONGEST_TEXT)
+"""Size limit of a request."""
+FAILED = 400
+"""Our error code for a client that reports a failure in one sentence."""
 _SHORTEST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.5, 3.0, 1.1
 """Seconds between two polls; the interval grows while there is no request."""
 _LOAD_FACTOR = 10.0
 """The poll interval is at least this many times the server's response time, so that many clients
 do not overload it."""
 _REFUSED_SECONDS = 90.0
-"""Time to insist after a refusal. The server needs up to 60 s to notice that a client was killed,
+"""Time to retry after a refusal. The server needs up to 60 s to notice that a client was killed,
 and until then refuses another process with the same key."""
 _ASK_SECONDS = 2.0
 _BUSY_SECONDS = 20.0
 """Maximum seconds between two attempts to reach the server."""
-
-RequestHandler = Callable[[Kind, Message], Message]
-
-FAILED = 400
-"""Our error code for a client that reports a failure in one sentence."""
+_PULL_SECONDS = 60.0
+"""Time limit for the objects of a message."""
+_UNSIGNED, _REFUSED, _BUSY = 401, 412, (502, 503, 504)
+"""HTTP codes: wrong signature, unknown or used key, errors of proxies."""
+_REASONS = {
+    _UNSIGNED: "it does not accept the signature of the client's key; the clocks of both machines "
+    "must agree within minutes",
+    _REFUSED: "it does not know the client's key (a new key is registered within seconds), or "
+    "another process uses the key, or a process that used it was killed less than a minute ago",
+}
 _KINDS: dict[str, Kind] = {flower_type: kind for kind, flower_type in MESSAGE_TYPES.items()}
 
-client_app = ClientApp()
-
-Say = Callable[[str], None]
+_Answer = TypeVar("_Answer")
+RequestHandler = Callable[[Kind, Message], Message]
+Report = Callable[[str], None]
 """Prints a sentence for the operator of the client."""
+
+client_app = ClientApp()
 
 
 def answer(
@@ -103,28 +140,208 @@ def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
     return answer(request, lambda: from_records(request.content), handle)
 
 
-def take_part(folder: ClientFolder, handle: RequestHandler, say: Say) -> None:
+class RefusedError(Exception):
+    """The server refuses this client; the text gives the reason."""
+
+
+class RejectedError(Exception):
+    """The server does not accept a message, or no longer has it."""
+
+
+class SuperNode:
+    """One client's connection to the SuperLink; calls are repeated after network errors."""
+
+    def __init__(self, address: str, key: Path | None, authority: Path | None) -> None:
+        self.address = address
+        self.number = 0
+        """The node number assigned by the server."""
+        self.poll_seconds = 0.0
+        """Response time of the last poll."""
+        self._has_key = key is not None
+        private = generate_key_pairs()[0] if key is None else load_node_key(key)
+        public = private.public_key()
+        self._public = public_key_to_bytes(public)
+        self._client = FleetHttpClient.from_server_address(
+            address,
+            insecure=authority is None,
+            root_certificates=None if authority is None else authority.read_bytes(),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                NodeAuthHttpInterceptor(private, public),
+            ],
+        )
+        self._insist = RetryInvoker(
+            lambda: exponential(max_delay=int(_BUSY_SECONDS)),
+            httpx.HTTPError,
+            max_tries=None,
+            max_time=None,
+            should_giveup=_is_final,
+        ).invoke
+        self._heartbeat: HeartbeatSender | None = None
+
+    def enter(self, lost: int | None) -> int:
+        """Register with the server; `lost` is the node number of a killed process to take over."""
+        try:
+            if lost is None or not self._show_alive(lost):
+                lost = self._activate()
+        except httpx.HTTPStatusError as error:
+            code = error.response.status_code
+            if code not in _REASONS:
+                # A proxy answers while the server is down.
+                raise httpx.ConnectError(f"the answer is {code}") from None
+            raise RefusedError(_REASONS[code]) from None
+        self.number = lost
+        self._stop_heartbeat()
+        self._heartbeat = HeartbeatSender(self._beat)
+        self._heartbeat.start()
+        return lost
+
+    def leave(self) -> None:
+        """Notify the server that this client disconnects."""
+        if self.number:
+            self._stop_heartbeat()
+            with contextlib.suppress(httpx.HTTPError):
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.number))
+            self.number = 0
+
+    def close(self) -> None:
+        """Leave, and close the connection."""
+        self.leave()
+        self._client.close()
+
+    def receive(self) -> FlowerMessage | None:
+        """Return the next request, without its content, or None if there is none.
+
+        The server sends each request once, so it must be answered.
+        """
+
+        def poll(request: PullMessagesRequest) -> Any:
+            began = time.monotonic()
+            found = self._client.PullMessages(request)
+            self.poll_seconds = time.monotonic() - began
+            return found
+
+        found = self._call(poll, PullMessagesRequest(node=Node(node_id=self.number)))
+        return message_from_proto(found.messages_list[0]) if found.messages_list else None
+
+    def open(self, request: FlowerMessage) -> Message:
+        """Fetch and read the content of a request within the size limit."""
+        node, run = Node(node_id=self.number), request.metadata.run_id
+        root, end = request.metadata.message_id, time.monotonic() + _PULL_SECONDS
+        fetched: dict[str, bytes] = {}
+
+        def fetch(identity: str, most: int) -> bytes:
+            if identity not in fetched:
+                wanted = PullObjectRequest(node=node, run_id=run, object_id=identity)
+                found = self._call(self._client.PullObject, wanted)
+                fetched[identity] = read_object(found, identity, most)
+            return fetched[identity]
+
+        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=root)
+        while True:
+            try:
+                message = open_answer(root, fetch, LIMIT)
+                self._call(self._client.ConfirmMessageReceived, received)
+                return message
+            except RejectedError as error:
+                print(f"A request was lost: {error}", file=sys.stderr, flush=True)
+                raise MessageError("it did not get the whole request") from None
+            except NotYetError:
+                if time.monotonic() > end:
+                    raise MessageError("it did not get the whole request in time") from None
+                time.sleep(_SHORTEST_POLL)
+
+    def reply(self, message: FlowerMessage) -> None:
+        """Send an answer."""
+        message.metadata.__dict__["_message_id"] = message.object_id
+        node, run = Node(node_id=self.number), message.metadata.run_id
+        with no_object_id_recompute():
+            request = PushMessagesRequest(
+                node=node,
+                messages_list=[message_to_proto(remove_content_from_message(message))],
+                message_object_trees=[get_object_tree(message)],
+                clientapp_runtime_list=[0.0],
+            )
+            taken = self._call(self._client.PushMessages, request)
+            try:
+                push_objects(
+                    get_all_nested_objects(message),
+                    make_push_object_fn_protobuf(
+                        lambda request: self._call(self._client.PushObject, request),
+                        node,
+                        run,
+                        taken.session_id,
+                    ),
+                    object_ids_to_push=set(taken.objects_to_push),
+                )
+            except ObjectPushError as error:
+                raise RejectedError(str(error)) from None
+
+    def _call(self, method: Callable[..., _Answer], request: object) -> _Answer:
+        try:
+            return self._insist(method, request)  # type: ignore[no-any-return]
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == _UNSIGNED:
+                raise RefusedError(_REASONS[_REFUSED]) from None
+            raise RejectedError(
+                f"{error.response.status_code}, {error.response.text[:300]}"
+            ) from None
+
+    def _activate(self) -> int:
+        if not self._has_key:
+            with contextlib.suppress(httpx.HTTPStatusError):
+                self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
+        request = ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        return int(self._client.ActivateNode(request).node_id)
+
+    def _show_alive(self, number: int) -> bool:
+        request = SendNodeHeartbeatRequest(
+            node=Node(node_id=number), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+        )
+        try:
+            return bool(self._client.SendNodeHeartbeat(request).success)
+        except httpx.HTTPStatusError:
+            return False
+
+    def _beat(self) -> bool:
+        """Send a heartbeat."""
+        with contextlib.suppress(httpx.TransportError):
+            return self._show_alive(self.number)
+        return False
+
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None and self._heartbeat.is_running:
+            self._heartbeat.stop()
+
+
+def _is_final(error: Exception) -> bool:
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in _BUSY
+
+
+def take_part(folder: ClientFolder, handle: RequestHandler, report: Report) -> None:
     """Answer the server's requests until this process ends."""
     values = tomllib.loads(folder.settings.read_text(encoding="utf-8"))
     is_insecure = bool(values.get("insecure", False))
     place = _Place(folder)
-    node = FleetNode(
+    node = SuperNode(
         str(values.get("server", folder.server)),
         key=None if is_insecure else folder.key,
         authority=None if is_insecure else folder.authority,
     )
     try:
-        _enter(node, folder, place, say)
+        _enter(node, folder, place, report)
         _give_up_unfinished(node, place)
         wait = _SHORTEST_POLL
         while True:
-            if (request := _receive(node, folder, place, say)) is not None:
-                place.begin(request.header)
-                _send(node, answer(request.header, partial(node.open, request), handle))
+            if (request := _receive(node, folder, place, report)) is not None:
+                place.begin(request)
+                _send(node, answer(request, partial(node.open, request), handle))
                 place.finish()
                 wait = _SHORTEST_POLL
             else:
-                time.sleep(max(wait, min(_LOAD_FACTOR * node.look_seconds, _BUSY_SECONDS)))
+                time.sleep(max(wait, min(_LOAD_FACTOR * node.poll_seconds, _BUSY_SECONDS)))
                 wait = min(wait * _POLL_GROWTH, _LONGEST_POLL)
     finally:
         node.close()
@@ -146,13 +363,9 @@ class _Place:
         self._write({"node": node, "is_in": True, **self._here})
 
     def leave(self) -> None:
-        """Note that the client has left."""
+        """Record that the client has left."""
         if known := self._read():
             self._write({**known, "is_in": False})
-
-    def known_node(self) -> int | None:
-        """Return the last node number, or None."""
-        return self._read().get("node")
 
     def lost_node(self) -> int | None:
         """Return the node number of a process of this folder that was killed."""
@@ -161,17 +374,19 @@ class _Place:
         return known["node"] if is_ours else None
 
     def begin(self, request: FlowerMessage) -> None:
-        """Store the request that is being answered."""
-        write_atomically(self._request, write_request(request), durable=False)
+        """Store the request that is being answered, without its content."""
+        header = message_to_proto(remove_content_from_message(request))
+        write_atomically(self._request, header.SerializeToString(), durable=False)
 
     def finish(self) -> None:
-        """Note that the request was answered."""
+        """Record that the request was answered."""
         self._request.unlink(missing_ok=True)
 
     def unfinished(self) -> FlowerMessage | None:
         """Return the request during which the previous process was killed."""
-        with contextlib.suppress(OSError, ValueError):
-            return read_request(self._request.read_bytes())
+        # A damaged file may fail in any way.
+        with contextlib.suppress(Exception):
+            return message_from_proto(ProtobufMessage.FromString(self._request.read_bytes()))
         return None
 
     def _read(self) -> dict[str, Any]:
@@ -192,7 +407,7 @@ def _identify_boot() -> str:
     return ""
 
 
-def _enter(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> None:
+def _enter(node: SuperNode, folder: ClientFolder, place: _Place, report: Report) -> None:
     """Register with the server; report a refusal and retry for a while."""
     refused_since: float | None = None
     wait = 1.0
@@ -205,60 +420,39 @@ def _enter(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> No
             wait = min(2 * wait, _BUSY_SECONDS)
         except RefusedError as error:
             now = time.monotonic()
-            why = _explain(node, place, error)
             if refused_since is None:
                 refused_since = now
-                say(
-                    f"The server refuses {folder.name}: {why}. "
+                report(
+                    f"The server refuses {folder.name}: {error}. "
                     f"Trying again for {_REFUSED_SECONDS:g} s."
                 )
             elif now - refused_since > _REFUSED_SECONDS:
                 raise InvalidInput(
-                    f"the server at {node.address} refuses {folder.name}: {why}."
+                    f"the server at {node.address} refuses {folder.name}: {error}."
                 ) from None
             time.sleep(_ASK_SECONDS)
         else:
             print(f"SuperNode ID: {node.number}", flush=True)
-            say(f"{folder.name} is connected to {node.address}; log: {folder.log}. Ctrl-C ends it.")
+            report(
+                f"{folder.name} is connected to {node.address}; log: {folder.log}. Ctrl-C ends it."
+            )
             return
 
 
-def _explain(node: FleetNode, place: _Place, error: RefusedError) -> str:
-    """Return the likely reason for a refusal."""
-    if error.is_unsigned:
-        return (
-            "it does not accept the signature of the client's key; the clocks of both machines "
-            "must agree within minutes"
-        )
-    known = place.known_node()
-    if known is None:
-        return (
-            "it does not know the client's key yet (a new key is registered within seconds), or "
-            "another process already uses it"
-        )
-    if node.is_known_as(known):
-        return (
-            "the client's key is already in use by another process, or by one that was killed "
-            "less than a minute ago, which the server has not noticed yet"
-        )
-    return (
-        "it no longer knows the client's key; it must be among those of mpfedcl federation init "
-        "on the server"
-    )
-
-
-def _receive(node: FleetNode, folder: ClientFolder, place: _Place, say: Say) -> Request | None:
+def _receive(
+    node: SuperNode, folder: ClientFolder, place: _Place, report: Report
+) -> FlowerMessage | None:
     try:
         return node.receive()
     except RefusedError:
         # The server has lost its state.
-        _enter(node, folder, place, say)
+        _enter(node, folder, place, report)
     except RejectedError as error:
         print(f"The server did not accept the poll: {error}", file=sys.stderr, flush=True)
     return None
 
 
-def _give_up_unfinished(node: FleetNode, place: _Place) -> None:
+def _give_up_unfinished(node: SuperNode, place: _Place) -> None:
     """Answer the request of a killed process with an error, so that the server does not wait."""
     if (request := place.unfinished()) is not None:
         # First, because answering again might kill this process, too.
@@ -267,7 +461,7 @@ def _give_up_unfinished(node: FleetNode, place: _Place) -> None:
         _send(node, FlowerMessage(error, reply_to=request))
 
 
-def _send(node: FleetNode, reply: FlowerMessage) -> None:
+def _send(node: SuperNode, reply: FlowerMessage) -> None:
     try:
         node.reply(reply)
     except (RejectedError, RefusedError) as error:
@@ -282,7 +476,7 @@ def main() -> None:
     # Everything else that is printed goes to the log.
     os.dup2(2, 1)
 
-    def say(words: str) -> None:
+    def report(words: str) -> None:
         with contextlib.suppress(OSError):
             os.write(operator, f"{words}\n".encode())
 
@@ -295,10 +489,10 @@ def main() -> None:
         from mpfedcl.network.client.client import ClientSettings, NetworkClient
 
         values = tomllib.loads(folder.settings.read_text(encoding="utf-8"))
-        take_part(folder, NetworkClient(ClientSettings.parse(values)).answer, say)
+        take_part(folder, NetworkClient(ClientSettings.parse(values)).answer, report)
     except (InvalidInput, MessageError) as error:
         print(error, file=sys.stderr, flush=True)
-        say(f"{LAST_WORDS}{error}")
+        report(f"{LAST_WORDS}{error}")
         code = 2
     except KeyboardInterrupt:
         pass

@@ -1,14 +1,20 @@
-"""The programs of a federation: commands, environment, and the connection to the server."""
+"""The programs of a federation: commands, processes, and the connection to the server."""
 
 import contextlib
 import importlib
 import importlib.util
 import ipaddress
 import os
+import shutil
+import signal
 import socket
 import ssl
+import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,6 @@ import tomli_w
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.network.processes import end_of_log, is_port_in_use
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 
 _CONNECTION = "mpfedcl"
@@ -24,6 +29,11 @@ _CONNECTION = "mpfedcl"
 LAST_WORDS = "cannot continue: "
 """Prefix of the final error message of a client's process."""
 _CONNECT_SECONDS = 5.0
+_START_SECONDS = 60.0
+_END_SECONDS = 20.0
+_TRACEBACK = "Traceback (most recent call last):"
+_LINES_OF_AN_ERROR = 3
+"""With more lines after a traceback, the log does not end with that error."""
 
 
 def require_flower(module: str | None = None) -> None:
@@ -186,3 +196,81 @@ def _trust_any() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+@contextmanager
+def running(
+    command: list[str], env: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with output to a file; end it and its children on exit."""
+    process = start(command, env, log)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def start(
+    command: list[str], env: Mapping[str, str], log: Path, *, reads: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a program in a new process group; with `reads` its stdout is a pipe."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # The program ends with the command that started it, even if that is killed (Linux only).
+    follow = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) else []
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*follow, *command],
+            env=dict(env),
+            stdout=subprocess.PIPE if reads else file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a program and its children, and kill the rest after a timeout."""
+    for signal_number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            process.poll()
+            try:
+                os.killpg(process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
+    """Wait until a program accepts connections at a port; raise if it does not."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+            return
+        time.sleep(0.1)
+    raise InvalidInput(f"the server did not start; {log} ends with: {end_of_log(log).rstrip('.')}.")
+
+
+def end_of_log(log: Path) -> str:
+    """Return the end of a log on one line: the error of a final traceback, or the last text."""
+    with contextlib.suppress(OSError):
+        text = log.read_text(errors="replace").rstrip()
+        last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else ""
+        # In a traceback, code is indented and the error is not.
+        lines = [line for line in last.splitlines()[1:] if line and not line.startswith(" ")]
+        is_end = 0 < len(lines) <= _LINES_OF_AN_ERROR
+        return " ".join((" ".join(lines) if is_end else text).split())[-300:]
+    return "it is empty"
+
+
+def is_port_in_use(host: str, port: int) -> bool:
+    """Return whether a program listens at a port."""
+    try:
+        socket.create_connection((host, port), 1).close()
+    except TimeoutError:
+        # A free port refuses at once; a timeout means a busy server.
+        return True
+    except OSError:
+        return False
+    return True

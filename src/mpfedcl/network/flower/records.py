@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_children_ids_from_object_content,
@@ -124,6 +125,22 @@ class NotYetError(Exception):
     def __init__(self, object_id: str) -> None:
         super().__init__(object_id)
         self.object_id = object_id
+
+
+def read_object(found: PullObjectResponse, object_id: str, most: int) -> bytes:
+    """Return a pulled object of at most `most` bytes; raise `NotYetError` if it has not arrived."""
+    if not found.object_found:
+        raise MessageError("a part of it was lost")
+    if not found.object_available:
+        raise NotYetError(object_id)
+    check_size(len(found.object_content), most)
+    return bytes(found.object_content)
+
+
+def check_size(size: int, most: int) -> None:
+    """Reject an object that is too large."""
+    if size > most:
+        raise MessageError(f"it is too large: a part of it has {size} bytes; at most {most}")
 
 
 def open_answer(root: str, fetch: Fetch, limit: AnswerLimit) -> Message:

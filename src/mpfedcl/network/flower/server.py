@@ -78,14 +78,14 @@ def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: "Ca
         request = parse_run_config(run_config)
         shared = (request.status, observer, callbacks)
         if request.update is not None:
-            told = callbacks.change_exchange(
+            change = callbacks.change_exchange(
                 transport,
                 request.update,
                 request.client,
                 leave=request.leave,
                 status=request.status,
             )
-            status.write("done", path=str(request.update.resolve()), change=dict(told))
+            status.write("done", path=str(request.update.resolve()), change=dict(change))
             return
         if request.resume is not None:
             result = resume_serving(transport, request.resume, request.rounds, *shared)

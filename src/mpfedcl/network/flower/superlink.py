@@ -13,20 +13,19 @@ and after five seconds requests fail with 500, which loses clients' answers.
 import hmac
 import sys
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from anyio import to_thread
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 from sqlalchemy.exc import OperationalError
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mpfedcl.network.setup.folders import read_secret
 
@@ -77,11 +76,6 @@ def main() -> None:
     )
 
 
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
-
 FLEET = "/v1/fleet/"
 """The clients' API, in which each request is signed with a client's key."""
 MOST_BODY = 8 * 2**20
@@ -94,14 +88,14 @@ _LOG_SECONDS = 1.0
 class RequireSecret:
     """Restricts requests without the secret to the clients' API (ASGI middleware)."""
 
-    def __init__(self, app: _App, secret: str) -> None:
+    def __init__(self, app: ASGIApp, secret: str) -> None:
         self._app = app
         self._wanted = f"Bearer {secret}".encode()
         self._logged = 0.0
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it before its body is read."""
-        code = 0 if scope["type"] == "lifespan" else self._judge(scope)
+        code = 0 if scope["type"] == "lifespan" else self._find_refusal(scope)
         if not code:
             await self._app(scope, receive, send)
             return
@@ -109,13 +103,10 @@ class RequireSecret:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = [(b"content-length", b"0"), (b"connection", b"close")]
-        if code == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        await send({"type": "http.response.start", "status": code, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        headers = {"Connection": "close", **({"WWW-Authenticate": "Bearer"} if code == 401 else {})}
+        await Response(status_code=code, headers=headers)(scope, receive, send)
 
-    def _judge(self, scope: _Scope) -> int:
+    def _find_refusal(self, scope: Scope) -> int:
         """Return the HTTP code of a refusal; 0 if the request is allowed."""
         headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         shown = [value for name, value in headers if name == b"authorization"]
@@ -130,7 +121,7 @@ class RequireSecret:
         length = names.get(b"content-length", b"0")
         return 0 if length.isdigit() and int(length[:20]) <= MOST_BODY else 413
 
-    def _log(self, scope: _Scope, code: int) -> None:
+    def _log(self, scope: Scope, code: int) -> None:
         now = time.monotonic()
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now

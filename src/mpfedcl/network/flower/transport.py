@@ -8,7 +8,7 @@ can abandon.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,14 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
-from mpfedcl.network.flower.records import MESSAGE_TYPES, NotYetError, open_answer, to_records
+from mpfedcl.network.flower.records import (
+    MESSAGE_TYPES,
+    NotYetError,
+    check_size,
+    open_answer,
+    read_object,
+    to_records,
+)
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply
 
 _LONGEST_REASON = 500
@@ -43,23 +50,27 @@ _Result = TypeVar("_Result")
 
 @dataclass
 class _Arrival:
-    """An announced answer that has not been read."""
+    """An announced answer that has not been read; its objects may not have arrived yet."""
 
     root: str
+    """Id of the root object."""
+    error: FlowerError | None = None
     missing: str | None = None
     """An object that had not arrived; nothing else is fetched before it is available."""
     opening: "Future[Reply | None] | None" = None
 
 
 class FlowerTransport:
-    """Carries messages over Flower's grid, and looks for replies at each `receive`."""
+    """Carries messages over Flower's grid, and polls for replies at each `receive`."""
 
     def __init__(self, grid: HttpGrid) -> None:
         self._grid = grid
         self._store = ObjectStore(grid)
         self._arrivals: dict[str, _Arrival] = {}
         """By message id of the request."""
-        self._looking: Future[list[Announced]] | None = None
+        self._looking: Future[list[tuple[str, _Arrival]]] | None = None
+        self._ends: dict[str, float] = {}
+        """When each message expires; until then its answer is kept."""
 
     def connected_nodes(self) -> Mapping[int, str]:
         """Return the nodes that are online with their registered names."""
@@ -88,30 +99,34 @@ class FlowerTransport:
         pushing = call(push)
         if is_done(pushing, seconds):
             pushing.result()
-        return dict(sent)
+        found = dict(sent)
+        self._ends |= dict.fromkeys(found.values(), end - seconds + timeout)
+        return found
 
     def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
-        """Fetch replies; at most one is in memory at a time."""
+        """Fetch replies; at most one answer is in memory at a time."""
         end = time.monotonic() + seconds
-        self._forget_others(limits)
+        self._forget_expired(limits)
         known = list(self._arrivals)
-        # Announced answers first: a look is expensive with many open messages.
-        if reply := self._open_one(known, limits, end):
-            return [reply]
-        failures = [each for each in self._look(limits, end) if each.request_id in limits]
-        new = [each for each in self._arrivals if each not in known]
-        if not failures and (reply := self._open_one(new, limits, end)):
-            return [reply]
-        return failures
+        # Announced answers first: a poll is expensive with many open messages.
+        if replies := self._open_some(known, limits, end):
+            return replies
+        self._look(limits, end)
+        return self._open_some([e for e in self._arrivals if e not in known], limits, end)
 
-    def _open_one(
-        self, request_ids: Iterable[str], limits: Mapping[str, AnswerLimit], end: float
-    ) -> Reply | None:
-        """Return the first of these answers that is complete."""
-        for request_id in request_ids:
+    def _open_some(
+        self, request_ids: Sequence[str], limits: Mapping[str, AnswerLimit], end: float
+    ) -> list[Reply]:
+        """Return the errors among these answers, or else the first complete answer."""
+        asked = {each: self._arrivals[each] for each in request_ids if each in limits}
+        failures = [_describe(each, e.error) for each, e in asked.items() if e.error is not None]
+        for failure in failures:
+            self._discard(self._arrivals.pop(failure.request_id).root)
+        if failures:
+            return failures
+        for request_id, arrival in asked.items():
             if time.monotonic() > end:
                 break
-            arrival = self._arrivals[request_id]
             work = partial(self._open, request_id, arrival, limits[request_id])
             opening = arrival.opening or call(work)
             # A hanging fetch is not waited for again.
@@ -121,28 +136,19 @@ class FlowerTransport:
                 arrival.opening = None
                 if reply := opening.result():
                     del self._arrivals[request_id]
-                    return reply
-        return None
+                    return [reply]
+        return []
 
-    def _look(self, limits: Mapping[str, AnswerLimit], end: float) -> list[Reply]:
-        """Note announced answers; return those that are errors."""
+    def _look(self, limits: Mapping[str, AnswerLimit], end: float) -> None:
+        """Record announced answers."""
         wanted = [each for each in limits if each not in self._arrivals]
         if self._looking is None and wanted:
             self._looking = call(lambda: self._store.announced(wanted))
         if self._looking is None or not is_done(self._looking, end - time.monotonic()):
-            return []
+            return
         announced, self._looking = self._looking.result(), None
-        failures = []
-        for each in announced:
-            if each.request_id not in limits:
-                # Arrived after its deadline.
-                self._discard(each.root)
-            elif each.error is not None:
-                failures.append(_describe(each.request_id, each.error))
-                self._discard(each.root)
-            else:
-                self._arrivals.setdefault(each.request_id, _Arrival(each.root))
-        return failures
+        for request_id, arrival in announced:
+            self._arrivals.setdefault(request_id, arrival)
 
     def _open(self, request_id: str, arrival: _Arrival, limit: AnswerLimit) -> Reply | None:
         """Read one client's answer; None if a part has not arrived."""
@@ -162,9 +168,11 @@ class FlowerTransport:
         self._discard(arrival.root)
         return reply
 
-    def _forget_others(self, limits: Mapping[str, AnswerLimit]) -> None:
-        """Discard answers that arrived too late."""
-        for request_id in self._arrivals.keys() - limits.keys():
+    def _forget_expired(self, limits: Mapping[str, AnswerLimit]) -> None:
+        """Discard answers that arrived too late; other callers may ask for the rest."""
+        now = time.monotonic()
+        self._ends = {each: end for each, end in self._ends.items() if end > now or each in limits}
+        for request_id in self._arrivals.keys() - self._ends.keys() - limits.keys():
             self._discard(self._arrivals.pop(request_id).root)
 
     def _discard(self, root: str) -> None:
@@ -195,17 +203,6 @@ def _on_one_line(text: str) -> str:
     return "".join(sign for sign in line if sign.isprintable())[:_LONGEST_REASON]
 
 
-@dataclass(frozen=True)
-class Announced:
-    """An answer known to the server; its objects may not have arrived yet."""
-
-    request_id: str
-    """The message that it answers; the server has checked the sender."""
-    root: str
-    """Id of the root object."""
-    error: FlowerError | None
-
-
 class ObjectStore:
     """The stored objects of a run's answers, read over the grid's connection."""
 
@@ -218,15 +215,17 @@ class ObjectStore:
             hooks = connection.event_hooks
             connection.event_hooks = {**hooks, "response": [*hooks["response"], self._measure]}
 
-    def announced(self, request_ids: Sequence[str]) -> list[Announced]:
-        """Return new answers to these messages, each once."""
+    def announced(self, request_ids: Sequence[str]) -> list[tuple[str, _Arrival]]:
+        """Return new answers, each once, with the message ids of their requests.
+
+        The server has checked the senders.
+        """
         request = PullAppMessagesRequest(message_ids=request_ids)
         found = self._grid._runtime_client.PullMessages(request)
         return [
-            Announced(
+            (
                 each.metadata.reply_to_message_id,
-                each.metadata.message_id,
-                each.error if each.HasField("error") else None,
+                _Arrival(each.metadata.message_id, each.error if each.HasField("error") else None),
             )
             for each in found.messages_list
         ]
@@ -240,13 +239,7 @@ class ObjectStore:
             found = self._grid._runtime_client.PullObject(request)
         finally:
             self._thread.most = None
-        if not found.object_found:
-            raise MessageError("a part of it was lost")
-        if not found.object_available:
-            raise NotYetError(object_id)
-        content: bytes = found.object_content
-        _check_size(len(content), most)
-        return content
+        return read_object(found, object_id, most)
 
     def discard(self, root: str) -> None:
         """Delete an answer with all its objects on the server."""
@@ -259,12 +252,7 @@ class ObjectStore:
     def _measure(self, response: httpx.Response) -> None:
         most = getattr(self._thread, "most", None)
         if most is not None and response.is_success:
-            _check_size(int(response.headers.get("content-length", 0)), most + _ENVELOPE)
-
-
-def _check_size(size: int, most: int) -> None:
-    if size > most:
-        raise MessageError(f"it is too large: a part of it has {size} bytes; at most {most}")
+            check_size(int(response.headers.get("content-length", 0)), most + _ENVELOPE)
 
 
 def call(work: Callable[[], _Result]) -> "Future[_Result]":

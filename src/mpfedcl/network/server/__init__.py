@@ -1,1 +1,1 @@
-"""The server of a federation over a network: who takes part, the engine, the run."""
+"""The server of a federation over a network: client registry, engine and run."""

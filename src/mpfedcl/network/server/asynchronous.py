@@ -7,6 +7,7 @@ client has at most one message in flight.
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.network.messages import ReportedEvaluation, gather_evaluations, unpack_update
 from mpfedcl.network.server.engine import NetworkEngine, read_reply, select
 from mpfedcl.network.server.registry import POLL_SECONDS
-from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply, Transport
+from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply
+from mpfedcl.rounds.engine import RemoteArrivalEngine
 from mpfedcl.rounds.evaluation import RoundEvaluation
 
 _RECEIVE_SECONDS = 30.0
@@ -35,7 +37,7 @@ class _Open:
     limit: AnswerLimit
 
 
-class AsynchronousEngine(NetworkEngine):
+class AsynchronousEngine(NetworkEngine, RemoteArrivalEngine):
     """Dispatches each client with the current model and takes answers as they arrive."""
 
     def __init__(self, *args: Any) -> None:
@@ -52,7 +54,7 @@ class AsynchronousEngine(NetworkEngine):
         self._num_answered = 0
 
     def begin_record(self, *, keep_models: bool) -> None:
-        """Forget the evaluations and missing clients of the record before."""
+        """Clear the evaluations and missing clients of the previous record."""
         self._read, self._late, self._warnings, self._num_answered = {}, {}, [], 0
         self._missing, self._is_new_round = {}, True
 
@@ -68,7 +70,7 @@ class AsynchronousEngine(NetworkEngine):
         messages: dict[int, Message] = {}
         asked: dict[int, tuple[str, Broadcast]] = {}
         for name, broadcast in broadcasts.items():
-            # Its evaluation belongs to the current record or to the one before.
+            # Its evaluation belongs to the current or the previous record.
             self._round = broadcast.round - 1
             records = [number for number in (self._round, broadcast.round) if number]
             reads = bool(broadcast.version) and any(map(self._experiment.evaluates, records))
@@ -100,7 +102,7 @@ class AsynchronousEngine(NetworkEngine):
         return self._answers[client][1]
 
     def settle(self, client: str, *, seconds: float | None) -> None:
-        """Note whether an answer was accepted; the client is told with its next message."""
+        """Record whether an answer was accepted; the client's next message reports it."""
         sent, _ = self._answers.pop(client)
         late = self._late.pop(client, None)
         if seconds is None:
@@ -114,8 +116,8 @@ class AsynchronousEngine(NetworkEngine):
         if late is not None:
             self._read[client] = sent.version, late
 
-    def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
-        """Close a record: its evaluations belong to the record before."""
+    def keep(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
+        """Close a record: its evaluations belong to the previous record."""
         self._round = following().round - 1
         self.previous_evaluation = gather_evaluations(
             {n: each for n, (_, each) in self._read.items()}
@@ -144,9 +146,11 @@ class AsynchronousEngine(NetworkEngine):
         }
         return {**super().state(), **delays}
 
-    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+    def restore(
+        self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
         """Continue from the result of `state`."""
-        super().restore(state, record)
+        super().restore(state, record, folder)
         self._delays = {name: float(each) for name, each in select(state, _DELAY).items()}
 
     def _compose(
@@ -159,7 +163,7 @@ class AsynchronousEngine(NetworkEngine):
         }
 
     def _look(self) -> dict[str, bool]:
-        """Take arrived answers, and give up messages whose deadline has passed."""
+        """Collect arrived answers, and drop messages whose deadline has passed."""
         found = dict.fromkeys(self._unsent, True)
         self._missing |= dict.fromkeys(self._unsent, "the message could not be sent")
         self._unsent = set()
@@ -204,45 +208,3 @@ class AsynchronousEngine(NetworkEngine):
         update = unpack_update(asked.client, message)
         self._note_late(asked.client, message)
         return update.to(self._device)
-
-
-class Mailbox:
-    """A transport that keeps replies until they are asked for or expire.
-
-    With asynchronous methods the engine waits for answers while the registry waits for
-    introductions, and a transport drops the replies that a call does not ask for.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._ends: dict[str, float] = {}
-        """When each reply expires, by message id."""
-        self._limits: dict[str, AnswerLimit] = {}
-        """Of all messages without a reply so far."""
-        self._kept: dict[str, Reply] = {}
-
-    def connected_nodes(self) -> Mapping[int, str]:
-        """Return the connected nodes with their names."""
-        return self._transport.connected_nodes()
-
-    def send(
-        self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
-    ) -> dict[int, str]:
-        """Send each node its message; return message ids by node."""
-        sent = self._transport.send(kind, messages, timeout, seconds=seconds)
-        self._ends |= dict.fromkeys(sent.values(), time.monotonic() + timeout)
-        return sent
-
-    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
-        """Return replies to these messages; replies to others are kept."""
-        now = time.monotonic()
-        self._ends = {each: end for each, end in self._ends.items() if end > now or each in limits}
-        self._kept = {each: reply for each, reply in self._kept.items() if each in self._ends}
-        asked = {each: limit for each, limit in limits.items() if each not in self._kept}
-        others = {each: limit for each, limit in self._limits.items() if each in self._ends}
-        self._limits = others | asked
-        if asked:
-            for reply in self._transport.receive(self._limits, seconds):
-                self._limits.pop(reply.request_id, None)
-                self._kept[reply.request_id] = reply
-        return [self._kept.pop(each) for each in limits if each in self._kept]

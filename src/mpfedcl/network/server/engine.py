@@ -1,4 +1,4 @@
-"""The engine whose clients run on their own machines: one message per client and round."""
+"""Engine for clients on their own machines: one message per client and round."""
 
 import contextlib
 import time
@@ -27,7 +27,6 @@ from mpfedcl.network.messages import (
     unpack_update,
 )
 from mpfedcl.network.server.registry import POLL_SECONDS, ClientRegistry, SilentClients
-from mpfedcl.network.server.secure_aggregation import SecureRound
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import (
     FORMAT,
@@ -39,11 +38,13 @@ from mpfedcl.network.transport import (
     Reply,
     Transport,
 )
-from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, describe_lost_round
+from mpfedcl.privacy.secure_aggregation.client import Revealed
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
-from mpfedcl.privacy.secure_aggregation.roster import Session
+from mpfedcl.privacy.secure_aggregation.roster import Advert, Session, find_odd, read_bytes
+from mpfedcl.privacy.secure_aggregation.server import SumServer
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.engine import Engine, Members
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.processors import ProcessorChain
 
@@ -60,8 +61,14 @@ _COUNT_BYTES = 16
 """Per entry of a confusion matrix."""
 _LABEL_AND_COUNT = 16
 """Bytes of a prototype without its vector."""
+_LIGHT_SHARE, _HEAVY_SHARE = 1 / 6, 1 / 2
+"""Fractions of a round's time: each of the three stages without training, and the training."""
+_STAGE_BYTES = 2**16
+_PER_CLIENT = 2048
+"""Bytes of text per client in an answer: a name and a sealed share."""
 
 _Content = TypeVar("_Content")
+_Read = Callable[[str, Message], Any]
 
 
 class NetworkEngine(Engine):
@@ -83,12 +90,13 @@ class NetworkEngine(Engine):
         """The accepted clients' evaluation of the previous round."""
         self.read_versions: tuple[int, int] | None = None
         """Asynchronous methods: the first and the last version in that evaluation."""
-        self.sizes: dict[str, int] = dict(registry.sizes)
+        self._sizes: dict[str, int] = dict(registry.sizes)
         """Training samples by client name; updated in place as clients join."""
-        self.label_counts: dict[str, list[int]] = registry.label_counts
+        self._label_counts: dict[str, list[int]] = registry.label_counts
         """The same by class."""
+        self.members = Members(self._sizes, self._label_counts)
         self.sums_digests: dict[str, str] = {}
-        """SHA-256 of each accepted client's sums; a client that leaves must send them again."""
+        """SHA-256 of each accepted client's statistics, which it must send again to leave."""
         self._assembly = assembly
         self._experiment = experiment = assembly.experiment
         self._num_classes = assembly.method.num_classes
@@ -125,10 +133,10 @@ class NetworkEngine(Engine):
         came_back = self._connected.keys() - before.keys() if before else set()
         self._silent.note_answers(came_back | self._registry.introduced)
         self._registry.introduced.clear()
-        self.sizes.clear()
-        self.sizes.update(self._registry.sizes)
-        self.label_counts.clear()
-        self.label_counts.update(self._registry.label_counts)
+        self._sizes.clear()
+        self._sizes.update(self._registry.sizes)
+        self._label_counts.clear()
+        self._label_counts.update(self._registry.label_counts)
         self._resting = self._find_resting()
         return self.sizes.keys() - (self._connected.keys() - self._resting.keys())
 
@@ -170,10 +178,10 @@ class NetworkEngine(Engine):
         try:
             total = secure.run(messages, self._note_late)
         except NothingOpened as error:
-            told = describe_lost_round(broadcast.round, error)
+            warning = describe_lost_round(broadcast.round, error)
             if broadcast.round == self._experiment.rounds:
-                raise RunCutShort(told) from None
-            self._warnings, total = [told], None
+                raise RunCutShort(warning) from None
+            self._warnings, total = [warning], None
         self._replied.update(each.client for each in secure.failures)
         yield from secure.failures
         if total is not None:
@@ -182,7 +190,7 @@ class NetworkEngine(Engine):
     def evaluate_last_round(
         self, broadcast: Broadcast
     ) -> tuple[RoundEvaluation | None, dict[str, Any]]:
-        """Ask all connected clients to evaluate the last round; return also remarks."""
+        """Ask all connected clients to evaluate the last round; also return remarks."""
         self.absent_clients()
         late: dict[str, ReportedEvaluation] = {}
         rejected: dict[str, str] = {}
@@ -194,21 +202,21 @@ class NetworkEngine(Engine):
                 rejected[each.client] = each.reason
             else:
                 late |= each
-        told = {"rejected": dict(sorted(rejected.items()))} if rejected else {}
-        return gather_evaluations(late), {**self.remarks(), **told}
+        rejections = {"rejected": dict(sorted(rejected.items()))} if rejected else {}
+        return gather_evaluations(late), {**self.remarks(), **rejections}
 
     def remarks(self) -> dict[str, Any]:
         """Return the reasons why clients are missing or refused, and warnings."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
-        told: dict[str, Any] = {
+        remarks: dict[str, Any] = {
             n: dict(sorted(each.items())) for n, each in reasons.items() if each
         }
         if self._bytes_to_read:
-            told["bytes_to_read"] = self._bytes_to_read
-        return {**told, **({"warnings": self._warnings} if self._warnings else {})}
+            remarks["bytes_to_read"] = self._bytes_to_read
+        return {**remarks, **({"warnings": self._warnings} if self._warnings else {})}
 
-    def keep_accepted(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
-        """Note the accepted updates; each client is told with its next message."""
+    def keep(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
+        """Record the accepted updates; each client's next message reports its own."""
         counted = {name: self._late[name] for name in accepted if name in self._late}
         self.previous_evaluation = gather_evaluations(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
@@ -218,7 +226,7 @@ class NetworkEngine(Engine):
         self._registry.ask_for_introduction(self._replied - set(accepted))
 
     def state(self) -> Tensors:
-        """Return the last accepted round of each client, digests of sums, and silences."""
+        """Return the last accepted round of each client, digests of statistics, and silences."""
         accepted = {f"{_SETTLED}{name}": torch.tensor(r) for name, r in self._accepted.items()}
         sums = {
             f"{_SUMS}{name}": torch.tensor(list(bytes.fromhex(each)), dtype=torch.uint8)
@@ -226,14 +234,16 @@ class NetworkEngine(Engine):
         }
         return {**accepted, **sums, **self._silent.state()}
 
-    def restore(self, state: Tensors, record: Mapping[str, Any]) -> None:
+    def restore(
+        self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
         """Continue from the result of `state`."""
         self._accepted = {name: int(each) for name, each in select(state, _SETTLED).items()}
         self.sums_digests = {
             name: bytes(each.tolist()).hex() for name, each in select(state, _SUMS).items()
         }
         self._silent.restore(state)
-        self._round = int(record["round"])
+        self._round = int(record.get("round", 0))
 
     def _note_absent(self) -> None:
         away = self.sizes.keys() - self._connected.keys()
@@ -355,7 +365,7 @@ def select(state: Tensors, prefix: str) -> Tensors:
 
 
 def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of a client's sums."""
+    """Return the SHA-256 of a client's statistics."""
     return digest(pack_tensors({name: sums[name] for name in sorted(sums)}))
 
 
@@ -415,3 +425,130 @@ def spill_to_disk(update: Update, folder: Path | None) -> Update:
         file.flush()
         return replace(update, averaged=load_file(file.name))
     return update
+
+
+class SecureRound:
+    """One round; a client that fails at a stage is left out while enough clients remain.
+
+    Args:
+        exchange: `NetworkEngine._exchange`.
+        session: The run, the round and the threshold.
+        layout: The values that clients add up.
+        common: Values of every message.
+        identities: Public keys of the clients seen before in this run; new ones are added.
+    """
+
+    def __init__(
+        self,
+        exchange: Callable[..., Iterator[Any]],
+        session: Session,
+        layout: SumLayout,
+        common: Mapping[str, Any],
+        identities: dict[str, bytes],
+    ) -> None:
+        self.failures: list[Failure] = []
+        """Reasons why single clients are not in the total."""
+        self._exchange, self._session, self._layout = exchange, session, layout
+        self._identities = identities
+        self._common = {**common, "run": session.run, "round": session.round}
+
+    def run(self, messages: Mapping[str, Message], note: Callable[[str, Message], None]) -> Total:
+        """Return the total of the remaining clients; raise `NothingOpened` if they are too few.
+
+        Args:
+            messages: The training message for each client; shares are added to it.
+            note: Called with each answer to it.
+        """
+        adverts: dict[str, Advert] = {}
+        for found in self._stage("advertise", list(messages), {}, _read_advert):
+            adverts |= found
+        for name, reason in find_odd(self._session, adverts, self._identities).items():
+            del adverts[name]
+            self.failures.append(Failure(name, reason))
+        self._identities.update({name: each.identity for name, each in adverts.items()})
+        server = SumServer(self._session, self._layout.size, adverts)
+        values = {name: advert.to_values() for name, advert in adverts.items()}
+        self._stage(
+            "share",
+            server.roster.names,
+            {"adverts": values},
+            lambda name, message: server.take_shares(name, _read_table(message, "sealed")),
+        )
+        self._train(server, messages, note)
+        survivors = server.survivors
+        # A client that fails from here on is still in the total.
+        before = len(self.failures)
+        self._stage(
+            "reveal",
+            survivors,
+            {"survivors": survivors},
+            lambda name, message: server.take_revealed(
+                name, Revealed(_read_table(message, "seeds"), _read_table(message, "keys"))
+            ),
+        )
+        del self.failures[before:]
+        taken_part = len(server.roster.names)
+        return self._layout.total(server.open(), survivors, taken_part, server.bytes_up)
+
+    def _train(
+        self,
+        server: SumServer,
+        messages: Mapping[str, Message],
+        note: Callable[[str, Message], None],
+    ) -> None:
+        """Let clients train, and add up their masked values."""
+
+        def take(name: str, message: Message) -> None:
+            if "masked" not in message.arrays:
+                raise MessageError("its masked values are missing")
+            server.take_masked(name, message.arrays["masked"])
+            note(name, message)
+
+        with_shares = {}
+        for name in server.sharers:
+            sealed = {other: each.hex() for other, each in server.shares_for(name).items()}
+            message = messages[name]
+            with_shares[name] = Message({**message.values, "sealed": sealed}, message.arrays)
+        size = 8 * self._layout.size + _STAGE_BYTES
+        limit = AnswerLimit(num_arrays=1, array_bytes=size, text_bytes=_TEXT)
+        self._gather("round", with_shares, take, limit, _HEAVY_SHARE)
+
+    def _stage(
+        self, stage: str, names: Sequence[str], values: Mapping[str, Any], read: _Read
+    ) -> list[Any]:
+        message = Message({**self._common, "stage": stage, **values})
+        text = _STAGE_BYTES + _PER_CLIENT * len(names)
+        limit = AnswerLimit(num_arrays=0, array_bytes=_STAGE_BYTES, text_bytes=text)
+        return self._gather("secure", dict.fromkeys(names, message), read, limit, _LIGHT_SHARE)
+
+    def _gather(
+        self,
+        kind: Kind,
+        messages: Mapping[str, Message],
+        read: _Read,
+        limit: AnswerLimit,
+        share: float,
+    ) -> list[Any]:
+        """Ask clients, record failures, and return the content of the other answers."""
+
+        def read_checked(name: str, message: Message) -> Any:
+            try:
+                return read(name, message)
+            except ProtocolError as error:
+                raise MessageError(str(error)) from None
+
+        found = []
+        for each in self._exchange(kind, messages, read_checked, limit=limit, share=share):
+            if isinstance(each, Failure):
+                self.failures.append(each)
+            else:
+                found.append(each)
+        return found
+
+
+def _read_advert(name: str, message: Message) -> dict[str, Advert]:
+    return {name: Advert.from_values(message.value("advert", dict))}
+
+
+def _read_table(message: Message, name: str) -> dict[str, bytes]:
+    return {str(key): read_bytes(each, name) for key, each in message.value(name, dict).items()}

@@ -98,7 +98,7 @@ class ClientRegistry:
     def wait_for_only(self) -> None:
         """Wait for the only client, at most `network.patience` seconds."""
         if not self._wait_for(1, f"waiting for {self._only}"):
-            reasons = self._tell_reasons()
+            reasons = self._list_refusals()
             patience = self._experiment.network.patience
             raise RunCutShort(f"{self._only} was not connected after {patience:g} s.{reasons}")
 
@@ -184,20 +184,20 @@ class ClientRegistry:
         if node is None:
             return
         registered = present.get(node, "")
-        who = registered or self._nodes.get(node) or f"node {node}"
+        name = registered or self._nodes.get(node) or f"node {node}"
         if reply.message is None:
-            self._refuse(node, who, reply.reason)
+            self._refuse(node, name, reply.reason)
             if reply.failure == "gone":
                 self.seen.discard(node)
             return
         try:
             member = Introduction.from_message(reply.message)
         except MessageError as error:
-            self._remove(node, who, str(error))
+            self._remove(node, name, str(error))
             return
         # A bad introduction affects only the client that sent it.
         except Exception as error:
-            self._remove(node, who, f"its introduction cannot be read ({type(error).__name__})")
+            self._remove(node, name, f"its introduction cannot be read ({type(error).__name__})")
             return
         if reason := self._check(member, registered, node, present):
             self._remove(node, registered or member.name, reason)
@@ -209,13 +209,13 @@ class ClientRegistry:
         self.members[member.name] = member
         self.introduced.add(member.name)
 
-    def _remove(self, node: int, who: str, reason: str) -> None:
-        self._refuse(node, who, reason)
+    def _remove(self, node: int, name: str, reason: str) -> None:
+        self._refuse(node, name, reason)
         self._nodes.pop(node, None)
 
-    def _refuse(self, node: int, who: str, reason: str) -> None:
+    def _refuse(self, node: int, name: str, reason: str) -> None:
         self._forget_refusal(node)
-        self.refused_nodes[node], self.refused[who] = who, reason
+        self.refused_nodes[node], self.refused[name] = name, reason
         for oldest in list(self.refused_nodes)[:-_MOST_REFUSED]:
             self._forget_refusal(oldest)
 
@@ -270,12 +270,12 @@ class ClientRegistry:
             )
         return "its encoder is not the others'"
 
-    def _tell_reasons(self) -> str:
-        told = sorted(self.refused.items())
-        return "".join(f" {name}: {why.removesuffix('.')}." for name, why in told)
+    def _list_refusals(self) -> str:
+        refusals = sorted(self.refused.items())
+        return "".join(f" {name}: {why.removesuffix('.')}." for name, why in refusals)
 
     def _explain_too_few(self, words: str) -> str:
-        reasons = self._tell_reasons()
+        reasons = self._list_refusals()
         return (
             f"min_clients is {self._experiment.min_clients}; fewer {words} after "
             f"{self._experiment.network.patience:g} s of waiting.{reasons}"
@@ -293,7 +293,7 @@ def agree_on_classes(
 ) -> tuple[Experiment, dict[str, str]]:
     """Return the experiment with the classes of its clients, unless it names classes itself.
 
-    Return also the clients to exclude, with reasons. Clients whose classes are compatible with most
+    Also return the clients to exclude, with reasons. Clients whose classes are compatible with most
     others take precedence, so that a single client with odd classes is the one excluded.
     """
     if experiment.dataset.classes:
@@ -359,11 +359,12 @@ def _explain_mixed_up(newest: Introduction, *others: Introduction) -> str | None
                 f"{shorten_list(each.classes)}, and not all of {shorten_list(classes)}"
             )
         if _are_numbers(each.classes) and list(each.classes) != classes[: len(each.classes)]:
-            who = "it has" if each is newest else f"with it {each.name} has"
+            subject = "it has" if each is newest else f"with it {each.name} has"
             return (
-                f"{who} classes by number, {shorten_list(each.classes)}, which are not the first "
-                f"of all clients' classes, {shorten_list(classes)}: dataset.classes must name the "
-                "classes in order"
+                f"{subject} classes by number, {shorten_list(each.classes)}, which are not the "
+                f"first of all clients' classes, {shorten_list(classes)}: dataset.classes must "
+                "name "
+                "the classes in order"
             )
     return None
 
@@ -394,13 +395,13 @@ class SilentClients:
         """The round in which each silent client is asked next."""
 
     def note_answers(self, names: Collection[str]) -> None:
-        """Note that clients have answered, reconnected or introduced themselves."""
+        """Record that clients have answered, reconnected or introduced themselves."""
         for name in names:
             self._times.pop(name, None)
             self._asked_in.pop(name, None)
 
     def note_silence(self, names: Collection[str], round_number: int) -> None:
-        """Note that clients missed the deadline of a round."""
+        """Record that clients missed the deadline of a round."""
         for name in names:
             times = self._times[name] = self._times.get(name, 0) + 1
             rest = 2 ** (times - 1) if times >= _PATIENCE else 0

@@ -1,7 +1,7 @@
 """The server of a federation: waits for clients and runs the round loop with them."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,25 @@ from mpfedcl.core.files import unused_folder
 from mpfedcl.data.loading import find_experiment_encoder, load_data_and_model
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Asynchronous, find_method
+from mpfedcl.methods import Asynchronous
+from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.models import Model
-from mpfedcl.models.encoders.torch_encoders import make_model
+from mpfedcl.models.factory import make_model
 from mpfedcl.network.messages import DataFormat
-from mpfedcl.network.server.asynchronous import AsynchronousEngine, Mailbox
-from mpfedcl.network.server.engine import NetworkEngine
+from mpfedcl.network.server.asynchronous import AsynchronousEngine
+from mpfedcl.network.server.engine import NetworkEngine, digest_sums
 from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
-from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS
-from mpfedcl.privacy.secure_aggregation.checks import (
-    check_secure_aggregation,
-    describe_secure_aggregation,
-)
-from mpfedcl.privacy.secure_aggregation.layout import fix_noise
+from mpfedcl.privacy.secure_aggregation.checks import describe_secure_aggregation
 from mpfedcl.rounds.assembly import Assembly, assemble
+from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.evaluation import RoundEvaluation
-from mpfedcl.rounds.systems import check_timing, refuse_over_network
-from mpfedcl.runs.budget import limit_rounds
+from mpfedcl.rounds.processors import ProcessorChain
+from mpfedcl.rounds.validation import UpdateValidator
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_CALLBACKS, Callbacks, Observer, RunResult
+from mpfedcl.runs.plan import Facts, plan, resolve
 from mpfedcl.runs.run_loop import RunLoop
 
 _MOST_IDLE_ROUNDS = 3
@@ -51,11 +49,9 @@ def serve(
 ) -> RunResult:
     """Wait for clients, and run an experiment with them into a new run directory."""
     run_status = Status(status)
-    warn = (observer or Observer()).on_warning
-    experiment = fix_noise(limit_rounds(check_experiment(experiment), warn))
+    experiment = _plan(experiment, observer)
     # Report missing packages before waiting for clients.
     attach = callbacks.attach(experiment)
-    transport = _open_mailbox(transport, experiment)
     registry = ClientRegistry(experiment, transport, run_status)
     experiment = _wait_for_clients(registry, experiment)
     path = out if out is not None else unused_folder(Path("runs") / f"{experiment.method}-network")
@@ -78,55 +74,25 @@ def resume_serving(
         experiment = directory.read_experiment()
         if rounds is not None:
             experiment = experiment.replace(rounds=rounds)
-        experiment = limit_rounds(experiment, (observer or Observer()).on_warning, path)
         known = directory.read_json("federation.json")
         if known is None and directory.read_records():
             raise InvalidInput(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
+        experiment = _plan(experiment, observer, path)
         attach = callbacks.attach(experiment)
         data_format = DataFormat.from_json(known) if known else None
-        transport = _open_mailbox(transport, experiment)
-        registry = ClientRegistry(check_experiment(experiment), transport, run_status, data_format)
+        registry = ClientRegistry(experiment, transport, run_status, data_format)
         experiment = _wait_for_clients(registry, experiment)
         attached = attach(path, observer or Observer())
         return _run(transport, experiment, registry, directory, run_status, attached)
 
 
-def check_experiment(experiment: Experiment) -> Experiment:
-    """Return the experiment with the server's defaults; reject settings that need a simulation."""
-    encoder = experiment.encoder.name
-    method = find_method(experiment.method)
-    is_asynchronous = issubclass(method, Asynchronous)
-    if is_asynchronous and experiment.systems.kind is None:
-        # Asynchronous methods run on wall-clock time.
-        experiment = experiment.replace(systems__kind="none")
-    experiment = experiment.resolved(method.defaults)
-    refuse_over_network(method, experiment)
-    check_timing(method, experiment)
-    check_secure_aggregation(experiment)
-    if experiment.secure_aggregation:
-        # A sum of fewer clients cannot be opened.
-        experiment = experiment.replace(min_clients=max(experiment.min_clients, LEAST_CLIENTS))
-    if experiment.dataset.name == "table":
-        raise InvalidInput(
-            "dataset.name is 'table'; over a network it must be left out: columns are standardized "
-            "by sums over all clients, which are not exchanged there. Clients may bring vectors in "
-            "npz files."
-        )
-    if experiment.asked_workers > 1:
-        raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
-    # Clients evaluate only their own data, which is cheap: all predictors in every round.
-    every = 1 if experiment.evaluate_every == "auto" else experiment.evaluate_every
-    experiment = experiment.replace(workers=1, evaluate_every=every, evaluate_predictors="all")
-    if experiment.validation.bounds == "auto":
-        # Recorded in experiment.toml, so that a simulation gives the same result. Bounds compare
-        # single updates, which secure aggregation hides and asynchronous methods receive singly.
-        is_hidden = experiment.secure_aggregation or experiment.privacy.has_budget
-        bounds = "off" if is_hidden or is_asynchronous else "on"
-        experiment = experiment.replace(validation__bounds=bounds)
-    # Clients with vectors need no encoder, so the default is chosen after their introduction.
-    return experiment.replace(encoder__name=encoder)
+def _plan(experiment: Experiment, observer: Observer | None, run: Path | None = None) -> Experiment:
+    planned = plan(experiment, Facts(over_network=True, run=run))
+    for notice in planned.notices:
+        (observer or Observer()).on_warning(notice)
+    return planned.experiment
 
 
 def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Experiment:
@@ -140,7 +106,7 @@ def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Exper
     if all(member.own_data for member in registry.members.values()):
         # Such clients have local test sets.
         experiment = experiment.replace(partition__test="matched")
-    experiment = experiment.resolved(find_method(experiment.method).defaults)
+    experiment = resolve(experiment)
     registry.use_experiment(experiment)
     return experiment
 
@@ -180,12 +146,6 @@ def _run(
         return run_loop.run(directory, monitor.observer)
     except RunCutShort as error:
         raise RunCutShort(f"{error} Resume it with --resume {directory.path}") from None
-
-
-def _open_mailbox(transport: Transport, experiment: Experiment) -> Transport:
-    """Return a transport that serves an asynchronous engine and the registry at the same time."""
-    in_rounds = not issubclass(find_method(experiment.method), Asynchronous)
-    return transport if in_rounds else Mailbox(transport)
 
 
 def _load_public(
@@ -363,3 +323,83 @@ class NetworkRunLoop(RunLoop):
         directory.append_record(record)
         self._pending = None
         return record
+
+
+class SingleClient:
+    """One client of a finished run; other connected clients are ignored.
+
+    Args:
+        transport: Carries the messages.
+        experiment: The run's experiment, with the current classes of the federation.
+        known: The content of the run's federation.json.
+        name: The client's name.
+        status: Receives progress.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        experiment: Experiment,
+        known: Mapping[str, Any],
+        name: str,
+        status: Status,
+    ) -> None:
+        self.name = name
+        self._known = dict(known)
+        data_format = DataFormat.from_json(known)
+        registry = ClientRegistry(experiment, transport, status, data_format, only=name)
+        registry.wait_for_only()
+        device = torch.device("cpu")
+        self._assembly = assemble(
+            experiment,
+            make_network_model(experiment, data_format, device),
+            num_classes=len(experiment.dataset.classes),
+            input_size=data_format.input_size,
+            device=device,
+        )
+        self._engine = NetworkEngine(self._assembly, transport, registry, known["run"], status)
+        settled: dict[str, int] = known.get("settled", {})
+        # The one-shot exchange was round 1, and the client must keep its state of that round.
+        self._round = 1 + max([1, *settled.values()])
+        last = torch.tensor(settled.get(name, 1))
+        self._engine.restore({f"settled/{name}": last}, {"round": self._round - 1})
+
+    def ask(self, current: Broadcast) -> tuple[Update, str | None]:
+        """Return the client's statistics, and why update validation rejects them, or None.
+
+        The client evaluates `current`, the federation's present outcome, on its local test set.
+        """
+        broadcast = replace(current, round=self._round)
+        self._engine.absent_clients()
+        answers = list(self._engine.train(broadcast, [self.name], keep=[]))
+        if not answers:
+            missing = self._engine.remarks().get("missing", {})
+            raise RunCutShort(f"{self.name} did not answer: {missing.get(self.name, 'no answer')}.")
+        method = self._assembly.method
+        server = method.init_server(self._assembly.initial)
+        members = self._engine.members
+        validator = UpdateValidator(self._assembly, members.sizes, members.label_counts)
+        collector = UpdateCollector(method, validator, server, broadcast, [self.name])
+        (answer,) = answers
+        collector.add(answer)
+        if isinstance(answer, Failure):
+            raise RunCutShort(f"{self.name} failed: {answer.reason}")
+        # Secure aggregation, the only source of totals, cannot change single clients.
+        assert isinstance(answer, Update)
+        rejected = collector.rejected.get(self.name)
+        if rejected is not None:
+            return answer, rejected
+        return ProcessorChain(method.experiment).unpack(answer, broadcast), None
+
+    def close(self, outcome: Broadcast) -> tuple[RoundEvaluation | None, RoundEvaluation | None]:
+        """Send the client the new outcome; return its evaluation before and after."""
+        following = replace(outcome, round=self._round + 1)
+        self._engine.keep([self.name], lambda: following)
+        after, _ = self._engine.evaluate_last_round(following)
+        return self._engine.previous_evaluation, after
+
+    def described(self, update: Update) -> dict[str, Any]:
+        """Return the content of federation.json with the digest of the client's new statistics."""
+        settled = {**self._known.get("settled", {}), self.name: self._round}
+        sums = {**self._known.get("sums", {}), self.name: digest_sums(update.summed)}
+        return {**self._known, "settled": settled, "sums": sums}

@@ -1,1 +1,1 @@
-"""What `mpfedcl federation init` makes: folders, keys, and instructions for each machine."""
+"""The output of `mpfedcl federation init`: folders, keys, and instructions for each machine."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 
 _CURVE = ec.SECP384R1()
@@ -65,6 +67,17 @@ def make_node_key(private: Path, public: Path) -> None:
     key = _find_key(private, PrivateFormat.OpenSSH)
     text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_atomically(public, text + b"\n")
+
+
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a client's private key."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInput(f"{path} cannot be read as a client's key: {error}.") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidInput(f"{path} must be a client's key as mpfedcl federation init makes it.")
+    return key
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Checks that an experiment can run with secure aggregation, before anything is begun."""
+"""Checks whether an experiment can use secure aggregation, before any work starts."""
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
@@ -6,13 +6,13 @@ from mpfedcl.methods import OneShot, built_in_methods, find_method
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_installed
 
 _BLINDED = (
-    "Secure aggregation: only totals over clients are seen, so no single client's update can be "
-    "checked, clipped or left out; totals are checked as far as they can be."
+    "Secure aggregation: the server sees only totals over clients, so it cannot validate, clip or "
+    "reject a single update; it validates the totals."
 )
 
 
 def describe_secure_aggregation(experiment: Experiment) -> list[str]:
-    """Return notes for the start of a run; none without secure aggregation."""
+    """Return the notes to print at the start of a run; empty without secure aggregation."""
     if not experiment.secure_aggregation:
         return []
     method = find_method(experiment.method)
@@ -21,7 +21,7 @@ def describe_secure_aggregation(experiment: Experiment) -> list[str]:
 
 
 def check_secure_aggregation(experiment: Experiment) -> None:
-    """Reject a resolved experiment whose server needs single clients' updates."""
+    """Reject a resolved experiment whose server must see the updates of single clients."""
     if not experiment.secure_aggregation:
         return
     check_installed()
@@ -30,7 +30,7 @@ def check_secure_aggregation(experiment: Experiment) -> None:
         able = [name for name, each in built_in_methods().items() if each.totals_suffice]
         raise InvalidInput(
             f"method is {experiment.method!r}; with secure_aggregation it must be one of "
-            f"{', '.join(able)}: the others need single clients' updates."
+            f"{', '.join(able)}: other methods need the updates of single clients."
         )
     rule = experiment.aggregation.rule
     if rule != "mean":
@@ -47,16 +47,16 @@ def check_secure_aggregation(experiment: Experiment) -> None:
         _check_budget(experiment)
     if experiment.asked_workers > 1:
         raise InvalidInput(
-            f"workers is {experiment.workers}; with secure_aggregation it must be 1: clients of "
-            "one run mask their updates for each other."
+            f"workers is {experiment.workers}; with secure_aggregation it must be 1: the clients "
+            "of a run mask their updates for each other."
         )
 
 
 def _check_budget(experiment: Experiment) -> None:
     if experiment.privacy.model == "local":
         raise InvalidInput(
-            "privacy.model is 'local'; with secure_aggregation it must be central, which still "
-            "sees no sum without noise: clients add shares of the noise."
+            "privacy.model is 'local'; with secure_aggregation it must be central: clients add "
+            "shares of the noise, so the server sees no sum without noise."
         )
     if experiment.fraction < 1:
         raise InvalidInput(
@@ -66,7 +66,7 @@ def _check_budget(experiment: Experiment) -> None:
 
 
 def check_enough_clients(experiment: Experiment, num_clients: int) -> None:
-    """Reject a simulation with too few clients in a round."""
+    """Reject a simulation with too few clients per round."""
     chosen = min(num_clients, max(experiment.min_clients, round(experiment.fraction * num_clients)))
     if chosen < LEAST_CLIENTS:
         raise InvalidInput(

@@ -1,11 +1,11 @@
-"""The client's part in a secure sum; a stage is answered once."""
+"""The client's side of secure aggregation; each stage is answered once."""
 
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError
+from mpfedcl.privacy.secure_aggregation import ProtocolError
 from mpfedcl.privacy.secure_aggregation.fixed_point import Ring
 from mpfedcl.privacy.secure_aggregation.primitives import (
     SECRET_BYTES,
@@ -32,11 +32,11 @@ class Revealed:
 
 
 class SumClient:
-    """One client in one sum; `to_values` and `from_values` save it over a restart.
+    """One client in one aggregation; `to_values` and `from_values` save it over a restart.
 
     Args:
         name: The name of the client.
-        session: The sum.
+        session: The identity of the aggregation.
     """
 
     def __init__(self, name: str, session: Session) -> None:
@@ -61,7 +61,7 @@ class SumClient:
             raise ProtocolError("the roster is of another run or round")
         # Without the signature, which is added elsewhere.
         if own is None or own.signed(b"", b"") != self._advert():
-            raise ProtocolError("the roster does not have this client's own keys")
+            raise ProtocolError("the roster lacks the keys of this client")
         self._roster = roster
         count, threshold = len(roster.names), roster.threshold
         keys = split_secret(self._secrets["masking"], count, threshold)
@@ -73,18 +73,18 @@ class SumClient:
             if other != self._name
         }
 
-    def mask(self, numbers: Ring, sealed: Mapping[str, bytes]) -> Ring:
+    def mask(self, values: Ring, sealed: Mapping[str, bytes]) -> Ring:
         """Return the masked values, given the shares that others have sealed for this client.
 
-        The sum will have the masks of these clients and of this one.
+        The sum will contain the masks of these clients and of this one.
         """
         self._enter("mask")
         roster = self._known_roster
         if not set(sealed) <= set(roster.names) - {self._name}:
-            raise ProtocolError("shares have come from clients that are not in the roster")
-        self._refuse_few(1 + len(sealed))
+            raise ProtocolError("shares come from clients that are not in the roster")
+        self._known_roster.check_enough(1 + len(sealed))
         self._sealed = dict(sealed)
-        masked = numbers.copy()
+        masked = values.copy()
         add_stream(masked, own_key(roster, self._name, self._secrets["seed"]))
         for other in sorted(sealed):
             key = pair_key(roster, self._name, other, self._secrets["masking"])
@@ -97,13 +97,13 @@ class SumClient:
         known = {*self._sealed, self._name}
         left = set(survivors)
         if self._name not in left or not left <= known:
-            raise ProtocolError("the survivors are not among those who have shared")
-        self._refuse_few(len(left))
+            raise ProtocolError("the survivors include clients that have not shared their secrets")
+        self._known_roster.check_enough(len(left))
         seeds, keys = {self._name: self._secrets["own share"]}, {}
         for other in sorted(self._sealed):
             content = self._unseal(other)
             if content is None:
-                # An invalid share: those of the others must suffice.
+                # An invalid share: the shares of other clients must suffice.
                 continue
             if other in left:
                 seeds[other] = content[SECRET_BYTES:]
@@ -115,9 +115,9 @@ class SumClient:
 
     @property
     def num_clients(self) -> int:
-        """The number of clients in the roster, which bounds the values of each."""
+        """The number of clients in the roster, which bounds the values of each client."""
         if self._roster is None:
-            raise ProtocolError(f"mask was asked for; the next stage here is {self._next}")
+            raise ProtocolError(f"mask was requested; the next stage is {self._next}")
         return len(self._roster.names)
 
     def to_values(self) -> dict[str, Any]:
@@ -153,15 +153,8 @@ class SumClient:
     def _enter(self, stage: str) -> None:
         """Reject a repeated or early stage: an answer could reveal a secret."""
         if stage != self._next:
-            raise ProtocolError(f"{stage} was asked for; the next stage here is {self._next}")
+            raise ProtocolError(f"{stage} was requested; the next stage is {self._next}")
         self._next = _STAGES[_STAGES.index(stage) + 1]
-
-    def _refuse_few(self, count: int) -> None:
-        if count < self._known_roster.threshold:
-            raise NothingOpened(
-                f"{count} of {len(self._known_roster.names)} clients are left; "
-                f"{self._known_roster.threshold} are needed"
-            )
 
     @property
     def _known_roster(self) -> Roster:

@@ -1,8 +1,7 @@
-"""Values as integers modulo 2^64, whose sums are exact and independent of order.
+"""Fixed-point encoding: values as integers modulo 2^64, whose sums are exact in any order.
 
 A real x is sent as round(x 2^24). The values of n clients must lie in ±2^38/n, so that no sum
-leaves ±2^38; integers are sent as they are, in ±2^62/n. A value beyond that is rejected, never
-clipped.
+leaves ±2^38; integers are sent unchanged, in ±2^62/n. Larger values are rejected, never clipped.
 """
 
 from typing import Any
@@ -22,7 +21,7 @@ Ring = NDArray[numpy.uint64]
 
 
 class OutOfRange(InvalidInput):
-    """A value too large for a secure sum."""
+    """Raised for a value too large for secure aggregation."""
 
 
 def largest(num_clients: int, *, is_whole: bool = False) -> float:
@@ -45,8 +44,8 @@ def encode(name: str, values: NDArray[Any], num_clients: int) -> Ring:
     # Written so that NaN is rejected too.
     if not size <= bound:
         raise OutOfRange(
-            f"{name} holds {size:.4g}; with secure aggregation of {num_clients} clients it must be "
-            f"finite and at most {bound:.4g}."
+            f"{name} contains {size:.4g}; with secure aggregation of {num_clients} clients it must "
+            f"be finite and at most {bound:.4g}."
         )
     if not is_whole:
         flat = numpy.rint(flat.astype(numpy.float64) * 2.0**FRACTION_BITS)
@@ -60,7 +59,7 @@ def decode(total: Ring, *, is_whole: bool = False) -> NDArray[Any]:
 
 
 def is_possible(total: Ring) -> bool:
-    """Return whether clients with values in range can have this sum."""
+    """Return whether this is a possible sum of values in range."""
     signed = total.view(numpy.int64)
     # Each client's bound is rounded to 53 bits.
     bound = 2**_SUM_BITS + 2**11

@@ -1,8 +1,8 @@
 """The vector that a client adds to a secure sum, with its share of a privacy budget's noise.
 
 The server cannot add noise, because it must not see the sum without it. Each client adds noise of
-standard deviation sigma / sqrt(t) before masking, with t the number of clients that must be left to
-open the sum: variances add up, so the opened sum has noise of sigma or more.
+standard deviation sigma / sqrt(t) before masking, where t is the number of clients required to open
+the sum. Variances add up, so the noise of the opened sum has a standard deviation of sigma or more.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import draw_noise, share_sigma
 from mpfedcl.methods import CollectsStatistics, Method, OneShot, find_method
@@ -58,14 +58,14 @@ class NoiseShares:
         self._share = method.experiment.secure.threshold
 
     def check(self) -> None:
-        """Reject noise that does not keep the budget: clients verify the server's request."""
+        """Reject noise that exceeds the budget: clients verify the server's request."""
         epsilon, noise = self._settings.epsilon, self._settings.noise
         if epsilon is None or not self._method.trains:
             return
         rounds = self._method.experiment.rounds
         if noise is None or spent_epsilon({noise: rounds}, self._settings.delta) > epsilon * _SLACK:
             raise InvalidInput(
-                f"privacy.noise is {noise}; with secure_aggregation it must be so much that "
+                f"privacy.noise is {noise}; with secure_aggregation it must be large enough that "
                 f"{rounds} rounds cost at most privacy.epsilon, {epsilon:g}."
             )
 
@@ -90,7 +90,7 @@ class NoiseShares:
 
 
 class SumLayout:
-    """Names, shapes and order of the values, equal at the server and at every client.
+    """The names, shapes and order of the values, the same on the server and on every client.
 
     A client adds w_i x_i and w_i, with w_i = n_i its number of samples, its statistics, n_i and
     n_i loss_i. Under a privacy budget all weights are 1, n_i and losses are left out, and the other
@@ -100,88 +100,70 @@ class SumLayout:
     def __init__(self, assembly: "Assembly") -> None:
         self._method, self._device = assembly.method, assembly.device
         self._noise = NoiseShares(self._method) if assembly.experiment.privacy.has_budget else None
-        averaged = assembly.template
         tensors = {
-            **{f"averaged/{name}": value.double() for name, value in averaged.items()},
-            **_named("summed", self._totals_of(assembly.sums)),
-            **_numbers(0.0, 0, 0.0),
+            **{f"averaged/{name}": value.double() for name, value in assembly.template.items()},
+            **_name_sums(self._totals_of(assembly.sums)),
+            **_scalars(0.0, 0, 0.0),
         }
         self._tensors = {name: tensors[name] for name in sorted(tensors)}
         self.size = sum(value.numel() for value in self._tensors.values())
 
     def encode(self, update: Update, num_clients: int) -> Ring:
-        """Return a client's values as integers; raise OutOfRange for too large values."""
-        written = update.written_out()
+        """Return a client's values as integers; raise OutOfRange for values that are too large."""
+        written, noise = update.written_out(), self._noise
         assert isinstance(written.averaged, dict | None)
-        own = (
-            self._bare_numbers(update, written.averaged, written.summed)
-            if self._noise is None
-            else self._noisy_numbers(self._noise, written.averaged, written.summed, num_clients)
-        )
+        # A client that withholds its update has the weight 0.
+        averaged = {n: value.detach() for n, value in (written.averaged or {}).items()}
+        statistics = self._totals_of(written.summed)
+        if noise is None:
+            size, loss = update.num_samples, update.num_samples * (update.loss or 0.0)
+            weight = 0.0 if written.averaged is None else float(size)
+            averaged = {n: weight * value.double() for n, value in averaged.items()}
+        else:
+            noise.check()
+            size, loss, weight = 1, 0.0, 0.0 if written.averaged is None else 1.0
+            averaged = {n: noise.on_model(value, num_clients) for n, value in averaged.items()}
+            statistics = noise.on_sums(statistics, num_clients) if statistics else {}
+        own = {
+            **{f"averaged/{name}": value for name, value in averaged.items()},
+            **_name_sums(statistics),
+            **_scalars(weight, size, loss),
+        }
         parts = [
-            # A client that withholds its update adds zeros.
             encode(name, _to_numpy(own.get(name, torch.zeros_like(like))), num_clients)
             for name, like in self._tensors.items()
         ]
         return numpy.concatenate(parts)
 
-    def _totals_of(self, summed: Mapping[str, torch.Tensor]) -> Tensors:
+    def _totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
         method = self._method
         return method.totals_of(summed) if isinstance(method, CollectsStatistics) else {}
 
-    def _bare_numbers(
-        self, update: Update, averaged: Tensors | None, summed: Mapping[str, torch.Tensor]
-    ) -> Tensors:
-        weight = 0.0 if averaged is None else float(update.num_samples)
-        loss = 0.0 if update.loss is None else update.num_samples * update.loss
-        models = {
-            f"averaged/{name}": weight * value.detach().double()
-            for name, value in (averaged or {}).items()
-        }
-        sums = _named("summed", self._totals_of(summed))
-        return {**models, **sums, **_numbers(weight, update.num_samples, loss)}
-
-    def _noisy_numbers(
-        self,
-        noise: NoiseShares,
-        averaged: Tensors | None,
-        summed: Mapping[str, torch.Tensor],
-        num_clients: int,
-    ) -> Tensors:
-        noise.check()
-        models = {
-            f"averaged/{name}": noise.on_model(value.detach(), num_clients)
-            for name, value in (averaged or {}).items()
-        }
-        sums = self._totals_of(summed)
-        noisy = _named("summed", noise.on_sums(sums, num_clients)) if sums else {}
-        return {**models, **noisy, **_numbers(0.0 if averaged is None else 1.0, 1, 0.0)}
-
-    def total(self, numbers: Ring, clients: list[str], of: int, num_bytes: int) -> Total:
-        """Return the total of some clients' values, `of` the participants."""
+    def total(self, opened: Ring, clients: list[str], of: int, num_bytes: int) -> Total:
+        """Return the opened total of `clients`, out of `of` participants."""
         found: Tensors = {}
         place = 0
         for name, like in self._tensors.items():
             count = prod(like.shape)
-            part = decode(numbers[place : place + count], is_whole=not like.is_floating_point())
+            part = decode(opened[place : place + count], is_whole=not like.is_floating_point())
             found[name] = torch.from_numpy(part).view(like.shape).to(self._device)
             place += count
         return Total(
             tuple(sorted(clients)),
             weight=float(found["weight"]),
-            averaged=_group(found, "averaged"),
-            summed=_group(found, "summed"),
+            averaged=take_group(found, "averaged/"),
+            summed=take_group(found, "summed/"),
             num_samples=int(found["samples"]),
             loss=float(found["loss"]),
-            is_possible=is_possible(numbers),
+            is_possible=is_possible(opened),
             num_parameters=self.size,
             num_bytes=num_bytes,
             noise=None if self._noise is None else self._noise.in_sum(len(clients), of),
         )
 
 
-def _numbers(weight: float, num_samples: int, loss: float) -> Tensors:
-    """Return the values that clients of every method add."""
+def _scalars(weight: float, num_samples: int, loss: float) -> Tensors:
+    """Return the scalars that clients of every method add."""
     return {
         "weight": torch.tensor(weight, dtype=torch.float64),
         "samples": torch.tensor(num_samples),
@@ -189,17 +171,12 @@ def _numbers(weight: float, num_samples: int, loss: float) -> Tensors:
     }
 
 
-def _named(group: str, tensors: Tensors) -> Tensors:
+def _name_sums(tensors: Tensors) -> Tensors:
     return {
-        f"{group}/{name}": value.double() if value.is_floating_point() else value.long()
+        f"summed/{name}": value.double() if value.is_floating_point() else value.long()
         for name, value in tensors.items()
     }
 
 
-def _group(tensors: Tensors, group: str) -> Tensors:
-    prefix = f"{group}/"
-    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-
-
-def _to_numpy(value: torch.Tensor) -> NDArray[Any]:
+def _to_numpy(value: Tensor) -> NDArray[Any]:
     return value.detach().cpu().numpy()

@@ -1,4 +1,4 @@
-"""The cryptographic primitives of the protocol, all of them from maintained libraries.
+"""The cryptographic primitives of secure aggregation, all from maintained libraries.
 
 X25519 (key agreement), HKDF with SHA-256 (keys), ChaCha20 (streams), ChaCha20-Poly1305 (sealed
 shares) and ECDSA (signatures by the clients' OpenSSH keys) come from `cryptography`, Shamir's
@@ -21,12 +21,12 @@ SECRET_BYTES = 32
 _HALF = 16
 """Bytes that pycryptodome splits at a time; a secret has two halves."""
 _CHUNK = 2**17
-"""Values of a stream made at a time: a megabyte."""
+"""Values of a stream generated at a time: one megabyte."""
 _ZEROS = bytes(8 * _CHUNK)
 
 
 def public_key(secret: bytes) -> bytes:
-    """Return the public key of a secret one."""
+    """Return the public key that belongs to a secret key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
@@ -52,7 +52,7 @@ def is_usable(public: bytes) -> bool:
 
 
 def derive(secret: bytes, purpose: bytes) -> bytes:
-    """Return a key made from a secret for one purpose."""
+    """Derive a key for one purpose from a secret."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -64,14 +64,14 @@ def commit(secret: bytes, purpose: bytes) -> bytes:
     return hashlib.sha256(b"commitment" + purpose + secret).digest()
 
 
-def add_stream(numbers: Ring, key: bytes, *, subtract: bool = False) -> None:
-    """Add the stream of a key to values in place; a key makes one stream only."""
+def add_stream(values: Ring, key: bytes, *, subtract: bool = False) -> None:
+    """Add the stream of a key to values in place; use each key for one stream only."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
     encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    for first in range(0, len(numbers), _CHUNK):
-        part = numbers[first : first + _CHUNK]
+    for first in range(0, len(values), _CHUNK):
+        part = values[first : first + _CHUNK]
         stream = numpy.frombuffer(encryptor.update(_ZEROS[: 8 * len(part)]), dtype="<u8")
         if subtract:
             part -= stream
@@ -80,7 +80,7 @@ def add_stream(numbers: Ring, key: bytes, *, subtract: bool = False) -> None:
 
 
 def seal(key: bytes, content: bytes, about: bytes) -> bytes:
-    """Encrypt content with associated data; a key seals once."""
+    """Encrypt content with associated data; use each key once."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(bytes(12), content, about)
@@ -109,7 +109,7 @@ def split_secret(secret: bytes, num_shares: int, threshold: int) -> list[bytes]:
 
 
 def join_shares(shares: Mapping[int, bytes]) -> bytes:
-    """Recover a secret from exactly `threshold` shares by place from 0.
+    """Recover a secret from exactly `threshold` shares, by client index.
 
     Wrong shares give a wrong secret, so the caller must check it.
     """

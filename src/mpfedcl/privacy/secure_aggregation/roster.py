@@ -1,4 +1,4 @@
-"""The participants of a secure sum with their keys for this sum."""
+"""The participants of one secure aggregation and their public keys."""
 
 import json
 from collections import Counter
@@ -19,16 +19,16 @@ from mpfedcl.privacy.secure_aggregation.primitives import SECRET_BYTES, is_signe
 
 @dataclass(frozen=True)
 class Session:
-    """The identity of a sum; messages of another run or round do not fit."""
+    """The identity of one aggregation; messages of another run or round are rejected."""
 
     run: str
     round: int
     share: float
-    """More than this share of the clients must be left at the end."""
+    """The sum is opened only if more than this share of the clients is left."""
 
     @property
     def label(self) -> bytes:
-        """The label that keys and messages of the session are bound to."""
+        """The label to which keys and messages of the session are bound."""
         return json.dumps(
             ["mpfedcl secure aggregation 1", self.run, self.round, self.share]
         ).encode()
@@ -43,7 +43,7 @@ class Advert:
     masking: bytes
     """Public key of its pairwise masks."""
     commitment: bytes
-    """To the seed of its own mask, so that shares of another seed are detected."""
+    """Commitment to the seed of its own mask, so that shares of another seed are detected."""
     signature: bytes = b""
     """By the client's key in the federation, if it has one."""
     identity: bytes = b""
@@ -59,7 +59,7 @@ class Advert:
             raise ProtocolError("these keys are invalid for key agreement")
 
     def signed_content(self, session: Session, client: str) -> bytes:
-        """Return the signed content."""
+        """Return the bytes that a client signs: its keys, bound to the session."""
         parts = [each.hex() for each in (self.channel, self.masking, self.commitment)]
         return session.label + json.dumps(["advert", client, *parts]).encode()
 
@@ -91,7 +91,7 @@ class Advert:
 def find_odd(
     session: Session, adverts: Mapping[str, Advert], identities: Mapping[str, bytes]
 ) -> dict[str, str]:
-    """Return the clients whose keys the others would reject, which would end the sum, and why.
+    """Return the clients with invalid keys, and the reason: one such key would abort the sum.
 
     `identities` are the keys that clients have used before.
     """
@@ -100,7 +100,7 @@ def find_odd(
     odd: dict[str, str] = {}
     for name, advert in adverts.items():
         if shown[advert.channel] > 1 or shown[advert.masking] > 1:
-            odd[name] = "another client has shown the same key"
+            odd[name] = "another client has sent the same key"
         elif (have_keys or advert.identity) and not advert.is_signed(session, name):
             odd[name] = "its keys are not signed"
         elif identities.get(name, advert.identity) != advert.identity:
@@ -123,7 +123,7 @@ class Roster:
             each for advert in self.adverts.values() for each in (advert.channel, advert.masking)
         }
         if len(keys) < 2 * count:
-            raise ProtocolError("two clients have shown the same key")
+            raise ProtocolError("two clients have sent the same key")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -132,8 +132,15 @@ class Roster:
 
     @property
     def threshold(self) -> int:
-        """How many clients must be left to open the sum."""
+        """Number of clients required to open the sum."""
         return least_left(len(self.adverts), self.session.share)
+
+    def check_enough(self, count: int) -> None:
+        """Raise NothingOpened unless `count` clients suffice to open the sum."""
+        if count < self.threshold:
+            raise NothingOpened(
+                f"{count} of {len(self.names)} clients are left; {self.threshold} are needed"
+            )
 
     @cached_property
     def label(self) -> bytes:
@@ -142,7 +149,7 @@ class Roster:
         return self.session.label + sha256(json.dumps(parts).encode()).digest()
 
     def place(self, name: str) -> int:
-        """Return a client's place among the names."""
+        """Return the index of a client among the names."""
         return self.names.index(name)
 
     def purpose(self, word: str, *clients: str) -> bytes:

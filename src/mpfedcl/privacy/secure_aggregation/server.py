@@ -1,4 +1,4 @@
-"""The server's part in a secure sum: it forwards shares, adds masked values and opens the sum."""
+"""The server's side of secure aggregation: forward shares, add masked values, open the sum."""
 
 from collections.abc import Callable, Mapping
 from itertools import combinations, islice
@@ -24,10 +24,10 @@ _MOST_TRIALS = 200
 
 
 class SumServer:
-    """One sum. A wrong answer raises `ProtocolError` and excludes that client only.
+    """One aggregation; an invalid reply raises `ProtocolError` and excludes only that client.
 
     Args:
-        session: The sum.
+        session: The identity of the aggregation.
         size: Number of values that each client adds.
         adverts: The adverts of the clients that have answered.
     """
@@ -40,18 +40,18 @@ class SumServer:
         self._revealed: dict[str, Revealed] = {}
 
     def take_shares(self, name: str, sealed: Mapping[str, bytes]) -> None:
-        """Add the shares that a client has sealed for each of the others."""
+        """Add the shares that a client has sealed for the other clients."""
         self._check_known(name, self._sealed)
         if set(sealed) != set(self.roster.names) - {name}:
-            raise ProtocolError("it must seal a share for each of the others")
+            raise ProtocolError("it must seal a share for every other client")
         if any(len(each) != SEALED_BYTES for each in sealed.values()):
             raise ProtocolError(f"a sealed share must have {SEALED_BYTES} bytes")
         self._sealed[name] = sealed
 
     @property
     def sharers(self) -> list[str]:
-        """The clients whose shares have arrived, in order of name; they are asked for values."""
-        self._refuse_few(len(self._sealed))
+        """The clients whose shares have arrived, in order of name; they will send their values."""
+        self.roster.check_enough(len(self._sealed))
         return sorted(self._sealed)
 
     def shares_for(self, name: str) -> dict[str, bytes]:
@@ -65,7 +65,7 @@ class SumServer:
             raise ProtocolError("it has not shared its secrets")
         if masked.dtype != numpy.uint64 or masked.shape != self._total.shape:
             raise ProtocolError(
-                f"its masked numbers are {list(masked.shape)} of {masked.dtype}; expected "
+                f"its masked values are {list(masked.shape)} of {masked.dtype}; expected "
                 f"{list(self._total.shape)} of uint64"
             )
         self._total += masked
@@ -74,7 +74,7 @@ class SumServer:
     @property
     def survivors(self) -> list[str]:
         """The clients whose values are in the sum, in order of name."""
-        self._refuse_few(len(self._survivors))
+        self.roster.check_enough(len(self._survivors))
         return sorted(self._survivors)
 
     def take_revealed(self, name: str, revealed: Revealed) -> None:
@@ -82,7 +82,7 @@ class SumServer:
         self._check_known(name, self._revealed)
         left = set(self.survivors)
         if name not in left:
-            raise ProtocolError("it has sent no numbers")
+            raise ProtocolError("it has sent no values")
         vanished = self._sealed.keys() - left
         if not (set(revealed.seeds) <= left and set(revealed.keys) <= vanished):
             raise ProtocolError("it reveals shares that must stay secret")
@@ -136,23 +136,17 @@ class SumServer:
         needed = self.roster.threshold
         if len(shares) < needed:
             raise NothingOpened(
-                f"{len(shares)} clients have revealed a share of {name}'s; {needed} are needed"
+                f"{len(shares)} clients have revealed a share of the secret of {name}; "
+                f"{needed} are needed"
             )
         for chosen in islice(combinations(sorted(shares), needed), _MOST_TRIALS):
             found = join_shares({self.roster.place(each): shares[each] for each in chosen})
             if is_right(found):
                 return found
-        raise NothingOpened(f"the shares of {name}'s do not fit together")
+        raise NothingOpened(f"the shares of the secret of {name} are inconsistent")
 
     def _check_known(self, name: str, before: object) -> None:
         if name not in self.roster.adverts:
             raise ProtocolError("it does not take part in this sum")
         if name in before:  # type: ignore[operator]
             raise ProtocolError("it has answered this stage already")
-
-    def _refuse_few(self, count: int) -> None:
-        if count < self.roster.threshold:
-            raise NothingOpened(
-                f"{count} of {len(self.roster.names)} clients are left; {self.roster.threshold} "
-                "are needed"
-            )

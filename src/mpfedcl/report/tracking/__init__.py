@@ -87,7 +87,7 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
         return observer
     working, failures = dict(trackers), dict[str, str]()
 
-    def tell(call: Callable[[Tracker], None]) -> None:
+    def notify(call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(working.items()):
             try:
                 call(tracker)
@@ -106,15 +106,15 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
         observer.on_start(experiment, rounds_done)
         write_failures(path, {})
         done = RunDirectory(path).read_records()
-        tell(lambda tracker: tracker.start(experiment, path, deepcopy(done)))
+        notify(lambda tracker: tracker.start(experiment, path, deepcopy(done)))
 
     def on_round(record: Record) -> None:
         observer.on_round(record)
-        tell(lambda tracker: tracker.round(deepcopy(record)))
+        notify(lambda tracker: tracker.round(deepcopy(record)))
 
     def on_finish(result: RunResult) -> None:
         observer.on_finish(result)
-        tell(lambda tracker: tracker.finish(deepcopy(result)))
+        notify(lambda tracker: tracker.finish(deepcopy(result)))
 
     return replace(observer, on_start=on_start, on_round=on_round, on_finish=on_finish)
 

@@ -1,6 +1,6 @@
 """MLflow: settings as parameters, curves as metrics, the run's files as artifacts.
 
-Into a store of plain files on this machine, through MLflow's client alone: no server, no network.
+The store is a folder of files on this machine; neither a server nor a network is used.
 """
 
 import hashlib
@@ -30,26 +30,26 @@ _MOST_PARAMETERS = 100
 _LONGEST_VALUE = 6000
 _LONGEST_KEY = 100
 _CHANGEABLE = ("rounds", *RESULT_NEUTRAL_SETTINGS)
-"""What a resume may change: tags, since MLflow's parameters cannot change."""
+"""Settings that a resume may change. They are tags, because MLflow's parameters cannot change."""
 
 
 class MlflowTracker(Tracker):
     """Writes one MLflow run per run, also after a resume.
 
-    MLflow never takes a number back, so rounds that it has already are not logged again: run
-    again, they come out the same but for their seconds.
+    MLflow never deletes a value, so rounds that it already has are not logged again: repeated
+    rounds differ only in their seconds.
     """
 
     def __init__(self) -> None:
-        # Asked for when mlflow is imported. It reports its use over the network unless told not
-        # to, and it wants to be told that a store of files, which it no longer develops, is meant.
+        # Set before mlflow is imported: by default it reports its use over the network and rejects
+        # stores of files.
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         from mlflow import entities
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        self._entities, self._connect, self._refusal = entities, MlflowClient, MlflowException
+        self._entities, self._connect, self._failure = entities, MlflowClient, MlflowException
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
         """Start an MLflow run, or reopen that of before a resume; add the rounds that it lacks."""
@@ -74,22 +74,22 @@ class MlflowTracker(Tracker):
         for name in _CHANGEABLE:
             self._client.set_tag(self._run, f"mpfedcl.{name}", settings.get(name, ""))
         steps = [each.step for each in self._client.get_metric_history(self._run, "round")]
-        self._told = max(steps, default=0)
-        self._torn = self._told + 1
+        self._logged = max(steps, default=0)
+        self._torn = self._logged + 1
         for record in done:
             self.round(record)
 
     def round(self, record: Record) -> None:
         """Add a round's metrics."""
         number = record["round"]
-        if number <= self._told:
+        if number <= self._logged:
             return
         clients = {f"clients/{name}": value for name, value in client_scalars(record).items()}
         values = {
             metric_key(name): value for name, value in (round_scalars(record) | clients).items()
         }
         if number == self._torn:
-            # The process may have ended while it told of this round.
+            # The process may have ended while it logged this round.
             values = {
                 name: each for name, each in values.items() if not self._has_metric(name, number)
             }
@@ -97,9 +97,9 @@ class MlflowTracker(Tracker):
         metrics = [self._entities.Metric(name, each, now, number) for name, each in values.items()]
         for some in _batches(metrics, _MOST_AT_ONCE):
             self._client.log_batch(self._run, metrics=some)
-        # Last: where this is, the round is complete.
+        # Last, as the mark of a complete round.
         self._client.log_metric(self._run, "round", number, now, number)
-        self._told = number
+        self._logged = number
 
     def finish(self, result: RunResult) -> None:
         """Add the run's files; mark the MLflow run as finished, or as stopped."""
@@ -117,8 +117,8 @@ class MlflowTracker(Tracker):
             return None
         try:
             self._client.update_run(notes["run"], "RUNNING")
-        except self._refusal:
-            # Somebody has removed it: all rounds are told to a new one.
+        except self._failure:
+            # The run was removed: a new one gets all rounds.
             return None
         return notes["run"]
 
@@ -142,7 +142,7 @@ def _name_settings(experiment: Experiment) -> Iterable[tuple[str, str]]:
 
 
 def metric_key(name: str) -> str:
-    """Return a name that MLflow takes, and makes a file of; different names stay different."""
+    """Return a name that MLflow accepts as a file name; different names stay different."""
     safe = "/".join(
         re.sub(r"[^A-Za-z0-9_.\- ]", "_", part).strip(". ") or "_" for part in name.split("/")
     )[:_LONGEST_KEY]

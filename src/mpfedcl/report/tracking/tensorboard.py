@@ -1,7 +1,7 @@
 """TensorBoard: scalars, the settings as text, and at the end the pool in the projector.
 
-Written with the package `tensorboard` alone; neither TensorFlow nor torch's writer, a thread with a
-queue, is needed. Nothing is held open between rounds.
+Only the package `tensorboard` is needed, neither TensorFlow nor torch's writer. No file stays open
+between rounds.
 """
 
 import io
@@ -19,8 +19,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mpfedcl.core.files import unused_folder, write_atomically
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.formatting import printable_name
 from mpfedcl.report.prototype_map import embed_test_images
+from mpfedcl.report.tables import printable_name
 from mpfedcl.report.tracking import (
     Tracker,
     client_scalars,
@@ -35,8 +35,8 @@ from mpfedcl.runs.observer import Record, RunResult
 class TensorBoardTracker(Tracker):
     """Writes a folder that TensorBoard reads.
 
-    After a resume all rounds of the run's records are written again, into a new file that replaces
-    what the one before it said: no round is shown twice, and none is missing.
+    After a resume all recorded rounds are written again, into a new file that replaces the earlier
+    one: no round is shown twice, and none is missing.
     """
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
@@ -50,12 +50,12 @@ class TensorBoardTracker(Tracker):
         as_code = "".join(f"    {line}\n" for line in experiment.to_toml().splitlines())
         events = [
             Event(wall_time=now, file_version="brain.Event:2"),
-            # TensorBoard drops what earlier files say of this step and later ones. They stay: one
-            # that is looking on would not get over the loss of the file it is reading.
+            # TensorBoard then ignores earlier files from this step on. These stay, because a
+            # TensorBoard that is open cannot handle the loss of the file it is reading.
             Event(wall_time=now, step=1, session_log=SessionLog(status=SessionLog.START)),
             Event(wall_time=now, summary=text_pb("experiment", as_code)),
         ]
-        # Records do not say when they were made, but how long what came after them took.
+        # Records have no time, only durations.
         moment = now - sum(sum(record["seconds"].values()) for record in done)
         for record in done:
             moment += sum(record["seconds"].values())
@@ -89,7 +89,7 @@ class TensorBoardTracker(Tracker):
 
 
 def _find_folder(experiment: Experiment, path: Path) -> Path:
-    """Return the run's own folder, or its place among other runs' in the folder they share."""
+    """Return the folder in the run directory, or the run's folder in the shared one."""
     if experiment.track_to is None:
         return path / "tensorboard"
     shared = experiment.track_to.resolve() / "tensorboard"
@@ -97,7 +97,7 @@ def _find_folder(experiment: Experiment, path: Path) -> Path:
     if noted is not None and Path(noted).parent == shared:
         return Path(noted)
     folder = unused_folder(shared / path.resolve().name)
-    # At once, so that nobody else takes the name.
+    # At once, so that no other run takes the name.
     folder.mkdir(parents=True)
     write_notes(path, "tensorboard", folder=str(folder))
     return folder

@@ -1,20 +1,19 @@
-"""The live page's web server: it only reads, and no request names a file."""
+"""The live page: the list of runs and the web server. It only reads; no request names a file."""
 
 import asyncio
 import hashlib
 import ipaddress
-import re
-import signal
+import os
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,30 +26,266 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json
+from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.wording import describe_data
+from mpfedcl.inference.calibration import DRIFT_LOG
 from mpfedcl.report.document import compare_runs
-from mpfedcl.report.html import (
-    Markup,
-    block,
-    page_style,
-    read_page_file,
-    sentence,
-    show_costs,
-    show_rounds,
-    show_table,
-    tag,
-)
+from mpfedcl.report.html import Markup, page_style, read_page_file, section_blocks, sentence, tag
 from mpfedcl.report.run import describe_run
-from mpfedcl.report.watch.files import MOST_FOLDERS, find_locked_inodes, find_runs
-from mpfedcl.report.watch.run_list import RunListEntry, show_list
-from mpfedcl.report.watch.run_page import RunPage
+from mpfedcl.report.tables import (
+    choose_evenly,
+    finite_values,
+    mean,
+    round_significant,
+    rounded,
+)
+from mpfedcl.report.watch.files import (
+    MOST_FOLDERS,
+    IncrementalRecords,
+    Signature,
+    file_signature,
+    find_locked_inodes,
+    find_runs,
+    parse_experiment,
+    read_regular_file,
+)
+from mpfedcl.report.watch.run_page import LiveBlocks, RunPage, show_state
+from mpfedcl.rounds.record import RoundRecord
+
+State = Literal["running", "finished", "stopped", "damaged"]
+_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", DRIFT_LOG)
+_COLUMNS = ("compare", "run", "state", "method", "rounds", "accuracy", "curve", "changed")
+_MOST_ROWS = 500
+_CURVE_POINTS = 40
+"""Points of the small curve in the list."""
+_QUIET_SECONDS = 5.0
+"""A run without a lock and without a new round for this long counts as stopped."""
+_AGES = ((172_800, 86_400, "days"), (7200, 3600, "hours"), (90, 60, "minutes"))
+"""From how many seconds on, the seconds of a unit, and the unit."""
+
+
+class ListedRun:
+    """One run in the list, with the state of reading its files."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path = path
+        self.entry: Json = {}
+        """What the list shows of the run; empty until the first refresh."""
+        self._parts = path.relative_to(root).parts
+        # Requests name a run by this, never by its path.
+        self.id = hashlib.sha256(os.fsencode("/".join(self._parts))).hexdigest()[:20]
+        self._seen: Any = None
+        self._settings: tuple[Signature | None, Experiment | None, str] = (None, None, "")
+        self._records = IncrementalRecords(path / "rounds.jsonl")
+        self._reset_rounds()
+
+    def _reset_rounds(self) -> None:
+        self._curve: list[tuple[int, float]] = []
+        self._last: RoundRecord | None = None
+        self._rejected = self._missing = 0
+
+    def refresh(self, locked: set[int]) -> None:
+        """Read what is new."""
+        try:
+            self._refresh(locked)
+        # A damaged run must not affect the others.
+        except Exception as error:
+            trouble = f"It cannot be read ({type(error).__name__}: {error})."
+            self.entry = self._describe(None, "damaged", trouble, 0)
+
+    def _refresh(self, locked: set[int]) -> None:
+        experiment, trouble = self._read_settings()
+        began, lines = self._records.read_new()
+        if began:
+            self._reset_rounds()
+        for line in lines:
+            self._add(line)
+        signatures = [file_signature(self.path / name) for name in _FILES]
+        state = self._find_state(trouble, signatures, locked)
+        # Rows of thousands of runs are described only when something has changed.
+        if self._seen != (signatures, state):
+            changed = max((each[2] for each in signatures if each), default=0)
+            self.entry = self._describe(experiment, state, trouble, changed)
+            self._seen = signatures, state
+
+    def _add(self, line: RoundRecord) -> None:
+        self._last = line
+        known = finite_values(list((line.accuracy_per_client or {}).values()))
+        spread = line.accuracy_spread
+        if (value := rounded(spread.mean if spread else mean(known))) is not None:
+            self._curve.append((line.round, value))
+        self._rejected += len(line.clients.rejected)
+        self._missing += len(line.clients.missing)
+
+    def _read_settings(self) -> tuple[Experiment | None, str]:
+        file = self.path / "experiment.toml"
+        signature = file_signature(file)
+        if signature is None or signature != self._settings[0]:
+            try:
+                content = read_regular_file(file, 2**20)
+                self._settings = signature, parse_experiment(content, file), ""
+            except InvalidInput as error:
+                self._settings = signature, None, str(error)
+        return self._settings[1:]
+
+    def _find_state(
+        self, trouble: str, signatures: Sequence[Signature | None], locked: set[int]
+    ) -> State:
+        _, records, summary, _ = signatures
+        if trouble:
+            return "damaged"
+        if summary:
+            return "finished"
+        if locked and (lock := file_signature(self.path / ".lock")) and lock[0] in locked:
+            return "running"
+        # Locks of another machine or container are not visible, but growth is.
+        took = sum(self._last.seconds.values()) if self._last else 0.0
+        since = time.time() - records[2] / 1e9 if records else float("inf")
+        return "running" if since < max(_QUIET_SECONDS, 3 * took) else "stopped"
+
+    def _describe(
+        self, experiment: Experiment | None, state: State, trouble: str, changed: int
+    ) -> Json:
+        last = self._last
+        entry: Json = {
+            "id": self.id,
+            "name": self._parts[-1] if self._parts else self.path.resolve().name,
+            "folder": "/".join(self._parts[:-1]),
+            "state": state,
+            "trouble": trouble.replace(f"{self.path}/", ""),
+            "changed": changed / 1e9,
+            "round": last.round if last else 0,
+            "accuracy": self._curve[-1][1] if self._curve else None,
+            "loss": round_significant(last.loss) if last else None,
+            "curve": [self._curve[n] for n in choose_evenly(len(self._curve), _CURVE_POINTS)],
+            "rejected": self._rejected,
+            "missing": self._missing,
+            "damaged": self._records.damaged,
+            "method": "",
+            "about": "",
+            "planned": None,
+        }
+        if experiment is not None:
+            # Written before the first round, only by runs over a network.
+            is_network = file_signature(self.path / "federation.json") is not None
+            data, split = describe_data(experiment, {"network": is_network}, with_seed=False)
+            about = f"{data}, {split}, seed {experiment.seed}"
+            entry |= {"method": experiment.method, "about": about, "planned": experiment.rounds}
+        return entry
+
+
+def show_list(entries: Sequence[Json], words: str = "", note: str = "") -> Markup:
+    """Return the table of the runs that match, running ones first, then the newest."""
+    counts = {each: sum(e["state"] == each for e in entries) for each in get_args(State)}
+    states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    wanted = sorted((each for each in entries if _matches(each, words)), key=_order)
+    head = [
+        tag(
+            "th",
+            tag("span", name, class_="unseen") if name in ("compare", "curve") else name,
+            scope="col",
+            class_="number" if name in ("accuracy", "changed") else None,
+        )
+        for name in _COLUMNS
+    ]
+    rows = tag("tbody", map(_show_row, wanted[:_MOST_ROWS]))
+    left = len(wanted) - _MOST_ROWS
+    if left > 0:
+        note += f" {left:,} more runs match; add words to find them."
+    if not wanted:
+        note += " No run matches." if entries else " There is no run here yet: mpfedcl run."
+    shown = f" ({states})" if states else ""
+    return tag(
+        "div",
+        tag("p", f"Runs: {len(entries)}{shown}.", class_="about", role="status"),
+        tag(
+            "section",
+            tag("table", tag("thead", tag("tr", head)), rows, aria_label="Runs"),
+            sentence(note),
+            class_="block runs",
+            aria_label="Runs",
+        ),
+        data_title="Runs",
+    )  # fmt: skip
+
+
+def _matches(entry: Json, words: str) -> bool:
+    known = ("folder", "name", "state", "method", "about")
+    text = " ".join(entry[key] for key in known).lower()
+    return all(word in text for word in words.lower().split())
+
+
+def _order(entry: Json) -> tuple[bool, float, str]:
+    # The order of running ones must not change with each round.
+    is_running = entry["state"] == "running"
+    newest_first = 0.0 if is_running else -entry["changed"]
+    return not is_running, newest_first, f"{entry['folder']}/{entry['name']}"
+
+
+def _show_row(entry: Json) -> Markup:
+    name, run, planned = entry["name"], entry["id"], entry["planned"]
+    box = tag("input", type="checkbox", id_=f"box-{run}", value=run, aria_label=f"Compare {name}")
+    counted = {
+        "updates rejected": entry["rejected"],
+        "answers missing": entry["missing"],
+        "damaged lines": entry["damaged"],
+    }
+    trouble = ", ".join(f"{noun}: {count:,}" for noun, count in counted.items() if count)
+    done = tag("progress", max=str(planned), value=str(entry["round"]), aria_label="rounds done")
+    accuracy = "-" if entry["accuracy"] is None else f"{entry['accuracy']:.1f} %"
+    progress = (done, tag("small", f"{entry['round']} of {planned}")) if planned else None
+    cells = {
+        "state-cell": show_state(entry["state"]),
+        "method-cell": (entry["method"], tag("small", entry["about"])),
+        "progress-cell": progress,
+        "number accuracy-cell": accuracy,
+        "curve-cell": _show_curve(entry["curve"]),
+        "number changed-cell": _describe_age(entry["changed"]),
+    }
+    heading = tag(
+        "th",
+        tag("a", name, href=f"#run={run}", id_=f"link-{run}"),
+        tag("small", entry["folder"]),
+        tag("small", entry["trouble"] or trouble, class_="trouble"),
+        scope="row",
+        class_="where",
+    )
+    others = [tag("td", content, class_=kind) for kind, content in cells.items()]
+    return tag("tr", tag("td", box, class_="chosen-cell"), heading, others)
+
+
+def _describe_age(changed: float) -> str:
+    seconds = time.time() - changed
+    for least, size, unit in _AGES:
+        if seconds >= least:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"
+
+
+def _show_curve(points: Sequence[tuple[int, float]]) -> Markup | None:
+    """Return accuracy per round as a small line."""
+    if len(points) < 2:
+        return None
+    first, last = points[0][0], points[-1][0]
+    low = min(value for _, value in points)
+    # A curve that hardly changes must look flat.
+    high = max(low + 20, *(value for _, value in points))
+    drawn = " ".join(
+        f"{2 + 88 * (at - first) / (last - first):.1f},{24 - 22 * (value - low) / (high - low):.1f}"
+        for at, value in points
+    )
+    line = tag("polyline", points=drawn, class_="spark")
+    return tag("svg", line, viewBox="0 0 92 26", width="92", height="26", aria_hidden="true")
+
+
+# The web server
+
 
 _SHUTDOWN_SECONDS = 2
 _SECONDS_BETWEEN_SEARCHES = 1.0
 """Between two reads of all runs; those that are running are read at every request."""
 _MOST_OPEN = 24
 MOST_COMPARED = 20
-_MOST_ROWS = 5000
-_HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -76,27 +311,18 @@ def open_listener(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise InvalidInput(f"port is {port}; it must be from 0 (any that is free) to 65535.")
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    # A server that has just ended leaves its port waiting.
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((str(address), port))
-        found.listen(128)
+        return socket.create_server((str(address), port), family=family, backlog=128)
     except OSError as error:
-        found.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise InvalidInput(
-            f"port is {port}; it cannot be used on {host} ({error.strerror}): give another by "
+            f"port is {port}; it cannot be used on {host} ({reason}): give another by "
             "--port, or 0 for any that is free."
         ) from None
-    return found
 
 
-def serve(folder: Path, listener: socket.socket, on_start: Callable[[], None]) -> None:
+def serve(folder: Path, listener: socket.socket) -> None:
     """Serve the runs below a folder until Ctrl-C."""
-    asyncio.run(_serve(folder, listener, on_start))
-
-
-async def _serve(folder: Path, listener: socket.socket, on_start: Callable[[], None]) -> None:
     config = uvicorn.Config(
         make_app(WatchedRuns(folder)),
         log_level="warning",
@@ -106,27 +332,8 @@ async def _serve(folder: Path, listener: socket.socket, on_start: Callable[[], N
         http="h11",
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    await _Server(config, on_start).serve(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """Tells when it has started, and ends quietly at Ctrl-C."""
-
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_start = on_start
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Call `on_start` once the page can be opened."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_start()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End at the first Ctrl-C, at once at the second."""
-        # The base class would raise the signal again after its end.
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 class WatchedRuns:
@@ -134,53 +341,39 @@ class WatchedRuns:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.runs: dict[str, RunListEntry] = {}
-        self.open_pages: OrderedDict[str, RunPage] = OrderedDict()
+        self.runs: dict[str, ListedRun] = {}
         self.searched_at = float("-inf")
         self._search_seconds = 0.0
         self._is_too_large = False
-        self._compared: OrderedDict[tuple[str, ...], tuple[Json, Markup]] = OrderedDict()
+        self._open = lru_cache(_MOST_OPEN)(RunPage)
+        self._comparison_of = lru_cache(_MOST_OPEN)(lambda _: LiveBlocks())
 
-    def refresh(self) -> tuple[list[str], list[str]]:
-        """Read what is new; return the ids of changed runs and of deleted ones."""
+    def refresh(self) -> None:
+        """Read what is new: of all runs if it is time to search again, else of running ones."""
         began = time.monotonic()
         # A folder that takes long to search is searched less often.
-        is_due = began - self.searched_at >= max(
-            _SECONDS_BETWEEN_SEARCHES, 20 * self._search_seconds
-        )
-        gone = self.find_runs() if is_due else []
-        locked = find_locked_inodes()
-        changed = [
-            name
-            for name, run in self.runs.items()
-            if (is_due or run.is_active or not run.entry) and _refresh_entry(run, locked)
-        ]
+        pause = max(_SECONDS_BETWEEN_SEARCHES, 20 * self._search_seconds)
+        is_due = began - self.searched_at >= pause
         if is_due:
-            self.searched_at = began
-            # Measured when nothing has changed; the first time everything has.
-            self._search_seconds = self._search_seconds if changed else time.monotonic() - began
-        return changed, gone
+            self.find_runs()
+            self.searched_at, self._search_seconds = began, time.monotonic() - began
+        locked = find_locked_inodes()
+        for run in self.runs.values():
+            if is_due or run.entry["state"] == "running":
+                run.refresh(locked)
 
-    def find_runs(self) -> list[str]:
-        """Search for runs below the root; return those that were deleted."""
-        places, self._is_too_large = find_runs(self.root)
-        found = {place.id: place for place in places}
-        gone = [name for name in self.runs if name not in found]
-        for name in gone:
-            del self.runs[name]
-            self.open_pages.pop(name, None)
-        for name, place in found.items():
-            if name not in self.runs:
-                self.runs[name] = RunListEntry(place)
-        return gone
+    def find_runs(self) -> None:
+        """Search for runs below the root; forget those that were deleted."""
+        paths, self._is_too_large = find_runs(self.root)
+        found = {run.id: run for run in (ListedRun(path, self.root) for path in paths)}
+        self.runs = {name: self.runs.get(name, run) for name, run in found.items()}
 
-    def show_list(self, words: str, state: str, most: int) -> Markup:
+    def show_list(self, words: str) -> Markup:
         """Return the list of the runs that match."""
         self.refresh()
         too_many = f"There are more than {MOST_FOLDERS:,} folders; runs beyond them are not shown."
-        entries = [run.entry for run in self.runs.values() if run.entry]
-        note = too_many if self._is_too_large else ""
-        return show_list(entries, words=words, state=state, most=most, note=note)
+        entries = [run.entry for run in self.runs.values()]
+        return show_list(entries, words, too_many if self._is_too_large else "")
 
     def show_run(self, name: str) -> Markup | None:
         """Return the page of a run; None if there is no such run."""
@@ -188,37 +381,34 @@ class WatchedRuns:
         opened = self.open_run(name)
         return None if opened is None else opened.show(self.runs[name].entry, str(self.root))
 
+    def open_run(self, name: str) -> RunPage | None:
+        """Return the page of a run with its newest records; None if there is no such run."""
+        if name not in self.runs:
+            return None
+        page = self._open(self.runs[name].path)
+        page.refresh()
+        return page
+
     def compare(self, ids: Sequence[str]) -> Json:
-        """Return chosen runs side by side: groups, tables, troubles; unknown ones are left out."""
+        """Return known runs as a section of the report, and the runs that it leaves out."""
         found, troubles = [], []
-        for name in dict.fromkeys(ids[:MOST_COMPARED]):
-            if (opened := self.open_run(name)) is None:
-                continue
+        for page in filter(None, map(self.open_run, dict.fromkeys(ids[:MOST_COMPARED]))):
             try:
-                if opened.records is None or not opened.records.rounds:
-                    raise InvalidInput(f"{self.runs[name].location.path.name} has no round yet.")
-                found.append((opened.records, describe_run(opened.records)))
+                if page.records is None or not page.records.rounds:
+                    raise InvalidInput(f"{page.path.name} has no round yet.")
+                found.append((page.records, describe_run(page.records)))
             except InvalidInput as error:
                 troubles.append(str(error))
-        told = compare_runs(found) if found else {"groups": [], "tables": []}
-        return told | {"troubles": troubles}
+        section = compare_runs(found) if found else {"groups": [], "tables": []}
+        return section | {"runs": [run for _, run in found], "troubles": troubles}
 
     def show_comparison(self, ids: Sequence[str]) -> Markup:
-        """Return the page of chosen runs, made again when one of them has changed."""
+        """Return the page of chosen runs; unknown ones are left out."""
         self.refresh()
-        opened = {name: self.open_run(name) for name in ids[:MOST_COMPARED]}
-        versions = {name: page.version for name, page in opened.items() if page}
-        key = tuple(versions)
-        if key in self._compared and self._compared[key][0] == versions:
-            return self._compared[key][1]
-        shown = self._show_compared(ids)
-        self._compared[key] = versions, shown
-        while len(self._compared) > _MOST_OPEN:
-            self._compared.popitem(last=False)
-        return shown
-
-    def _show_compared(self, ids: Sequence[str]) -> Markup:
-        entries = [self.runs[name].entry for name in ids if name in self.runs]
+        opened = {
+            name: page for name in ids[:MOST_COMPARED] if (page := self.open_run(name)) is not None
+        }
+        entries = [self.runs[name].entry for name in opened]
         links = [
             tag(
                 "li",
@@ -227,44 +417,29 @@ class WatchedRuns:
             )
             for each in entries
         ]
-        found = self.compare(ids)
-        parts = [sentence(each) for each in found["troubles"]]
-        if found["groups"]:
-            parts += [
-                block("Result", [show_table(each) for each in found["tables"][:2]], key="result"),
-                show_rounds(found["groups"], key="rounds"),
-                show_costs(found["groups"], key="costs"),
-            ]
-        else:
-            parts.append(sentence("None of these runs can be shown."))
+        blocks = self._comparison_of(tuple(opened)).update(
+            [page.version for page in opened.values()],
+            lambda: _comparison_blocks(self.compare(list(opened))),
+            is_final=all(each["state"] != "running" for each in entries),
+        )
         about = "Runs that differ only in their seed are one line with a band."
         return tag(
             "div",
             tag("p", about, class_="about"),
-            tag("ul", links, id_="compared"),
-            tag("div", parts, class_="flow"),
+            tag("ul", links),
+            tag("div", blocks, class_="flow"),
             data_title=f"{len(entries)} runs compared",
         )
 
-    def open_run(self, name: str) -> RunPage | None:
-        """Return the page of a run with its newest records; None if there is no such run."""
-        if name not in self.runs:
-            return None
-        if name not in self.open_pages:
-            self.open_pages[name] = RunPage(self.runs[name].location)
-        self.open_pages.move_to_end(name)
-        while len(self.open_pages) > _MOST_OPEN:
-            self.open_pages.popitem(last=False)
-        self.open_pages[name].refresh()
-        return self.open_pages[name]
 
-
-def _refresh_entry(run: RunListEntry, locked: set[int]) -> bool:
-    try:
-        return run.refresh(locked)
-    # A damaged run must not affect the others.
-    except Exception as error:
-        return run.mark_damaged(error)
+def _comparison_blocks(section: Json) -> list[Markup]:
+    """Return the blocks of the report's section, below the runs that it leaves out."""
+    troubles = [sentence(each) for each in section["troubles"]]
+    if not section["groups"]:
+        return [*troubles, sentence("None of these runs can be shown.")]
+    document = {"groups": section["groups"], "runs": section["runs"]}
+    places = list(range(len(section["groups"])))
+    return troubles + section_blocks(section | {"groups": places}, document)
 
 
 def make_app(runs: WatchedRuns) -> Starlette:
@@ -277,65 +452,55 @@ def make_app(runs: WatchedRuns) -> Starlette:
         if shown is None:
             return PlainTextResponse("There is no such run.\n", 404)
         content = shown.encode("utf-8", "replace")
-        tag_of_content = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
-        headers = {"ETag": tag_of_content}
-        if request.headers.get("if-none-match") == tag_of_content:
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:24]}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type="text/html", headers=headers)
 
     async def list_runs(request: Request) -> Response:
-        asked = request.query_params
-        most = asked.get("most", "300")
-        shown = min(int(most), _MOST_ROWS) if most.isascii() and most.isdigit() else 300
-        state, words = asked.get("state", ""), asked.get("words", "")
-        return await answer(request, lambda: runs.show_list(words[:200], state, shown))
+        words = request.query_params.get("words", "")[:200]
+        return await answer(request, partial(runs.show_list, words))
 
     async def show_run(request: Request) -> Response:
-        return await answer(request, lambda: runs.show_run(request.query_params.get("id", "")))
+        return await answer(request, partial(runs.show_run, request.query_params.get("id", "")))
 
     async def compare(request: Request) -> Response:
         ids = request.query_params.getlist("id")
-        return await answer(request, lambda: runs.show_comparison(ids))
+        return await answer(request, partial(runs.show_comparison, ids))
 
     return Starlette(
         routes=[
-            *(Route(address, page) for address, page in _static_pages(runs).items()),
+            *(Route(path, page, methods=["GET"]) for path, page in _static_pages(runs).items()),
             Route("/runs", list_runs),
             Route("/run", show_run),
             Route("/compare", compare),
         ],
-        middleware=[Middleware(ReadOnlyMiddleware)],
+        middleware=[Middleware(RestrictiveMiddleware)],
     )
 
 
-class ReadOnlyMiddleware:
-    """Answers GET and HEAD for an address of this machine, with restrictive headers."""
+class RestrictiveMiddleware:
+    """Answers only requests for an address of this machine, with restrictive headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reject a request, or pass it on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        app = self._app
+        if scope["type"] == "http":
+            hosts = Headers(scope=scope).getlist("host") or [""]
+            if not all(map(is_local_host, hosts)):
+                app = PlainTextResponse("Use localhost or an address, not a host name.\n", 421)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        app = self._refuse(scope) or self._app
         # A browser may close the connection at any time.
         with suppress(OSError):
             await app(scope, receive, send_with_headers)
-
-    def _refuse(self, scope: Scope) -> ASGIApp | None:
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("Only reading is allowed.\n", 405, {"Allow": "GET, HEAD"})
-        if not all(is_local_host(host) for host in Headers(scope=scope).getlist("host") or [""]):
-            return PlainTextResponse("Use localhost or an address, not a host name.\n", 421)
-        return None
 
 
 def is_local_host(host: str) -> bool:
@@ -344,17 +509,9 @@ def is_local_host(host: str) -> bool:
     A foreign page can let its own host name point to this machine (DNS rebinding) and read the
     answers, but the browser then sends that name.
     """
-    found = _HOST.fullmatch(host)
-    if found is None:
-        return False
-    if found["name"] is not None and found["name"].lower() == "localhost":
-        return True
     try:
-        return bool(
-            ipaddress.IPv6Address(found["six"])
-            if found["six"] is not None
-            else ipaddress.IPv4Address(found["name"])
-        )
+        name = urlsplit(f"//{host}").hostname or ""
+        return "@" not in host and (name == "localhost" or bool(ipaddress.ip_address(name)))
     except ValueError:
         return False
 
@@ -369,11 +526,11 @@ def _static_pages(runs: WatchedRuns) -> dict[str, Response]:
         ". This page only reads. Accuracies are of the last evaluated round, not of the best one.",
     )
     page = read_own("watch.html").replace("@@BOTTOM@@", footer)
+    script = f"{read_page_file('page.js')}\n{read_own('watch.js')}"
+    style = f"{page_style()}\n{read_own('watch.css')}"
     return {
         "/": Response(page.encode("utf-8", "replace"), media_type="text/html"),
-        "/watch.js": Response(
-            f"{read_page_file('page.js')}\n{read_own('watch.js')}", media_type="text/javascript"
-        ),
-        "/watch.css": Response(f"{page_style()}\n{read_own('watch.css')}", media_type="text/css"),
+        "/watch.js": Response(script, media_type="text/javascript"),
+        "/watch.css": Response(style, media_type="text/css"),
         "/icon.svg": Response(read_own("icon.svg"), media_type="image/svg+xml"),
     }

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,12 @@ class Peers(Protocol):
 
     def gather(self, content: bytes) -> list[bytes]:
         """Return the content of each process, to all of them."""
+
+    def gather_to_leader(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the parts of all processes to the leading one, and nothing to the others."""
+
+    def broadcast(self, content: bytes) -> bytes:
+        """Return the leading process's content, to all of them."""
 
 
 class Aggregator(ABC):

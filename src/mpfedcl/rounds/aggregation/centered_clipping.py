@@ -11,9 +11,9 @@ _STEPS = 3
 class CenteredClipping(RuleByDistances):
     """v <- v + 1/n Σ (x_i - v) min(1, r / |x_i - v|), thrice.
 
-    The radius r is the median of the distances to v, taken anew in each step, so that it fits every
-    model and round. The first v is the update with the least median distance to the others: the
-    paper's, the round before, needs momentum at the clients. All clients count alike.
+    The radius r is the median of the distances to v, taken again in each step, so that it fits
+    every model and round. The first v is the update with the least median distance to the others:
+    the paper's, the round before, needs momentum at the clients. All clients count alike.
     """
 
     def shares(self, squared_distances: Tensor, attackers: int) -> Tensor:

@@ -25,7 +25,7 @@ class WeightedMean(Aggregator):
 
     @classmethod
     def check(cls, experiment: Experiment, num_clients: int) -> None:  # noqa: ARG003
-        """Refuse buckets, which change nothing here."""
+        """Reject buckets, which would not change the mean."""
         if experiment.aggregation.bucket > 1:
             raise InvalidInput(
                 f"aggregation.bucket is {experiment.aggregation.bucket}; with aggregation.rule "

@@ -2,13 +2,11 @@
 /* Asks the server every two seconds for the part that the address names, and shows what has changed. */
 (() => {
   const PAUSE = 2000;
-  const ROWS = 300;
   const at = (id) => document.getElementById(id);
   const chosen = new Set();
   let asked = "";
   let etag = "";
   let timer = null;
-  let rows = ROWS;
 
   /** Return the address on the server for the page that the browser's address names. */
   function addressOf() {
@@ -16,7 +14,7 @@
     const ids = rest.split(",").filter((id) => /^[0-9a-f]{20}$/.test(id)).slice(0, 20);
     if (kind === "run" && ids.length) return `/run?id=${ids[0]}`;
     if (kind === "compare" && ids.length) return `/compare?${ids.map((id) => `id=${id}`).join("&")}`;
-    return `/runs?${new URLSearchParams({ words: at("search").value, state: at("state").value, most: rows })}`;
+    return `/runs?${new URLSearchParams({ words: at("search").value })}`;
   }
 
   /** Show another page, or the list of other runs. */
@@ -84,9 +82,8 @@
 
   /** Replace the parts that differ; what is open stays open. */
   function merge(old, fresh) {
-    const parts = (node) => [...node.querySelectorAll(":scope > [id], :scope > .flow > [id]")];
-    const same = parts(old).map((each) => each.id).join() === parts(fresh).map((each) => each.id).join();
-    if (!same) {
+    const parts = (node) => [...node.querySelectorAll(":scope > :not(.flow), :scope > .flow > *")];
+    if (parts(old).length !== parts(fresh).length) {
       keepOpen(old, fresh);
       old.replaceWith(fresh);
       return;
@@ -115,17 +112,11 @@
   }
 
   at("search").addEventListener("input", () => open(false));
-  at("state").addEventListener("change", () => open(false));
   at("compare").addEventListener("click", () => { location.hash = `compare=${[...chosen].join(",")}`; });
   at("view").addEventListener("change", ({ target }) => {
     if (target.checked) chosen.add(target.value);
     else chosen.delete(target.value);
     count();
-  });
-  at("view").addEventListener("click", ({ target }) => {
-    if (target.id !== "more") return;
-    rows += ROWS;
-    open(false);
   });
   document.addEventListener("visibilitychange", () => ask());
   addEventListener("hashchange", () => { if (location.hash !== "#content") open(true); });

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.files import identify_file
 from mpfedcl.data.folders import (
     LAYOUT,
@@ -31,8 +31,6 @@ from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import TableColumns, open_own_tables, open_tables
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
-
-_MOST_NAMES_LISTED = 5
 
 
 def open_data_set(dataset: DatasetSettings) -> SampleIndex:
@@ -85,8 +83,8 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleInd
     from_folder = [name for name in chosen if name in folders]
     if from_archive and from_folder:
         raise InvalidInput(
-            f"{root} has both npz files ({_enumerate(from_archive)}) and domain folders "
-            f"({_enumerate(from_folder)}); a set must have one of the two layouts, or "
+            f"{root} has both npz files ({enumerate_names(from_archive)}) and domain folders "
+            f"({enumerate_names(from_folder)}); a set must have one of the two layouts, or "
             "dataset.domains must name domains of one."
         )
     if from_archive:
@@ -133,7 +131,8 @@ def index_archives(
     own_names = _agree_on_names(archives)
     if spec.class_names and own_names and own_names != spec.class_names:
         raise InvalidInput(
-            f"{first.shown} has the classes {_enumerate(own_names)}; those of {spec.name} must be "
+            f"{first.shown} has the classes {enumerate_names(own_names)}; those of {spec.name} "
+            "must be "
             f"{', '.join(spec.class_names)}."
         )
     return SampleIndex(
@@ -170,7 +169,7 @@ def _agree_on_names(archives: dict[str, DomainArchive]) -> tuple[str, ...]:
     first, *others = archives.values()
     for other in others:
         if other.class_names != first.class_names:
-            listed = [_enumerate(each.class_names) or "no names" for each in (first, other)]
+            listed = [enumerate_names(each.class_names) or "no names" for each in (first, other)]
             raise InvalidInput(
                 f"{first.train.shown} has the classes {listed[0]}, and {other.train.shown} "
                 f"{listed[1]}; all files of a set must name the same classes in the same order."
@@ -245,7 +244,7 @@ def index_folders(
         sizes.append(len(paths) - before)
     if empty:
         raise InvalidInput(
-            f"{_enumerate([str(entry) for entry in empty])} "
+            f"{enumerate_names([str(entry) for entry in empty])} "
             f"{'has' if len(empty) == 1 else 'have'} no images; a class folder must hold at least "
             f"one file {', '.join(f'*{extension}' for extension in EXTENSIONS)}, or be removed."
         )
@@ -267,12 +266,6 @@ def _name_classes(domains: list[DomainIndex]) -> tuple[str, ...]:
         if subset is not None and len(subset.labels)
     )
     return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES_LISTED])
-    more = len(names) - _MOST_NAMES_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 _LAYOUTS = (
@@ -375,11 +368,9 @@ def _holds_tables(path: Path) -> bool:
 def _relabel(sample_index: SampleIndex, class_names: Sequence[str], path: Path) -> SampleIndex:
     unknown = sorted(set(sample_index.class_names) - set(class_names))
     if unknown:
-        shown = ", ".join(class_names[:_MOST_CLASSES_LISTED])
-        more = len(class_names) - _MOST_CLASSES_LISTED
         raise InvalidInput(
             f"data is {str(path)!r}, which has the class {unknown[0]!r}; the run's classes are "
-            f"{shown}{f' and {more} more' if more > 0 else ''}, and those of the data must be "
+            f"{enumerate_names(class_names, _MOST_CLASSES_LISTED)}, and those of the data must be "
             "named as they are."
         )
     labels = numpy.array([list(class_names).index(name) for name in sample_index.class_names])

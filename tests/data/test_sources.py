@@ -44,7 +44,7 @@ def save_picture(path: Path) -> None:
     Image.new("L", (3, 3)).save(path)
 
 
-def test_the_setting_wins_over_the_environment_and_that_over_the_cache(
+def test_data_folder_precedence_is_setting_environment_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_data_folder(DatasetSettings())[0] == tmp_path / "home" / ".cache" / "mpfedcl"
@@ -58,7 +58,7 @@ def test_the_setting_wins_over_the_environment_and_that_over_the_cache(
 
 
 @pytest.mark.parametrize("through", ["dataset.root", "$MPFEDCL_DATA", "the cache folder"])
-def test_reads_a_named_set_from_each_place(
+def test_named_set_is_read_from_each_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str
 ) -> None:
     settings = DatasetSettings(name="mnist")
@@ -76,7 +76,7 @@ def test_reads_a_named_set_from_each_place(
     assert len(read_image_set(settings).domains) == 1
 
 
-def test_refuses_a_missing_set_and_shows_a_way_out(tmp_path: Path) -> None:
+def test_missing_set_is_rejected_with_advice(tmp_path: Path) -> None:
     sentence = refusal(name="mnist", root=tmp_path / "nowhere")
     assert "dataset.name is 'mnist'" in sentence
     assert str(tmp_path / "nowhere" / "mnist") in sentence
@@ -90,13 +90,13 @@ def test_folder_needs_a_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert "mnist-sample needs no files" in sentence
 
 
-def test_refuses_a_file_as_root(tmp_path: Path) -> None:
+def test_file_as_root_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "pictures.zip"
     path.write_bytes(b"")
     assert f"{path} (from dataset.root) is a file" in refusal(name="folder", root=path)
 
 
-def test_refuses_a_folder_without_a_layout(tmp_path: Path) -> None:
+def test_folder_without_a_known_layout_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing here")
     (tmp_path / "empty").mkdir()
     sentence = refusal(name="folder", root=tmp_path)
@@ -104,14 +104,14 @@ def test_refuses_a_folder_without_a_layout(tmp_path: Path) -> None:
     assert "<domain>/<class>/*.png|jpg" in sentence
 
 
-def test_refuses_class_folders_without_a_domain(tmp_path: Path) -> None:
+def test_class_folders_without_a_domain_are_rejected(tmp_path: Path) -> None:
     save_picture(tmp_path / "dog" / "1.png")
     sentence = refusal(name="folder", root=tmp_path)
     assert f"{tmp_path / 'dog'} holds images but no class folders" in sentence
     assert f"{tmp_path}/<domain>/<class>/*.png|jpg" in sentence
 
 
-def test_refuses_two_layouts_at_once(tmp_path: Path) -> None:
+def test_two_layouts_in_one_folder_are_rejected(tmp_path: Path) -> None:
     save_archive(tmp_path / "ink.npz")
     save_picture(tmp_path / "photo" / "dog" / "1.png")
     sentence = refusal(name="folder", root=tmp_path)
@@ -123,26 +123,26 @@ def test_refuses_two_layouts_at_once(tmp_path: Path) -> None:
         assert read_image_set(settings).domains[0].name == domain
 
 
-def test_refuses_a_domain_that_is_there_twice(tmp_path: Path) -> None:
+def test_domain_as_file_and_folder_is_rejected(tmp_path: Path) -> None:
     save_archive(tmp_path / "ink.npz")
     save_picture(tmp_path / "ink" / "dog" / "1.png")
     assert "ink.npz and the folder ink" in refusal(name="folder", root=tmp_path)
 
 
-def test_refuses_an_unknown_domain_of_the_sample() -> None:
+def test_unknown_domain_of_the_sample_is_rejected() -> None:
     sentence = refusal(name="mnist-sample", domains=("svhn",))
     assert "dataset.domains has 'svhn'" in sentence
     assert "mnist-sample" in sentence
 
 
-def test_refuses_an_unknown_set() -> None:
+def test_unknown_set_is_rejected() -> None:
     sentence = refusal(name="cifar")
     assert "dataset.name is 'cifar'" in sentence
     assert "mnist-sample, mnist" in sentence
 
 
 @pytest.mark.parametrize("place", ["set", "domain", "class"])
-def test_refuses_what_it_may_not_list(
+def test_folder_without_list_permission_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     save_picture(tmp_path / "photo" / "dog" / "1.png")
@@ -164,7 +164,7 @@ def test_refuses_what_it_may_not_list(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read anything")
 @pytest.mark.parametrize("name", ["ink.npz", "photo/dog/1.png", "photo/dog", "photo"])
-def test_refuses_what_it_may_not_read(tmp_path: Path, name: str) -> None:
+def test_file_without_read_permission_is_rejected(tmp_path: Path, name: str) -> None:
     save_archive(tmp_path / "ink.npz")
     save_picture(tmp_path / "photo" / "dog" / "1.png")
     path = tmp_path / name

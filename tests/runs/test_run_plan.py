@@ -1,4 +1,4 @@
-"""How many processes share a run: a rule of sizes and cores, and what a run makes of it."""
+"""The plan of a run, mostly its number of workers: a rule of sizes and cores."""
 
 import multiprocessing
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.methods import find_method
-from mpfedcl.runs import worker_count
+from mpfedcl.runs import plan
 from mpfedcl.runs.observer import Observer
-from mpfedcl.runs.worker_count import (
+from mpfedcl.runs.plan import (
     RunSize,
     WorkerChoice,
     choose_workers,
@@ -33,12 +33,12 @@ from small_experiments import HIDDEN, assert_close_results, small
         (1000, 100, 10**12, 64, 1),
     ],
 )
-def test_a_worker_per_core(
+def test_number_of_workers_depends_on_cores_clients_and_memory(
     clients: int, seconds: float, num_bytes: float, cores: int, number: int
 ) -> None:
     choice = share_cores(RunSize(clients, seconds, int(num_bytes)), cores, 16 * 10**9)
     assert choice.count == number
-    assert len(choice.notices) == (seconds >= worker_count.LEAST_SECONDS)
+    assert len(choice.notices) == (seconds >= plan.LEAST_SECONDS)
 
 
 def long(**changes: Any) -> Experiment:
@@ -49,7 +49,7 @@ def long(**changes: Any) -> Experiment:
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_count, "usable_cores", lambda: 4)
+    monkeypatch.setattr(plan, "usable_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -65,28 +65,30 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"device": "cuda"}, 1, "share the device cuda"),
     ],
 )
-def test_which_runs_have_workers(changes: dict[str, Any], count: int, reason: str | None) -> None:
+def test_workers_depend_on_the_settings(
+    changes: dict[str, Any], count: int, reason: str | None
+) -> None:
     experiment = long(**changes)
-    choice = choose_workers(experiment, find_method(experiment.method))
+    choice = choose_workers(experiment)
     assert choice.count == count
     assert len(choice.notices) == (reason is not None)
     assert (reason or "") in "".join(choice.notices)
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_cores_that_threads_have_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_reduce_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert choose_workers(long(), find_method("fedavg")).count == 2
+    assert choose_workers(long()).count == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
-    assert choose_workers(long(), find_method("fedavg")) == WorkerChoice(1)
+    assert choose_workers(long()) == WorkerChoice(1)
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_a_run_beside_others_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_next_to_others_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
-    choice = choose_workers(long(), find_method("fedavg"))
+    choice = choose_workers(long())
     assert choice.count == 1
-    assert "next to others" in choice.notices[0]
+    assert "one of several" in choice.notices[0]
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -95,7 +97,7 @@ def test_a_run_beside_others_stays_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_workers_are_limited_to_cores_and_clients(asked: int, clients: int, count: int) -> None:
     experiment = long(workers=asked, clients=clients)
-    choice = choose_workers(experiment, find_method("fedavg"))
+    choice = choose_workers(experiment)
     assert choice.count == count
     assert len(choice.notices) == (count < asked)
     for notice in choice.notices:
@@ -119,10 +121,10 @@ def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("forked_workers", "four_cores")
-def test_a_run_says_and_records_what_it_chose(
+def test_chosen_workers_are_reported_and_recorded(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "LEAST_SECONDS", 0.0)
     said: list[str] = []
     experiment = small(
         images, clients=2, rounds=1, workers="auto", dtype="float64", model__hidden=HIDDEN
@@ -133,15 +135,15 @@ def test_a_run_says_and_records_what_it_chose(
     run(experiment.replace(workers=1), tmp_path / "alone")
     assert_close_results(tmp_path / "run", tmp_path / "alone", 1e-5)
     # The number on record is kept.
-    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 1e9)
+    monkeypatch.setattr(plan, "LEAST_SECONDS", 1e9)
     assert resume(tmp_path / "run", rounds=2).experiment.workers == 2
 
 
 @pytest.mark.usefixtures("small_model", "four_cores")
-def test_a_run_goes_on_alone_where_no_worker_can_be_started(
+def test_run_continues_alone_if_no_worker_starts(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr("mpfedcl.runs.simulation._WORKER", "mpfedcl.no_such_module")
     said: list[str] = []
     result = run(

@@ -1,1 +1,0 @@
-"""A trained run as one file for other programs: ONNX, torch.export, safetensors."""

@@ -1,0 +1,639 @@
+"""Figures of a run, of its data and of several methods.
+
+They are drawn from the descriptions in `run` and `comparison`. A method has the same color and
+marker in each figure.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from mpfedcl.core.json_files import Json
+from mpfedcl.inference.contribution import ClientContribution
+from mpfedcl.report.figures import (
+    DASHES,
+    INK,
+    MARKERS,
+    PALETTE,
+    SOFT,
+    Drawing,
+    MethodStyle,
+    Panel,
+    draw_matrix,
+    escape_math,
+    figure_file,
+    mark_rounds,
+    name_columns,
+    name_rows,
+)
+from mpfedcl.report.tables import (
+    PREDICTOR_TITLES,
+    choose_evenly,
+    deviation,
+    finite_values,
+    title_tests,
+)
+
+_AXES = {
+    "round": "round",
+    "megabytes": "megabytes sent, all clients",
+    "virtual_seconds": "virtual seconds",
+}
+_MOST_BANDS = 12
+_MOST_BARS = 40
+"""Clients or classes with a bar each; the accuracies of more are a histogram."""
+_MOST_CLIENTS = 200
+"""Clients whose data are drawn; more would be a gray wall."""
+_MOST_VECTOR_POINTS = 300
+"""Points of a map that are drawn as shapes; more are pixels, which keeps a page small."""
+_BLUE = LinearSegmentedColormap.from_list("blue", [(0.0, 0.45, 0.7, 0.0), (0.0, 0.45, 0.7, 1.0)])
+"""From transparent, so that it suits light and dark pages."""
+
+
+# Lines
+
+
+def draw_lines(
+    axes: Axes,
+    lines: Sequence[Json],
+    *,
+    x: str = "round",
+    y: str = "accuracy (%)",
+    percent: bool = True,
+) -> None:
+    """Draw lines {name, x, mean, std?, lost?, style?, level?} with bands over seeds.
+
+    A level line has one point and is drawn across all x. `lost` counts the seeds without a value,
+    which diverged: a cross at the foot of the axes.
+    """
+    reach = [place for line in lines if not line.get("level") for place in line["x"]] or [1]
+    for number, line in enumerate(lines):
+        style = _line_style(number, line.get("style"))
+        places, values = line["x"], numpy.array(line["mean"], dtype=float)
+        spread = numpy.array(line.get("std") or [], dtype=float)
+        if line.get("level"):
+            places = [min(reach), max(*reach, min(reach) + 1)]
+            values, spread = values.repeat(2), spread.repeat(2)
+        label, every = escape_math(line["name"], 60), max(1, len(places) // 8)
+        axes.plot(places, values, label=label, ms=4.5, lw=1.6, markevery=every, **style)
+        if len(spread) and len(lines) <= _MOST_BANDS:
+            low, high = values - spread, values + spread
+            axes.fill_between(places, low, high, color=style["color"], alpha=0.15, lw=0)
+        lost = [at for at, count in zip(places, line.get("lost", ()), strict=False) if count]
+        if lost:
+            cross: Any = {"color": INK, "ms": 6, "mew": 1.6}
+            foot = numpy.full(len(lost), 0.02)
+            axes.plot(lost, foot, "x", transform=axes.get_xaxis_transform(), **cross)
+    axes.set(xlabel=x, ylabel=y)
+    if percent:
+        axes.set_ylim(0, 100)
+    elif lines:
+        axes.set_ylim(bottom=0)
+    if x == "round":
+        mark_rounds(axes)
+    else:
+        axes.set_xlim(left=0)
+
+
+def _line_style(number: int, style: Json | None) -> dict[str, Any]:
+    if style is not None:
+        return MethodStyle(**style).line()
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
+    }
+
+
+def accuracy_drawing(groups: Sequence[Json], axis: str = "round", title: str = "") -> Drawing:
+    """Return accuracy per round, or over its costs: a line per method, or per predictor of one."""
+    known = [group for group in groups if group["costs_by_round"].get(axis)]
+    by_test = {test: _accuracy_lines(known, test, axis) for test in title_tests(groups)}
+    panels = [
+        Panel(partial(draw_lines, lines=by_test[test], x=_AXES[axis]), heading)
+        for test, heading in title_tests(groups).items()
+    ]
+    names = {key for lines in by_test.values() for line in lines for key in line}
+    notes = ["Each method by its primary metric."] if len(groups) > 1 else []
+    if "std" in names:
+        notes.append("Band: one standard deviation over seeds (ddof 1).")
+    if "lost" in names:
+        notes.append("✗: a seed diverged and has no value.")
+    over = "per round" if axis == "round" else f"by {_AXES[axis]}"
+    return Drawing(title or f"Accuracy {over}", " ".join(notes), panels, legend=True)
+
+
+def _accuracy_lines(groups: Sequence[Json], test: str, axis: str) -> list[Json]:
+    lines = []
+    for group in groups:
+        curves, primary = group["curves"]["accuracy"][test], group["judged_by"][test]
+        # A predictor that was evaluated only in the last round is in the table.
+        drawn = [name for name in curves if len(curves[name]["x"]) > 1] or list(curves)
+        if len(groups) > 1:
+            drawn = [name for name in curves if name == primary]
+        at = dict(zip(group["costs_by_round"]["round"], group["costs_by_round"][axis], strict=True))
+        for name in drawn:
+            line = curves[name] | {"x": [at[each] for each in curves[name]["x"]]}
+            if len(groups) > 1:
+                line["name"] = f"{group['name']} (one-shot)" if group["one_shot"] else group["name"]
+                line["style"] = group["style"]
+            else:
+                line["name"] = PREDICTOR_TITLES[name] + (" (primary)" if name == primary else "")
+            line["level"] = len(line["x"]) == 1 and axis == "round"
+            lines.append(line)
+    return lines
+
+
+def loss_drawing(groups: Sequence[Json]) -> Drawing | None:
+    """Return the training loss per round; None if no group trains."""
+    lines = [
+        {"name": group["name"], "style": group["style"] if len(groups) > 1 else None}
+        | group["curves"]["loss"]
+        for group in groups
+        if group["curves"]["loss"]
+    ]
+    if not lines:
+        return None
+    panel = Panel(partial(draw_lines, lines=lines, y="training loss", percent=False))
+    note = "Mean over the clients that trained. Methods have different losses."
+    return Drawing("Training loss per round", note, [panel], legend=len(groups) > 1)
+
+
+def attendance_drawing(attendance: Json) -> Drawing | None:
+    """Return how many clients answered in each round; None if all did, and none was rejected."""
+    if not any([*attendance["missing"], *attendance["rejected"]]):
+        return None
+    names = {"answered": "accepted", "rejected": "rejected", "missing": "did not answer"}
+    lines = [
+        {"name": name, "x": attendance["rounds"], "mean": attendance[key]}
+        for key, name in names.items()
+    ]
+    panel = Panel(partial(draw_lines, lines=lines, y="clients", percent=False))
+    return Drawing("Answers per round", "", [panel], legend=True)
+
+
+def client_curves_drawing(clients: Json) -> Drawing | None:
+    """Return accuracy and loss of some clients per round, or quartiles over many."""
+    panels = [
+        Panel(partial(draw_lines, lines=lines, y=y, percent=key == "accuracy"), title)
+        for key, y, title in (
+            ("accuracy", "accuracy (%)", "local test set"),
+            ("loss", "training loss", "training"),
+        )
+        if (lines := clients.get(key))
+    ]
+    if not panels:
+        return None
+    total, note = len(clients["names"]) + clients["left_out"], ""
+    if clients["left_out"]:
+        note = f"{len(clients['names'])} of {total:,} clients, evenly drawn by name."
+        note = note if clients["names"] else f"Quartiles over {total:,} clients."
+    return Drawing("Accuracy and loss per client", note, panels, legend=True)
+
+
+# Bars and matrices
+
+
+def clients_drawing(run: Json) -> Drawing | None:
+    """Return the accuracy of each client on its local test set."""
+    rows = run["clients"]
+    if not any(each["accuracy"] is not None for each in rows):
+        return None
+    middle = run["fairness"]["mean"] if run["fairness"] else None
+    predictor = PREDICTOR_TITLES[run["predictor"]]
+    note = f"Local test sets, predictor {predictor}, round {run['read_in']}. Dashed: mean."
+    if len(rows) < run["population"]:
+        note = f"{len(rows):,} of {run['population']:,} clients. {note}"
+    return _bars_drawing("Accuracy per client", note, rows, middle)
+
+
+def classes_drawing(run: Json) -> Drawing | None:
+    """Return the accuracy of each class over all local test sets."""
+    rows = [each for each in run["confusion"].get("by_class", ()) if each["tested"]]
+    if not rows or len(rows) > _MOST_BARS:
+        return None
+    return _bars_drawing("Accuracy per class", "Local test sets of all clients together.", rows)
+
+
+def _bars_drawing(
+    title: str, note: str, rows: Sequence[Json], middle: float | None = None
+) -> Drawing:
+    draw = _draw_histogram if len(rows) > _MOST_BARS else _draw_bars
+    height = 3.0 if len(rows) > _MOST_BARS else 0.9 + 0.24 * max(3, len(rows))
+    panel = Panel(partial(draw, rows=rows, middle=middle))
+    return Drawing(title, note, [panel], (5.2, height))
+
+
+def _draw_bars(axes: Axes, rows: Sequence[Json], middle: float | None) -> None:
+    """Draw accuracies {name, accuracy} as bars, the lowest in another color."""
+    values = [row["accuracy"] for row in rows]
+    known = {value for value in values if value is not None}
+    lowest = min(known) if len(known) > 1 else None
+    colors = [PALETTE[1 if value is not None and value == lowest else 0] for value in values]
+    bars = axes.barh(range(len(rows)), [value or 0 for value in values], 0.7, color=colors)
+    labels = ["-" if value is None else f"{value:.1f}" for value in values]
+    axes.bar_label(bars, labels, padding=3, fontsize=8.5)
+    name_rows(axes, [row["name"] for row in rows])
+    axes.set(xlabel="accuracy (%)", xlim=(0, 108))
+    if middle is not None:
+        axes.axvline(middle, color=INK, lw=1.2, ls="--")
+
+
+def _draw_histogram(axes: Axes, rows: Sequence[Json], middle: float | None) -> None:
+    values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    axes.hist(values, bins=20, range=(0, 100), color=PALETTE[0])
+    axes.set(xlabel="accuracy (%)", ylabel="clients", xlim=(0, 100))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if middle is not None:
+        axes.axvline(middle, color=INK, lw=1.2, ls="--")
+
+
+def confusion_drawing(found: Json) -> Drawing:
+    """Return the confusion matrix of all clients, in % of each true class."""
+    counts, columns = numpy.array(found["all"], dtype=float), list(found["classes"])
+    note = "In % of each true class, local test sets of all clients together."
+    if any(found["unanswered"]):
+        counts = numpy.column_stack([counts, found["unanswered"]])
+        columns.append("none")
+        note += " none: no prototype gave an answer."
+    shares = 100 * counts / numpy.maximum(1, counts.sum(axis=1, keepdims=True))
+    shares[counts == 0] = numpy.nan
+
+    def draw(axes: Axes) -> None:
+        draw_matrix(axes, shares, found["classes"], columns, colors=_BLUE, ink=(INK, "#fefefe"))
+        axes.set(xlabel="predicted class", ylabel="true class")
+
+    side = 1.6 + 0.36 * min(len(columns), 14)
+    size = (max(3.6, side), max(2.6, side - 0.5))
+    return Drawing("Confusion matrix", note, [Panel(draw)], size, grid=False)
+
+
+def costs_drawing(groups: Sequence[Json]) -> Drawing | None:
+    """Return seconds by phase and traffic by direction of a whole run, as the mean over seeds."""
+    if not any(group["seconds"] for group in groups):
+        return None
+    panels = [
+        Panel(partial(_draw_costs, groups=groups, field="seconds", factor=1.0, x="seconds")),
+        Panel(partial(_draw_costs, groups=groups, field="bytes", factor=1e-6, x="megabytes sent")),
+    ]
+    mean = ", mean over seeds" if any(len(group["runs"]) > 1 for group in groups) else ""
+    note = (
+        f"All rounds and clients of a run{mean}. Evaluation and checkpoints are not part of the "
+        "method. up: to the server; down: to the clients."
+    )
+    size = (5.2, 1.3 + 0.28 * max(3, len(groups)))
+    return Drawing("Time and traffic", note, panels, size, legend=True)
+
+
+def _draw_costs(axes: Axes, groups: Sequence[Json], field: str, factor: float, x: str) -> None:
+    parts = dict.fromkeys(part for group in groups for part in group[field] if group[field][part])
+    left = numpy.zeros(len(groups))
+    for number, part in enumerate(parts):
+        values = numpy.array([factor * group[field].get(part, 0) for group in groups])
+        color = PALETTE[number % len(PALETTE)]
+        axes.barh(range(len(groups)), values, 0.62, left=left, color=color, label=part)
+        left += values
+    look: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
+    for place, total in enumerate(left):
+        text = f"{total:,.3g}" if total < 1000 else f"{total:,.0f}"
+        axes.annotate(text, (total, place), **look)
+    name_rows(axes, [group["name"] for group in groups])
+    axes.set(xlabel=x, xlim=(0, 1.16 * max(left.max(initial=0), 1e-9)))
+
+
+# The partition
+
+
+def partition_drawing(partition: Mapping[str, Any], title: str) -> Drawing:
+    """Return the training samples of each client and class; of many clients some are shown."""
+    names, classes = list(partition["clients"]), partition["classes"]
+    shown = [names[place] for place in choose_evenly(len(names), _MOST_CLIENTS)]
+    counts = {name: numpy.array(partition["clients"][name]["train"]) for name in shown}
+    note = "The area of a bubble is the number of training samples."
+    left_out = partition.get("left_out", 0) + len(names) - len(shown)
+    if left_out:
+        note += f" {len(shown):,} of {len(shown) + left_out:,} clients, evenly drawn by name."
+    width = min(9.0, max(5.2, 2.0 + 0.42 * len(classes)))
+    panel = Panel(partial(_draw_partition, clients=counts, classes=classes))
+    return Drawing(title, note, [panel], (width, min(9.0, 1.5 + 0.3 * len(shown))))
+
+
+def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
+    """Draw the training samples of each client and class into a file."""
+    partition_drawing(partition, title).save(path)
+
+
+def _draw_partition(
+    axes: Axes, clients: Mapping[str, NDArray[numpy.int64]], classes: Sequence[str]
+) -> None:
+    """Draw bubbles of which twice the samples have twice the area."""
+    counts = numpy.array(list(clients.values()))
+    client, label = numpy.nonzero(counts)
+    biggest = 420 * min(1.0, 10 / max(10, len(clients)), 12 / max(12, len(classes)))
+    sizes = biggest * counts[client, label] / max(1, counts.max())
+    many = len(client) > _MOST_VECTOR_POINTS
+    axes.scatter(label, client, s=sizes, color=PALETTE[0], alpha=0.6, lw=0, rasterized=many)
+    if counts.size <= 120:
+        look: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 7}
+        for i, j in zip(client, label, strict=True):
+            # A number that is wider than its bubble stands above it.
+            above = 0 if counts[i, j] > 0.2 * counts.max() else 8
+            axes.annotate(str(counts[i, j]), (j, i), xytext=(0, above), zorder=3, **look)
+    axes.set(xlabel="class", ylabel="client", xlim=(-0.7, len(classes) - 0.3))
+    name_columns(axes, classes, room=50)
+    name_rows(axes, list(clients), counts.sum(axis=1).tolist())
+    axes.set_ylim(len(clients) - 0.3, -0.7)
+    axes.grid(visible=True, axis="y")
+
+
+# The prototype map
+
+
+def map_drawing(found: Json) -> Drawing:
+    """Return the prototypes and some test images in two principal components."""
+    share, samples = 100 * sum(found["shares"]), found["samples"]
+    note = (
+        f"Color: class; circle: one of {len(found['prototypes']['x']):,} prototypes, its area the "
+        f"number of images it stands for. Two principal components hold {share:.0f} % of the "
+        "variance."
+    )
+    if samples:
+        note += f" Crosses: {len(samples['x']):,} test images, embedded by {found['embedded_by']}."
+    note = " ".join([note, *found["notes"]])
+    panel = Panel(partial(_draw_map, found=found))
+    return Drawing("Prototype map", note, [panel], (7.2, 4.6), grid=False)
+
+
+def _draw_map(axes: Axes, found: Json) -> None:
+    prototypes, samples = found["prototypes"], found["samples"] or {"x": [], "y": [], "class": []}
+    many = len(prototypes["x"]) + len(samples["x"]) > _MOST_VECTOR_POINTS
+    crosses: Any = {"s": 14, "marker": "x", "lw": 0.9, "alpha": 0.6}
+    most = max(prototypes["count"], default=1)
+    areas = [20 + 160 * count / most for count in prototypes["count"]]
+    circles: Any = {"s": areas, "edgecolors": "#ffffff", "lw": 0.7, "alpha": 0.65}
+    for points, look in ((samples, crosses), (prototypes, circles)):
+        if points["x"]:
+            colors = [PALETTE[label % len(PALETTE)] for label in points["class"]]
+            axes.scatter(points["x"], points["y"], color=colors, rasterized=many, **look)
+    for label, name in enumerate(found["classes"]):
+        own = [place for place, each in enumerate(prototypes["class"]) if each == label]
+        if not own:
+            continue
+        x, y = (float(numpy.median([prototypes[axis][place] for place in own])) for axis in "xy")
+        box: Any = {"facecolor": "#ffffff", "alpha": 0.85, "boxstyle": "round,pad=0.25"}
+        box["edgecolor"] = PALETTE[label % len(PALETTE)]
+        look = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold", "bbox": box}
+        axes.text(x, y, escape_math(name, 16), **look)
+    first, second = (f"{100 * share:.0f} %" for share in found["shares"])
+    axes.set(xlabel=f"first component ({first})", ylabel=f"second component ({second})")
+    axes.set(xticks=[], yticks=[])
+
+
+# Figures of other commands
+
+
+def draw_contact_sheet(
+    images: Mapping[str, Sequence[NDArray[numpy.uint8] | None]],
+    classes: Sequence[str],
+    title: str,
+    path: Path,
+) -> None:
+    """Draw an image of each class (columns) in each domain (rows)."""
+    size = (0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7)
+    shape: Any = {"figsize": size, "squeeze": False, "lines": False}
+    with figure_file(path, len(images), len(classes), **shape) as (figure, axes):
+        for row, (domain, examples) in zip(axes, images.items(), strict=True):
+            for axis, image in zip(row, examples, strict=True):
+                axis.set(xticks=[], yticks=[])
+                axis.spines[:].set_visible(False)
+                if image is not None:
+                    axis.imshow(image)
+            row[0].set_ylabel(escape_math(domain), rotation=0, ha="right", va="center")
+        for axis, name in zip(axes[0], classes, strict=True):
+            axis.set_title(escape_math(name).replace("_", "\n"), fontsize=8)
+        figure.suptitle(title)
+
+
+def draw_contributions(clients: Sequence[ClientContribution], title: str, path: Path) -> None:
+    """Draw the points of accuracy that the other clients gain from each client."""
+    shown, note = list(clients), ""
+    if len(shown) > _MOST_BARS:
+        half = _MOST_BARS // 2
+        shown = [*shown[:half], *shown[-half:]]
+        note = f"The first and last {half} of {len(clients)} clients."
+    panel = Panel(partial(_draw_contributions, clients=shown))
+    Drawing(title, note, [panel], (7.2, 1.3 + 0.42 * len(shown)), legend=True).save(path)
+
+
+def _draw_contributions(axes: Axes, clients: Sequence[ClientContribution]) -> None:
+    places = numpy.arange(len(clients))
+    for shift, color, label, values in (
+        (-0.2, PALETTE[0], "global test set", [each.global_test.difference for each in clients]),
+        (0.2, PALETTE[1], "local test sets", [each.local_test.difference for each in clients]),
+    ):
+        bars = axes.barh(places + shift, values, height=0.38, color=color, label=label)
+        axes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=8)
+    axes.axvline(0, color=SOFT, lw=1)
+    name_rows(axes, [each.client for each in clients], [each.images for each in clients])
+    axes.margins(x=0.12)
+    axes.set(xlabel="points of accuracy that the other clients gain from the client")
+
+
+_GUTTER = 3.5
+"""Points of accuracy between two seeds that have none."""
+_COSTS = {"bytes": ("megabytes sent", 1e-6), "seconds": ("seconds of training", 1.0)}
+_LOST = " ✗: a seed that diverged."
+
+
+def comparison_drawings(groups: Sequence[Json], section: Json) -> dict[str, Drawing]:
+    """Return the figures of several groups by name; `section` has their differences and clients."""
+    found: dict[str, Drawing | None] = {
+        "accuracy": accuracy_drawing(groups),
+        "seeds": seeds_drawing(groups),
+        "differences": section["differences"] and differences_drawing(groups, section),
+        "clients": section["heat"] and client_heat_drawing(groups, section["heat"]),
+        "costs": tradeoff_drawing(groups),
+        "reliability": reliability_drawing(groups),
+    }
+    if any("virtual_seconds" in group["costs_by_round"] for group in groups):
+        found["accuracy-over-time"] = accuracy_drawing(groups, "virtual_seconds")
+    return {name: drawing for name, drawing in found.items() if drawing}
+
+
+def _dot(group: Json) -> dict[str, Any]:
+    return MethodStyle(**group["style"]).dot()
+
+
+def _lost(groups: Sequence[Json]) -> str:
+    return _LOST if any(any(group["diverged"]) for group in groups) else ""
+
+
+def seeds_drawing(groups: Sequence[Json]) -> Drawing:
+    """Return the accuracy of every seed, with mean and standard deviation."""
+    panels = [
+        Panel(partial(_draw_seeds, groups=groups, test=test), title)
+        for test, title in title_tests(groups).items()
+    ]
+    note = "Small mark: one seed; |: mean; bar: one standard deviation over seeds (ddof 1)."
+    size = (5.2, 1.0 + 0.3 * max(3, len(groups)))
+    return Drawing("Accuracy per seed, last round", note + _lost(groups), panels, size)
+
+
+def _draw_seeds(axes: Axes, groups: Sequence[Json], test: str) -> None:
+    for row, group in enumerate(groups):
+        values, style = group["end"][test], _dot(group)
+        known = finite_values(values)
+        if known:
+            middle = sum(known) / len(known)
+            color = style["color"]
+            axes.errorbar(middle, row, xerr=deviation(known), c=color, elinewidth=6, alpha=0.28)
+            axes.plot(middle, row, "|", color=color, ms=15, mew=2)
+        gone = 0
+        for value, is_lost in zip(values, group["diverged"], strict=True):
+            look = {"marker": "x", "color": INK, "mew": 1.8} if is_lost or value is None else style
+            gone += value is None
+            place = -_GUTTER * gone if value is None else value
+            axes.plot(place, row, ls="", ms=6, alpha=0.9, **look)
+    name_rows(axes, [group["name"] for group in groups])
+    # Seeds without a number stand left of 0.
+    most_gone = max(group["end"][test].count(None) for group in groups)
+    axes.set(xlabel="accuracy (%)", xlim=(-2 - _GUTTER * most_gone, 102))
+    axes.set_xticks(range(0, 101, 20))
+    if most_gone:
+        axes.axvline(-_GUTTER / 2, color=SOFT, lw=1, ls=":")
+
+
+def differences_drawing(groups: Sequence[Json], section: Json, to: str = "first") -> Drawing:
+    """Return the differences to the first group or to the best, paired by seed, with intervals."""
+    found = section["differences"]
+    panels, names = [], []
+    for test, title in title_tests(groups).items():
+        chosen = found["tests"][test].get(to) or found["tests"][test]["first"]
+        names.append(groups[chosen["reference"]]["name"])
+        panels.append(Panel(partial(_draw_differences, groups=groups, chosen=chosen), title))
+    bar = (
+        f"bar: {found['level']:g} % interval of the mean (Student's t, paired by seed)"
+        if len(found["seeds"]) > 1
+        else "one seed has no interval"
+    )
+    note = f"Dot: one seed; marker: mean; {bar}."
+    if to == "best":
+        note += " The reference was chosen by these numbers, which favors it."
+    size = (5.2, 1.1 + 0.34 * max(2, len(groups) - 1))
+    title = f"Difference in accuracy to {' and '.join(dict.fromkeys(names))}"
+    return Drawing(title, note + _lost(groups), panels, size)
+
+
+def _draw_differences(axes: Axes, groups: Sequence[Json], chosen: Json) -> None:
+    axes.axvline(0, color=SOFT, lw=1)
+    for row, each in enumerate(chosen["rows"]):
+        style = _dot(groups[each["group"]])
+        if each["mean"] is None:
+            axes.plot(0, row, "x", color=INK, ms=7, mew=1.8)
+            continue
+        if each["low"] is not None:
+            ends, color = [each["low"], each["high"]], style["color"]
+            axes.plot(ends, [row, row], color=color, lw=2.4, marker="|", ms=8, mew=2)
+        for value, is_lost in zip(each["seeds"], each["lost"], strict=True):
+            if value is not None:
+                look = {"marker": "x", "color": INK} if is_lost else {"marker": "."}
+                axes.plot(value, row + 0.24, ls="", ms=5, **{"color": style["color"], **look})
+        axes.plot(each["mean"], row, ls="", ms=7, mec="#ffffff", **style)
+        if missing := each["seeds"].count(None):
+            place: Any = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 8.5}
+            axes.annotate(f"{missing} ✗ without a number", (each["mean"], row), **place)
+    name_rows(axes, [groups[each["group"]]["name"] for each in chosen["rows"]])
+    reference = escape_math(groups[chosen["reference"]]["name"], 24)
+    axes.set(xlabel=f"points of accuracy above {reference}")
+
+
+def client_heat_drawing(groups: Sequence[Json], heat: Json) -> Drawing:
+    """Return the accuracy per client, a row per method, the worst on the left."""
+    names = [group["name"] for group in groups]
+    look: Any = {"colors": "cividis", "ink": ("#fefefe", "#10181f")}
+    draw = partial(draw_matrix, values=heat["values"], rows=names, columns=heat["columns"], **look)
+    size = (max(5.2, 2.2 + 0.36 * len(heat["columns"])), 1.5 + 0.3 * len(groups))
+    note = f"In %, local test sets: {heat['about']}."
+    return Drawing("Accuracy per client", note, [Panel(draw)], size, grid=False)
+
+
+def tradeoff_drawing(groups: Sequence[Json]) -> Drawing:
+    """Return accuracy against megabytes and seconds."""
+    tests = title_tests(groups)
+    panels = [
+        Panel(partial(_draw_tradeoff, groups=groups, test=test, cost=cost), title)
+        for test, title in tests.items()
+        for cost in _COSTS
+    ]
+    note = "All rounds and clients. Small: one seed; large: mean over seeds. Logarithmic axis."
+    title = "Accuracy against traffic and time"
+    return Drawing(title, note + _lost(groups), panels, legend=True, shown=2)
+
+
+def _draw_tradeoff(axes: Axes, groups: Sequence[Json], test: str, cost: str) -> None:
+    words, factor = _COSTS[cost]
+    spent = [[factor * each[cost] for each in group["costs"]] for group in groups]
+    nothing = min((each for several in spent for each in several if each > 0), default=1.0) / 4
+    axes.set_xscale("log")
+    for group, costs in zip(groups, spent, strict=True):
+        seeds = zip(costs, group["end"][test], group["diverged"], strict=True)
+        known = [(max(x, nothing), y, gone) for x, y, gone in seeds if y is not None]
+        style = _dot(group)
+        for x, y, gone in known:
+            look = {"marker": "x", "color": INK} if gone else {**style, "alpha": 0.6}
+            axes.plot(x, y, ls="", ms=3.5, **look)
+        middle = [numpy.mean([each[place] for each in known]) for place in (0, 1)] if known else []
+        label = escape_math(group["name"], 40)
+        axes.plot(*(middle or ([], [])), ls="", ms=8, mec="#ffffff", label=label, **style)
+    axes.set(xlabel=words, ylabel="accuracy (%)", ylim=(-3, 103))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    if any(x == 0 for each in spent for x in each):
+        # A method without costs stands left of the axis, at 0.
+        low, high = axes.get_xlim()
+        shown = [each for each in axes.get_xticks() if nothing * 2 < each < high]
+        axes.set_xticks([nothing, *shown], ["0", *(f"{each:,.4g}" for each in shown)])
+        axes.set_xlim(low, high)
+        axes.axvline(nothing * 2, color=SOFT, lw=1, ls=":")
+
+
+def reliability_drawing(groups: Sequence[Json]) -> Drawing | None:
+    """Return reliability diagrams of the methods whose primary predictor has probabilities."""
+    panels = [
+        Panel(partial(_draw_reliability, groups=groups, test=test), title)
+        for test, title in title_tests(groups).items()
+        if any(group["calibration"][test] for group in groups)
+    ]
+    if not panels:
+        return None
+    note = (
+        "A point is a bin of test samples of all seeds. Below the diagonal a method is "
+        "overconfident. ECE: expected calibration error, 15 bins, mean(std) over seeds."
+    )
+    return Drawing("Reliability diagram", note, panels, (5.2, 4.0))
+
+
+def _draw_reliability(axes: Axes, groups: Sequence[Json], test: str) -> None:
+    axes.plot([0, 100], [0, 100], color=SOFT, lw=1, ls="--")
+    lines = [
+        {
+            "name": f"{group['name']}: ECE {found['error']} %",
+            "style": {**group["style"], "dash": 0},
+            "x": [100 * probability for _, _, probability in found["bins"]],
+            "mean": [100 * correct / count for count, correct, _ in found["bins"]],
+        }
+        for group in groups
+        if (found := group["calibration"][test])
+    ]
+    draw_lines(axes, lines, x="predicted probability (%)", y="accuracy (%)")
+    axes.set(xlim=(0, 102), ylim=(0, 102))
+    # A legend per panel: calibration errors differ between test sets.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8.5)
