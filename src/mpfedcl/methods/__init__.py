@@ -29,8 +29,6 @@ from mpfedcl.methods._prototypes import (
 )
 from mpfedcl.methods._two_models import TwoModels
 from mpfedcl.methods.base import (
-    PREDICTORS,
-    TESTS,
     Batch,
     Context,
     Family,
@@ -38,16 +36,14 @@ from mpfedcl.methods.base import (
     LocalTraining,
     Method,
     PerStep,
-    PredictorKind,
-    PredictorName,
     Public,
     Server,
     Tally,
-    Test,
     received_at,
     update_template,
 )
 from mpfedcl.methods.messages import Broadcast, Update
+from mpfedcl.methods.predictors import PREDICTORS, TESTS, PredictorKind, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 __all__ = [

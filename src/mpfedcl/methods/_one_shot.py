@@ -37,8 +37,9 @@ from mpfedcl.gaussian import (
 )
 from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods._prototypes import PrototypeRule, SharesPrototypes
-from mpfedcl.methods.base import Method, PredictorName, Server, Tally
+from mpfedcl.methods.base import Method, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Update
+from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 

@@ -1,12 +1,12 @@
 """The `Method` interface: a federated method overrides the hooks in which it differs from FedAvg.
 
 Parameters w, gradients and all other tensors of a hook are dictionaries from name to tensor
-(`Tensors`), such as `{"output.weight": [C, d], ...}`. In each round t the hooks run in this order:
+(`Tensors`), such as `{"classifier.weight": [C, d], ...}`, the last layer. Hooks run in this order:
 
     server  init_server(w)           server state; before round 1 only
-            -> broadcast: round, params = w, extra = server.extra, pool of prototypes
-    client  init_client(w)           client state; before the client's first round only
-            describe(labels)         constants of the client's labels [n]     -> context.own
+            -> each round's broadcast: round, params = w, extra = server.extra, prototype pool
+    client  init_client(w)           client state, from the initial w; before its first round only
+            describe(labels)         constants of the client's labels, once   -> context.own
             prepare(broadcast)       any value, the same for all clients      -> context.received
             begin(context)           first parameters w_i and memory
             for each batch of B samples:
@@ -20,18 +20,25 @@ Parameters w, gradients and all other tensors of a hook are dictionaries from na
 
 `shared` names the parameters that are sent, and `local_training` sets the steps of a client.
 `loss`, `adjust` and `after_step` run under `torch.func.vmap`, for many clients at once: use
-`torch.where` or masks instead of `if` on values of tensors. The other hooks are ordinary code.
+`torch.where` or masks instead of `if` on values of tensors. The other hooks are ordinary code and
+see one client at a time.
 
 `Method` has an example. `mpfedcl.methods.check_method(MyMethod)` checks a class on generated data,
 and `mpfedcl run --method package.module:MyMethod` runs it. A method that does more than average
-parameters inherits from a capability in `mpfedcl.methods`: `SharesPrototypes`,
-`CollectsStatistics`, `OneShot`, `Asynchronous`, `PartialModel`, `TwoModels`.
+parameters inherits from a capability in `mpfedcl.methods`:
+
+    SharesPrototypes    clients send prototypes; the server pools them
+    CollectsStatistics  clients send sums, such as class means
+    OneShot             a single exchange of statistics
+    Asynchronous        the server mixes in each update as it arrives
+    PartialModel        clients train some of the hidden units
+    TwoModels           clients train a personal model next to the shared one
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final, get_type_hints
 
 import torch
 from torch import Tensor
@@ -43,65 +50,12 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods.messages import Broadcast, Update
+from mpfedcl.methods.predictors import PREDICTORS, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
-PredictorName = Literal[
-    "personal_classifier",
-    "personal_prototype",
-    "global_classifier",
-    "global_prototype",
-    "personal_classifier_prior",
-    "global_classifier_prior",
-    "global_prototype_prior",
-    "global_classifier_estimated",
-]
-PREDICTORS: tuple[PredictorName, ...] = get_args(PredictorName)
-"""The model that predicts, and the rule it predicts by. `prior`: the client's label shares are
-added to the scores; `estimated`: label shares are estimated from unlabeled test samples instead."""
-Test = Literal["local_test", "global_test"]
-TESTS: tuple[Test, ...] = get_args(Test)
-"""local_test: each client on its own test samples; global_test: on the test samples of all."""
 Family = Literal[
     "shared model", "personal models", "prototypes", "asynchronous", "one-shot", "alone"
 ]
-
-
-@dataclass(frozen=True)
-class PredictorKind:
-    """A predictor: the model, the rule and the label prior that predict.
-
-    Example:
-        >>> PredictorKind("global", "prototype", "labels").name
-        'global_prototype_prior'
-        >>> PredictorKind.of("personal_classifier").model
-        'personal'
-    """
-
-    model: Literal["personal", "global"]
-    rule: Literal["classifier", "prototype"]
-    """Largest score of the classifier, or nearest prototype."""
-    prior: Literal["none", "labels", "estimated"] = "none"
-    """The label prior added to the scores: none, from the client's training labels, or estimated
-    from its unlabeled test samples."""
-
-    @property
-    def name(self) -> str:
-        """The name in settings, files and tables."""
-        endings = {"none": "", "labels": "_prior", "estimated": "_estimated"}
-        return f"{self.model}_{self.rule}{endings[self.prior]}"
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        """Return the parts of a predictor, given its name."""
-        return cls(*_PARTS[name])
-
-
-_PARTS = {
-    PredictorKind(model, rule, prior).name: (model, rule, prior)
-    for model in get_args(Literal["personal", "global"])
-    for rule in get_args(Literal["classifier", "prototype"])
-    for prior in get_args(Literal["none", "labels", "estimated"])
-}
 
 
 # Values that hooks are given and return
@@ -160,7 +114,8 @@ class Context:
     apply: Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
     """The model: `embeddings, logits = context.apply(params, inputs)`."""
     start: Tensors
-    """The parameters at the start of the round: received, or kept if they are not shared."""
+    """The parameters at the start of the round: received if they are shared, otherwise the client's
+    own from its last round (at first `method.initial`)."""
     received: Any
     """The value that `prepare` returned: the same for every client."""
     state: Tensors
@@ -168,7 +123,8 @@ class Context:
     own: Tensors = field(default_factory=dict)
     """The constants that `describe` computed from this client's labels."""
     memory: Tensors = field(default_factory=dict)
-    """Tensors that last from step to step until the round ends: `begin`, then from `adjust`."""
+    """Tensors that last from step to step until the round ends: from `begin`, then from `adjust`
+    and `after_step`."""
 
 
 class PerStep:
@@ -247,7 +203,8 @@ _PROMISES = {
     "plain_average": {"reduce"},
     "totals_suffice": {"weigh"},
 }
-"""Attributes that become False in a class that defines one of these hooks."""
+"""Attributes that become False in a class that defines one of these hooks, unless the class sets
+the attribute too."""
 
 
 class Method:
@@ -297,16 +254,18 @@ class Method:
     sends: ClassVar[str] = "its model"
     """The content of an update, in a few words."""
     keeps: ClassVar[str] = "nothing"
-    """The state that a client keeps between rounds, in a few words; `the server: ...` follows."""
+    """The state between rounds, in a few words: `its last layer; the server: momentum`."""
 
     # Evaluation
 
     primary_predictor: ClassVar[PredictorName] = "global_classifier"
-    """The predictor of the primary metric on the local test sets."""
+    """The predictor of the primary metric on the local test sets; methods with personal models
+    set `personal_classifier`."""
     primary_predictor_global: PredictorName | None = None
     """The same on the global test set; None: `primary_predictor`."""
     predictors: ClassVar[tuple[PredictorName, ...]] = PREDICTORS
-    """The predictors that are defined; the others are null in records."""
+    """The predictors that are defined; the others are null in records. Leave out `global_...` if
+    the server has no whole model."""
 
     # Settings
 
@@ -322,14 +281,15 @@ class Method:
     """Names that the method reads from `experiment.options`; others are rejected."""
     settings: Settings
     """The method's settings: declare `settings: MySettings`, a subclass of `Settings` with a
-    `section`; its fields become the flags `--section.field` and the keys of that section."""
+    `section`; its fields become the flags `--section.field` and the keys of that section. Settings
+    are pydantic models: `mu: float = Field(0.01, ge=0)` bounds a field."""
 
     # Behavior
 
     trains: ClassVar[bool] = True
     """False: clients take no steps (`ClosedForm`, or `CollectsStatistics` without a model)."""
     shares_model: bool = True
-    """False: `shared` is False for every parameter."""
+    """The value that `shared` returns for every parameter, unless it is overridden."""
     needs_sgd: ClassVar[bool] = False
     """Whether the formulas hold only for plain gradient steps, with or without momentum."""
     may_withhold: ClassVar[bool] = False
@@ -339,15 +299,15 @@ class Method:
     initial: Tensors
     """The initial parameters in the order of the layers; set before the first hook is called."""
 
-    # Promises, withdrawn automatically (see `_PROMISES`)
+    # Promises, withdrawn from a class that overrides the hooks they concern (see `_PROMISES`)
 
     plain_steps: ClassVar[bool] = True
     """Whether a client only descends `loss`, so that engines may skip the hooks around it."""
     plain_average: ClassVar[bool] = True
     """Whether the server only averages, so that the mean may be noisy (differential privacy)."""
     totals_suffice: ClassVar[bool] = False
-    """Whether the server needs only sums over clients (`--secure-aggregation`): weights are numbers
-    of samples, and `reduce` reads no single client from the tally."""
+    """Whether the server needs only sums over clients, as `--secure-aggregation` requires: set it
+    to True if weights are numbers of samples and `reduce` reads no single client from the tally."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -402,7 +362,10 @@ class Method:
     # On the client
 
     def shared(self, parameter: str) -> bool:
-        """Return whether the parameter of this name is sent; the others stay with each client."""
+        """Return whether the parameter of this name is sent; the others stay with each client.
+
+        FedPer's is `return not parameter.startswith("classifier.")`.
+        """
         return self.shares_model
 
     def describe(self, labels: Tensor) -> Tensors:
@@ -459,14 +422,18 @@ class Method:
 
         `num_steps` is the number of steps of this round. The tensors must have the same names,
         shapes and types in every round; a call before round 1, without training, determines them.
-        None instead of tensors withholds the update (requires `may_withhold`).
+        Tensors that are not parameters, such as ||w_i - w||^2, are averaged likewise; `reduce` must
+        take them out. None instead of tensors withholds the update (requires `may_withhold`).
         """
         return {name: value for name, value in params.items() if self.shared(name)}, context.state
 
     # On the server
 
     def weigh(self, update: Update, server: Server) -> float:
-        """Return the weight p_i of an update in the mean; 0 leaves the update out."""
+        """Return the weight p_i >= 0 of an update in the mean; 0 leaves the update out.
+
+        Weights need not sum to 1: `means` are divided by their sum.
+        """
         return update.num_samples
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
@@ -479,7 +446,10 @@ class Method:
         return replace(server, params={**server.params, **means})
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Return JSON values to add to the round's record in `rounds.jsonl`."""
+        """Return JSON values to add to the round's record in `rounds.jsonl`.
+
+        It runs after `reduce`, which may leave values for it on the method object.
+        """
         return {}
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedPclSettings
 from mpfedcl.methods._prototypes import SharesPrototypes
-from mpfedcl.methods.base import Batch, Context, Method, PredictorName
+from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contrast
 
 

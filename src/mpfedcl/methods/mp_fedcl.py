@@ -11,8 +11,9 @@ from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods._prototypes import SharesPrototypes
-from mpfedcl.methods.base import Batch, Context, Method, PerStep, PredictorName
+from mpfedcl.methods.base import Batch, Context, Method, PerStep
 from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
 
 _STEPS_KEPT = 64

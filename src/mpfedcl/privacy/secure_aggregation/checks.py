@@ -30,7 +30,8 @@ def check_secure_aggregation(experiment: Experiment) -> None:
         able = [name for name, each in built_in_methods().items() if each.totals_suffice]
         raise InvalidInput(
             f"method is {experiment.method!r}; with secure_aggregation it must be one of "
-            f"{', '.join(able)}: other methods need the updates of single clients."
+            f"{', '.join(able)}, or a class of your own that sets `totals_suffice = True`: other "
+            "methods need the updates of single clients."
         )
     rule = experiment.aggregation.rule
     if rule != "mean":
