@@ -32,7 +32,7 @@ from measuring import Table
 from mpfedcl.methods import TESTS
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.flower.client import take_part
-from mpfedcl.network.messages import Introduction
+from mpfedcl.network.packing import Introduction
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.transport import Kind, Message
 

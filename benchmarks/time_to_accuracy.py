@@ -21,7 +21,8 @@ from mpfedcl import Experiment, run
 from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.observer import Observer
-from mpfedcl.runs.plan import choose_workers, resolve
+from mpfedcl.runs.plan import resolve
+from mpfedcl.runs.worker_count import choose_workers
 from mpfedcl.studies.comparison import choose_methods
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.cli.terminal import stderr_console, stdout_console
 
 _COMMAND = [sys.executable, "-m", "mpfedcl"]
 _SEEN = """() => {

@@ -118,7 +118,7 @@ def draw_round() -> list[str]:
         "runs/run_loop.py: rounds.jsonl,",
         "checkpoint/, callbacks",
     )
-    processors = ("3  Processors", "rounds/processors/: clip, noise, compress")
+    processors = ("3  Processors", "rounds/processors/: clip, private statistics, compress")
     validation = ("4  Update validation", "rounds/validation.py rejects bad updates with a reason")
     aggregation = ("5  Aggregation", "rounds/collector.py, rounds/aggregation/; method.reduce")
     hidden = (

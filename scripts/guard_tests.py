@@ -79,7 +79,7 @@ MODULES = (
     ),
     Module("methods/messages.py", ("tests/methods/test_messages.py",)),
     Module("network/transport.py", MESSAGES),
-    Module("network/messages.py", MESSAGES),
+    Module("network/packing.py", MESSAGES),
     Module("runs/checkpoint.py", ("tests/runs/test_checkpoint.py",)),
 )
 

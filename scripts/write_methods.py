@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from mpfedcl.core.files import write_atomically
 from mpfedcl.methods import Family, Method, Settings, built_in_methods
-from mpfedcl.report.tables import PREDICTOR_TITLES
+from mpfedcl.report.wording import PREDICTOR_TITLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 RANKS = PAGE.parent / "results" / "benchmark.json"

@@ -133,7 +133,7 @@ def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers of a run in this process: forked likewise, where their start is not the point."""
     start_server()
-    monkeypatch.setattr("mpfedcl.engines.workers.subprocess", FORKED_WORKERS)
+    monkeypatch.setattr("mpfedcl.engines.worker_group.subprocess", FORKED_WORKERS)
 
 
 @pytest.fixture

@@ -28,29 +28,22 @@ if TYPE_CHECKING:
     from mpfedcl.runs.observer import RunResult
 
 _HOMES = {
-    "Batch": "methods",
-    "Context": "methods",
-    "Experiment": "experiment",
-    "InvalidInput": "core.errors",
-    "LoadedComparison": "report.results",
-    "LoadedRun": "report.results",
-    "LoadedSearch": "report.results",
-    "Method": "methods",
-    "Prediction": "inference.predictor",
-    "Predictor": "inference.predictor",
-    "PrototypePool": "prototypes",
-    "Prototypes": "prototypes",
-    "RunResult": "runs.observer",
-    "Tracker": "report.tracking",
-    "cluster_prototypes": "prototypes",
-    "compare": "api",
-    "find_method": "methods",
-    "load": "report.results",
-    "prototype_contrastive_loss": "prototypes",
-    "resume": "api",
-    "run": "api",
-    "tune": "api",
+    "api": ("compare", "resume", "run", "tune"),
+    "core.errors": ("InvalidInput",),
+    "experiment": ("Experiment",),
+    "inference.predictor": ("Prediction", "Predictor"),
+    "methods": ("Batch", "Context", "Method", "find_method"),
+    "prototypes": (
+        "PrototypePool",
+        "Prototypes",
+        "cluster_prototypes",
+        "prototype_contrastive_loss",
+    ),
+    "report.results": ("LoadedComparison", "LoadedRun", "LoadedSearch", "load"),
+    "report.tracking": ("Tracker",),
+    "runs.observer": ("RunResult",),
 }
+"""The modules of the public names."""
 __all__ = [
     "Batch",
     "Context",
@@ -86,9 +79,10 @@ def __getattr__(name: str) -> Any:
     # Names are fetched when first used: `mpfedcl --help` must not wait for torch.
     if name == "__version__":
         return import_module("importlib.metadata").version("mpfedcl")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'mpfedcl' has no attribute {name!r}")
-    return getattr(import_module(f"mpfedcl.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"mpfedcl.{home}"), name)
+    raise AttributeError(f"module 'mpfedcl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -6,13 +6,13 @@ The package `runs` does not know these callbacks; this module attaches them to a
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.names import did_you_mean
 from mpfedcl.inference.calibration import calibrate
 from mpfedcl.inference.membership import warn_of_joined_clients
 from mpfedcl.inference.one_shot import change_federation
@@ -137,14 +137,12 @@ def _refuse_unread_options(
     )
     for name in experiment.options:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            allowed = f"it must be one of {', '.join(known)}"
+            allowed = f"it must be one of {', '.join(known)}{did_you_mean(name, known)}"
             if not known:
                 allowed = f"neither {experiment.method} nor a tracker of this run reads any"
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise InvalidInput(
-                f"options has {name!r}; {allowed}{hint}: a class names those it reads in its "
-                "attribute options."
+                f"options has {name!r}; {allowed}: a class names those it reads in its attribute "
+                "options."
             )
 
 

@@ -12,7 +12,7 @@ from command_processes import call, environment
 from command_results import Cli, Said, assert_fits, assert_one_sentence, without_progress
 from mpfedcl import run
 from mpfedcl.methods import PREDICTORS
-from mpfedcl.report.tables import PREDICTOR_TITLES
+from mpfedcl.report.wording import PREDICTOR_TITLES
 from small_experiments import (
     METHODS,
     Say,

@@ -12,7 +12,6 @@ from command_processes import call, environment
 from mpfedcl import Experiment
 from mpfedcl.cli.main import parse
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.methods import built_in_methods
 from small_experiments import Say, flags, read_summary
 
 pytestmark = pytest.mark.whole
@@ -160,58 +159,3 @@ def test_class_in_the_current_folder_is_found_by_the_method_flag_only(
     page = (tmp_path / "run" / "report.html").read_text()
     assert "here_only:Pull" in page
     assert "beta = 0.5" in page
-
-
-@pytest.mark.thorough
-@pytest.mark.whole
-def test_method_and_partition_files_added_to_the_package_are_found(tmp_path: Path) -> None:
-    package = tmp_path / "package" / "mpfedcl"
-    shutil.copytree(SOURCE, package)
-    (package / "methods" / "late_pull.py").write_text(
-        Path(pull_method.__file__)
-        .read_text()
-        .partition("class GentlePull")[0]
-        .replace('"pull",', '"late-pull",')
-    )
-    (package / "data" / "partitions" / "as_they_come.py").write_text(
-        '"""Consecutive images for each client."""\n\n'
-        "import numpy\n\n\n"
-        "def partition(labels, num_clients, *, classes_per_client):\n"
-        "    assert classes_per_client == 7\n"
-        "    return numpy.array_split(numpy.arange(len(labels)), num_clients)\n"
-    )
-    program = (
-        "import sys; from mpfedcl.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
-    )
-
-    def call_copy(*words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", program, *map(str, words)],
-            cwd=tmp_path,
-            env=environment(PYTHONPATH=str(package.parent)),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    shown = call_copy("run", "--help")
-    assert shown.stderr == "False\n"
-    text = " ".join(shown.stdout.replace("│", " ").split())
-    assert "--pull.beta FLOAT Weight of the pull to zero. (default: 0.01)" in text
-    assert "--partition.kind {as-they-come,classes,feature,iid,label,natural,quantity}" in text
-    assert "as-they-come: Consecutive images for each client." in text
-    wrong = call_copy("run", "--method", "xyz")
-    assert wrong.returncode == 2
-    named = wrong.stderr.partition("it must be one of ")[2].partition(", or ")[0].split(", ")
-    assert named == sorted([*built_in_methods(), "late-pull"])
-    assert wrong.stderr.endswith("False\n")
-    done = call_copy(
-        *("run", "--method", "late-pull", "--pull.beta", 0.5, "--rounds", 1, "--clients", 4),
-        *("--partition.kind", "as-they-come", "--partition.classes-per-client", 7),
-        *("--model.hidden", 8, "--out", "run"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[pull]\nbeta = 0.5\n" in (tmp_path / "run" / "experiment.toml").read_text()

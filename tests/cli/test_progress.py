@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mpfedcl.cli.federation import RunLines
-from mpfedcl.cli.progress import LINES, Milestones, progress_bar
+from mpfedcl.cli.progress import LINES, Milestones, ProgressBar
 
 
 def log(total: int | None, notes: list[str], unit: str = "rounds") -> list[str]:
     """Return the lines of a log in which so many rounds are done one by one."""
     said = io.StringIO()
-    with progress_bar(Console(file=said, width=200), unit) as bar:
+    with ProgressBar(Console(file=said, width=200), unit) as bar:
         task = bar.add_task("fedavg", total=None, note="")
         bar.update(task, total=total)
         for note in notes:

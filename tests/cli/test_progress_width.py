@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from mpfedcl.cli.federation import RunFollower
-from mpfedcl.cli.progress import progress_bar
+from mpfedcl.cli.progress import ProgressBar
 
 NAMES = [f"hospital-of-a-long-name-{number}" for number in range(6)]
 
@@ -16,7 +16,7 @@ NAMES = [f"hospital-of-a-long-name-{number}" for number in range(6)]
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_federation_progress_shows_the_round_at_any_width(tmp_path: Path, width: int) -> None:
     console = Console(file=StringIO(), force_terminal=True, width=width, color_system=None)
-    bar = progress_bar(console)
+    bar = ProgressBar(console)
     follower = RunFollower(cast("Any", None), tmp_path, bar, bar.add_task("", note=""), "")
     status = {"round": 17, "rounds": 120, "answered": 2, "waiting": NAMES, "missing": NAMES[:2]}
     follower.status = {"what": "training", **status}
@@ -31,7 +31,7 @@ def test_federation_progress_shows_the_round_at_any_width(tmp_path: Path, width:
 
 def test_clients_that_cannot_take_part_are_reported_once(tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=200)
-    bar = progress_bar(console, "rounds")
+    bar = ProgressBar(console, "rounds")
     follower = RunFollower(cast("Any", None), tmp_path, bar, bar.add_task("", note=""), "")
     waiting = {"what": "waiting for clients", "here": [], "wanted": 2}
     for refused in ({}, {"a": "no data."}, {"a": "no data."}, {"a": "no data.", "b": "too old."}):

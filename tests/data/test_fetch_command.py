@@ -42,12 +42,12 @@ QUICK = RetryPolicy(attempts=2, timeout=5.0, sleep=lambda _seconds: None)
 
 def fetch_command(
     name: str, root: Path, replace: bool = False, retries: RetryPolicy | None = None
-) -> int:
-    return data_fetch_command(DataFetch(name, root, replace), retries)
+) -> None:
+    data_fetch_command(DataFetch(name, root, replace), retries)
 
 
-def prepare_command(name: str, source: Path, root: Path | None, replace: bool = False) -> int:
-    return data_prepare_command(DataPrepare(name, source, root, replace))
+def prepare_command(name: str, source: Path, root: Path | None, replace: bool = False) -> None:
+    data_prepare_command(DataPrepare(name, source, root, replace))
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_fetched_data_can_be_used(
     tmp_path: Path, server: BrokenServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    assert fetch_command("mnist", data, retries=QUICK) == 0
+    fetch_command("mnist", data, retries=QUICK)
     assert len(server.requests) == 4
     (domain,) = read_image_set(DatasetSettings(name="mnist", root=data)).domains
     assert len(domain.train_images) == 12
@@ -100,7 +100,7 @@ def test_fetched_data_can_be_used(
     assert str(data / "originals" / "mnist") in said.out
     # No bar where nobody looks.
     assert said.err == ""
-    assert fetch_command("mnist", data, retries=QUICK) == 0
+    fetch_command("mnist", data, retries=QUICK)
     assert len(server.requests) == 4
     assert "kept mnist" in capsys.readouterr().out
 
@@ -110,7 +110,7 @@ def test_digit5_lists_manual_downloads_and_uses_them(
     tmp_path: Path, server: BrokenServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    assert fetch_command("digit5", data, retries=QUICK) == 0
+    fetch_command("digit5", data, retries=QUICK)
     said = capsys.readouterr().out
     assert "SynthDigits (SynthDigits.zip) and MNIST-M (mnist_m.tar.gz) have no stable" in said
     assert f"put them into {data / 'originals'} and run" in said
@@ -119,7 +119,7 @@ def test_digit5_lists_manual_downloads_and_uses_them(
     asked = len(server.requests)
     write_mnist_m(data / "originals" / "mnist_m")
     write_svhn(data / "originals" / "synth", "synth_", labels=range(10))
-    assert fetch_command("digit5", data, retries=QUICK) == 0
+    fetch_command("digit5", data, retries=QUICK)
     assert len(server.requests) == asked
     said = capsys.readouterr().out
     assert "prepared mnist_m" in said
@@ -131,7 +131,7 @@ def test_digit5_lists_manual_downloads_and_uses_them(
 @pytest.mark.usefixtures("_published")
 def test_single_domain_of_digit5_is_fetched(tmp_path: Path, server: BrokenServer) -> None:
     write_mnist(tmp_path / "data" / "originals" / "mnist")
-    assert fetch_command("usps", tmp_path / "data", retries=QUICK) == 0
+    fetch_command("usps", tmp_path / "data", retries=QUICK)
     assert [path.name for path in (tmp_path / "data" / "digit5").iterdir()] == ["usps.npz"]
     assert [path for path, _ in server.requests] == ["/usps/usps.bz2", "/usps/usps.t.bz2"]
 
@@ -146,7 +146,7 @@ def test_failed_fetch_is_resumed(tmp_path: Path, server: BrokenServer) -> None:
     assert not (tmp_path / "data" / "mnist").exists()
     server.requests.clear()
     server.answers[path] = good
-    assert fetch_command("mnist", tmp_path / "data", retries=QUICK) == 0
+    fetch_command("mnist", tmp_path / "data", retries=QUICK)
     # Files come in order of name: two were there already.
     assert [asked for asked, _ in server.requests] == [path, "/mnist/train-labels-idx1-ubyte.gz"]
 
@@ -190,7 +190,7 @@ def test_prepare_reports_found_and_missing_domains(
     source = tmp_path / "my [bold] downloads"
     write_usps(source)
     write_svhn(source)
-    assert prepare_command("digit5", source, tmp_path / "data [red]") == 0
+    prepare_command("digit5", source, tmp_path / "data [red]")
     said = capsys.readouterr().out
     assert said.splitlines()[0] == f"digit5: {tmp_path / 'data [red]' / 'digit5'}"
     assert "prepared usps: 10 training and 3 test images, 16 x 16 gray" in said
@@ -225,7 +225,7 @@ def test_prepare_overwrites_only_with_replace(tmp_path: Path) -> None:
     prepare_command("office10", source, data)
     with pytest.raises(InvalidInput, match=r"already has amazon.* --replace must be given"):
         prepare_command("office10", source, data)
-    assert prepare_command("office10", source, data, replace=True) == 0
+    prepare_command("office10", source, data, replace=True)
 
 
 def test_fetch_and_prepare_arguments_are_parsed() -> None:
@@ -280,7 +280,7 @@ def test_cifar_is_fetched_from_its_archive(
     plan = FETCH_PLANS["cifar100"]
     assert [each.name for each in plan.sources[0].files] == [each.name for each in published.files]
     monkeypatch.setitem(FETCH_PLANS, "cifar100", FetchPlan("cifar100", (published,)))
-    assert fetch_command("cifar100", tmp_path / "data", retries=QUICK) == 0
+    fetch_command("cifar100", tmp_path / "data", retries=QUICK)
     (domain,) = read_image_set(DatasetSettings(name="cifar100", root=tmp_path / "data")).domains
     assert domain.train_labels.tolist() == [0, 1, 99, 2]
 
@@ -289,7 +289,7 @@ def test_femnist_lists_manual_downloads_and_uses_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
-    assert fetch_command("femnist", data) == 0
+    fetch_command("femnist", data)
     told = " ".join(capsys.readouterr().out.split())
     assert "missing femnist: the folders train and test with *.json" in told
     assert (
@@ -297,5 +297,5 @@ def test_femnist_lists_manual_downloads_and_uses_them(
     )
     assert not (data / "femnist").exists()
     write_femnist(data / "originals")
-    assert fetch_command("femnist", data) == 0
+    fetch_command("femnist", data)
     assert "9 training and 3 test images by 3 writers" in capsys.readouterr().out

@@ -16,16 +16,14 @@ from mpfedcl.data.client_data import (
     ClientData,
     ClientTable,
     FederatedData,
-    RangesByClient,
     SubsetsByClient,
 )
 from mpfedcl.data.client_split import (
     MOST_NAMED,
+    ClientSplit,
     compact_table,
-    describe_clients,
     expand_table,
     is_same_partition,
-    with_input_means,
 )
 from mpfedcl.data.partitions import partition_classes
 from mpfedcl.data.samples import Indices, Subset, count_training, draw_training
@@ -136,7 +134,7 @@ def test_clients_are_views_of_shared_samples() -> None:
     assert part.test_inputs.data_ptr() != data.test_inputs.data_ptr()
 
 
-def test_subsets_and_ranges_by_client() -> None:
+def test_samples_by_client() -> None:
     everything = Subset(numpy.arange(10, 16), numpy.array([0, 1, 1, 0, 2, 2]))
     found = SubsetsByClient(("a", "b", "c"), everything, numpy.array([2, 0, 4]))
     assert [each.rows.tolist() for each in found.values()] == [[10, 11], [], [12, 13, 14, 15]]
@@ -145,26 +143,32 @@ def test_subsets_and_ranges_by_client() -> None:
     assert {name: each.rows.tolist() for name, each in kept.items()} == {
         "a": [10], "b": [], "c": [13, 14, 15]
     }  # fmt: skip
-    assert RangesByClient.same_for_all(["a", "b"], 3)["b"].tolist() == [0, 1, 2]
+    split = ClientSplit(found, everything, numpy.array([0, 2, 2]), numpy.array([2, 0, 3]))
+    assert [own.tolist() for own in split.local_test.values()] == [[0, 1], [], [2, 3, 4]]
+    assert split.describe(["x", "y", "z"])["clients"]["c"] == {"train": [1, 1, 2], "test": 3}
 
 
 def describe_many(count: int) -> dict[str, Any]:
     names = [f"client-{number:04}" for number in range(count)]
-    counts = numpy.arange(2 * count).reshape(-1, 2) % 7
-    found = describe_clients(names, counts, numpy.arange(count))
-    means = [1 / (number + 3) for number in range(count)]
-    return with_input_means({"classes": ["a", "b"], **found, "input_shape": [4]}, means)
+    counts = (numpy.arange(2 * count).reshape(-1, 2) % 7).tolist()
+    return {
+        "classes": ["a", "b"],
+        "clients": {name: {"train": counts[n], "test": n} for n, name in enumerate(names)},
+        "input_shape": [4],
+        "input_means": {name: 1 / (n + 3) for n, name in enumerate(names)},
+    }
 
 
 @pytest.mark.parametrize("count", [3, MOST_NAMED, MOST_NAMED + 1])
 def test_compact_and_expanded_descriptions_agree(count: int) -> None:
     described = describe_many(count)
-    assert ("table" in described) == (count > MOST_NAMED)
-    expanded = deepcopy(expand_table(described))
+    compact = compact_table(described)
+    assert ("table" in compact) == (count > MOST_NAMED)
+    expanded = deepcopy(expand_table(compact))
     assert list(expanded["clients"])[2] == "client-0002"
     assert expanded["clients"]["client-0002"] == {"train": [4, 5], "test": 2}
     assert expanded["input_means"]["client-0002"] == pytest.approx(0.2)
-    assert compact_table(expanded) == described
+    assert compact_table(expanded) == compact
     assert is_same_partition(expanded, described)
     expanded["input_means"]["client-0002"] += 1e-6
     assert is_same_partition(expanded, described)

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from image_sets import read_image_set
+from image_sets import DomainImages, read_image_set
 from mpfedcl.core.images import Images
-from mpfedcl.data.public.originals import DomainArrays
 from mpfedcl.data.samples import Indices
 from mpfedcl.experiment.settings import DatasetSettings
 
@@ -21,7 +20,7 @@ SCRIPT = ROOT / "scripts" / "make_mnist_sample.py"
 
 
 @pytest.fixture(scope="module")
-def sample() -> DomainArrays:
+def sample() -> DomainImages:
     return read_image_set(DatasetSettings(name="mnist-sample")).domains[0]
 
 
@@ -34,7 +33,7 @@ def mnist() -> Path:
     pytest.skip("MNIST is neither in $MPFEDCL_DATA nor in ../shared/data")
 
 
-def test_mnist_sample_is_small_and_balanced(sample: DomainArrays) -> None:
+def test_mnist_sample_is_small_and_balanced(sample: DomainImages) -> None:
     assert SAMPLE.stat().st_size < 1_000_000
     assert sample.test_labels is not None
     assert numpy.bincount(sample.train_labels).tolist() == [200] * 10
@@ -42,7 +41,7 @@ def test_mnist_sample_is_small_and_balanced(sample: DomainArrays) -> None:
     assert sample.train_images.shape == (2000, 28, 28)
 
 
-def test_mnist_sample_is_shuffled(sample: DomainArrays) -> None:
+def test_mnist_sample_is_shuffled(sample: DomainImages) -> None:
     # Labels in order would make long runs; shuffled, one in ten neighbors is alike.
     alike = numpy.mean(sample.train_labels[1:] == sample.train_labels[:-1])
     assert 0.05 < alike < 0.15
@@ -55,7 +54,7 @@ def prints(images: Images, labels: Indices) -> set[bytes]:
     }
 
 
-def test_every_image_is_part_of_mnist(sample: DomainArrays, mnist: Path) -> None:
+def test_every_image_is_part_of_mnist(sample: DomainImages, mnist: Path) -> None:
     (whole,) = read_image_set(DatasetSettings(name="mnist", root=mnist)).domains
     assert whole.test_images is not None
     assert whole.test_labels is not None

@@ -1,6 +1,7 @@
 """Archives that say whose each sample is."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
@@ -9,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.npz_archive import read_owners
-from mpfedcl.data.samples import Subset
 from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
@@ -80,10 +79,12 @@ def test_client_in_two_files_is_rejected(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["x", "xy", "ä", "a b", "0"]), min_size=1, max_size=12))
 def test_samples_are_grouped_by_client_in_order(names: list[str]) -> None:
-    owners = read_owners({"clients_train": numpy.array(names)}, {"train": len(names)}, "file")
-    assert owners is not None
-    rows = numpy.arange(len(names)) + 100
-    found = dict(owners.split([Subset(rows, numpy.zeros(len(names), numpy.int64))]))
+    with TemporaryDirectory() as folder:
+        root, num = Path(folder), len(names)
+        blank = numpy.zeros((num, 6, 6), numpy.uint8)
+        write(root / "set.npz", x_train=blank, y_train=[0] * num, clients_train=names,
+              x_test=None, y_test=None, clients_test=None)  # fmt: skip
+        found = open_folder(root)
     assert list(found) == sorted(set(names))
-    for name, (subset,) in found.items():
-        assert subset.rows.tolist() == [100 + i for i, each in enumerate(names) if each == name]
+    for name, (rows, _) in found.items():
+        assert rows == [i for i, each in enumerate(names) if each == name]

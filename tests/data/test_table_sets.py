@@ -16,7 +16,6 @@ from mpfedcl.data.client_split import is_same_partition, split_among_clients
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.sources import open_data_set
-from mpfedcl.data.table_files import Words
 from mpfedcl.data.tables import fit_columns, open_own_tables
 from mpfedcl.experiment import Experiment
 from table_files import open_table, save_table
@@ -68,14 +67,14 @@ def test_standardization_equals_that_of_pooled_training_rows(tmp_path: Path, kin
 
 
 def test_column_statistics_are_precise_far_from_zero() -> None:
-    raw = {"far": numpy.array([1e9, 1e9 + 1, 1e9 + 2, 1e9 + 3]), "same": numpy.full(4, 0.1)}
+    raw = polars.DataFrame({"far": [1e9, 1e9 + 1, 1e9 + 2, 1e9 + 3], "same": [0.1] * 4})
     fitted = fit_columns(raw, "y", [numpy.array([0]), numpy.array([1, 2, 3]), numpy.array([], int)])
     far, same = fitted.columns
     assert (far.kind, same.kind) == ("numeric", "numeric")
     assert far.kind == "numeric"
     assert far.mean == 1e9 + 1.5
     assert far.deviation == pytest.approx(1.25**0.5, rel=1e-15)
-    vectors = fitted.transform({**raw, "same": numpy.array([0.1, 7, -7, 0.1])}, numpy.arange(4))
+    vectors = fitted.transform(raw.with_columns(same=polars.Series([0.1, 7, -7, 0.1])))
     assert vectors[:, 1].tolist() == [0, 0, 0, 0]
     assert vectors[:, 0].tolist() == pytest.approx(
         [-1.3416407865, -0.4472135955, 0.4472135955, 1.3416407865]
@@ -85,20 +84,20 @@ def test_column_statistics_are_precise_far_from_zero() -> None:
 @pytest.mark.parametrize("count", [3, 7, 1000, 12_345])
 def test_constant_column_becomes_zero(count: int) -> None:
     for value in (0.1, 1 / 3, 1e-300, 3e38, -7e15):
-        raw = {"a": numpy.full(count, value)}
+        raw = polars.DataFrame({"a": numpy.full(count, value)})
         fitted = fit_columns(raw, "y", numpy.array_split(numpy.arange(count), 3))
-        assert not fitted.transform(raw, numpy.arange(count)).any()
+        assert not fitted.transform(raw).any()
 
 
 def test_words_are_one_hot_encoded() -> None:
     """By hand: rows 0 to 3 train; `plum` is nobody's, row 5 is missing."""
-    words = Words(numpy.array([2, 0, 2, 0, 1, -1]), ("apple", "plum", "pear"))
+    words = polars.DataFrame({"fruit": ["pear", "apple", "pear", "apple", "plum", None]})
     clients = [numpy.array([0, 1]), numpy.array([2, 3])]
-    fitted = fit_columns({"fruit": words}, "y", clients)
+    fitted = fit_columns(words, "y", clients)
     assert fitted.to_json()["columns"] == [
         {"kind": "text", "name": "fruit", "categories": ["apple", "pear"]}
     ]
-    vectors = fitted.transform({"fruit": words}, numpy.arange(6))
+    vectors = fitted.transform(words)
     assert vectors.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0], [0, 0], [0, 0]]
 
 
@@ -152,10 +151,9 @@ def test_csv_and_parquet_files_agree(tmp_path: Path, extension: str) -> None:
     assert found.domains[0].train.labels.tolist() == [1, 0, 3, 2]
     assert sites_of(found) == {"t": ["1", "0", "10", "9"]}
     store: Any = found.store
-    assert store.raw["size"].tolist() == [1.5, 2, 3, 4]
-    assert store.raw["hot"].tolist() == [1, 0, 1, 0]
-    assert store.raw["hue"].words == ("blue", "red")
-    assert store.raw["hue"].codes.tolist() == [1, -1, 0, 1]
+    assert store.raw["size"].to_list() == [1.5, 2, 3, 4]
+    assert store.raw["hot"].to_list() == [1, 0, 1, 0]
+    assert store.raw["hue"].to_list() == ["red", None, "blue", "red"]
 
 
 def test_domains_are_files_or_values_of_a_column(tmp_path: Path) -> None:
@@ -211,7 +209,7 @@ def test_column_with_a_word_in_any_file_is_text(tmp_path: Path) -> None:
     save_table(tmp_path / "a.csv", "code,y\n1,0\n2,1\n")
     save_table(tmp_path / "b.csv", "code,y\nx,0\n1,1\n")
     store: Any = open_table(tmp_path).store
-    assert store.raw["code"].words == ("1", "2", "x")
+    assert store.raw["code"].to_list() == ["1", "2", "x", "1"]
 
 
 def test_new_rows_are_transformed_with_the_columns_of_a_run(tmp_path: Path) -> None:
@@ -219,7 +217,7 @@ def test_new_rows_are_transformed_with_the_columns_of_a_run(tmp_path: Path) -> N
     save_table(tmp_path / "t.csv", "a,code,y\n1,1,0\n3,x,0\n1,1,1\n3,x,1\n")
     data = load(tmp_path / "t.csv", clients=1)
     run_columns = fit_columns(
-        {"a": numpy.array([1.0, 3.0]), "code": Words(numpy.array([0, 1]), ("1", "x"))},
+        polars.DataFrame({"a": [1.0, 3.0], "code": ["1", "x"]}),
         "y",
         [numpy.arange(2)],
     )
@@ -234,7 +232,7 @@ def test_new_rows_are_transformed_with_the_columns_of_a_run(tmp_path: Path) -> N
         open_own_tables(new, run_columns)
     save_table(new, "code,y,a\n1,1,1e38\n")
     tiny = fit_columns(
-        {"a": numpy.array([0, 1e-9]), "code": Words(numpy.array([0, 0]), ("1",))},
+        polars.DataFrame({"a": [0.0, 1e-9], "code": ["1", "1"]}),
         "y",
         [numpy.arange(2)],
     )

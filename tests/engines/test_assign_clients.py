@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpfedcl.engines.workers import assign_clients
+from mpfedcl.engines.worker_group import assign_clients
 
 WORK = st.dictionaries(st.text(min_size=1, max_size=4), st.integers(1, 100), max_size=30)
 

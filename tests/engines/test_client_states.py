@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import client_states
-from mpfedcl.engines.client_states import FILES, ClientStates, StatePlace, restore_states
+from mpfedcl.engines.client_states import FILES, ClientStates, restore_states
 from small_experiments import assert_same_tensors
 
 NAMES = [f"client-{number}" for number in range(8)]
@@ -35,7 +35,7 @@ def make(number: int, size: int = 5) -> Tensors:
 def states_in(folder: Path, rank: int = 0, ranks: int = 1) -> ClientStates:
     own = NAMES[rank::ranks]
     found = ClientStates("own", own, CPU)
-    found.keep_in(StatePlace(folder, NAMES, rank == 0), some_rest=False)
+    found.keep_in(folder, NAMES, is_leader=rank == 0, some_rest=False)
     return found
 
 
@@ -129,7 +129,7 @@ def test_files_are_used_earlier_if_some_clients_rest(
     for size, some_rest, is_in_file in ((80, False, False), (11, True, True), (10, True, False)):
         states = ClientStates("own", NAMES, CPU)
         folder = tmp_path / f"{size}"
-        states.keep_in(StatePlace(folder, NAMES), some_rest=some_rest)
+        states.keep_in(folder, NAMES, some_rest=some_rest)
         states["client-1"] = {"w": torch.zeros(size)}
         assert folder.exists() == is_in_file
 

@@ -302,8 +302,8 @@ def test_client_with_nan_does_not_affect_others() -> None:
         if is_finite:
             inputs = draw(70, 3, NUM_INPUTS)
             for found, wanted in zip(
-                trained.predict(index, index + 1, inputs),
-                sound.predict(index, index + 1, inputs),
+                trained.predict([index], inputs),
+                sound.predict([index], inputs),
                 strict=True,
             ):
                 torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)

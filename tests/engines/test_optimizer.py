@@ -16,22 +16,17 @@ def test_sgd_steps_as_torch_does(momentum: float, decay: float, dtype: torch.dty
         "b": torch.randn(7, generator=generator, dtype=dtype),
     }
     ours = {name: value.clone().requires_grad_() for name, value in begun.items()}
-    plain = {name: value.clone() for name, value in begun.items()}
     theirs = [value.clone().requires_grad_() for value in begun.values()]
     optimizer = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=decay, fused=True)
     descent = MomentumSGD(ours, 0.1, momentum, decay)
-    by_hand = MomentumSGD(plain, 0.1, momentum, decay)
     for _ in range(4):
         gradients = [torch.randn(v.shape, generator=generator, dtype=dtype) for v in theirs]
         for value, gradient in zip(theirs, gradients, strict=True):
             value.grad = gradient.clone()
         optimizer.step()
         descent.step(gradients)
-        by_hand._step_plainly(by_hand._params, by_hand._velocity, gradients)
-        by_hand._is_first = False
-    for value, same, close in zip(theirs, ours.values(), plain.values(), strict=True):
+    for value, same in zip(theirs, ours.values(), strict=True):
         assert torch.equal(value, same)
-        torch.testing.assert_close(value.detach(), close)
 
 
 def test_first_steps_match_a_hand_computation() -> None:

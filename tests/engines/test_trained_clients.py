@@ -7,14 +7,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tasks import NUM_INPUTS, Task, draw, make_client
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.trainers.base import TrainedStack, find_ranges
+from mpfedcl.engines.trainers.base import TrainedStack
 from mpfedcl.engines.trainers.factored import TrainedFactors
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.methods.messages import StackMember
@@ -150,10 +148,10 @@ def test_model_from_a_stack_is_a_copy(task: Task) -> None:
 def test_predictions_of_some_clients_equal_a_loop(task: Task, make: Make) -> None:
     trained, inputs = make(task), draw(50, 9, NUM_INPUTS)
     written = models(trained)
-    for first, last in ((0, 4), (1, 3), (3, 4)):
-        embeddings, logits = trained.predict(first, last, inputs)
-        assert embeddings.shape[:2] == logits.shape[:2] == (last - first, 9)
-        for place, params in enumerate(written[first:last]):
+    for some in ((0, 1, 2, 3), (1, 2), (3,), (0, 2)):
+        embeddings, logits = trained.predict(some, inputs)
+        assert embeddings.shape[:2] == logits.shape[:2] == (len(some), 9)
+        for place, params in enumerate(written[number] for number in some):
             wanted = run_by_hand(params, inputs.numpy())
             assert is_close(embeddings[place], wanted[0])
             assert is_close(logits[place], wanted[1])
@@ -224,13 +222,3 @@ def test_nan_of_a_counted_client_shows_in_the_sum(task: Task, make: Make) -> Non
 
 def _is_finite(tensors: Tensors) -> bool:
     return all(bool(value.isfinite().all()) for value in tensors.values())
-
-
-@given(st.sets(st.integers(0, 30)), st.integers(0, 31), st.integers(1, 8))
-def test_ranges_hold_exactly_the_wanted_clients(wanted: set[int], count: int, longest: int) -> None:
-    names = [str(number) for number in range(count)]
-    ranges = list(find_ranges(names, {str(number) for number in wanted}, longest))
-    assert [n for first, last in ranges for n in range(first, last)] == sorted(
-        number for number in wanted if number < count
-    )
-    assert all(0 < last - first <= longest for first, last in ranges)

@@ -232,8 +232,8 @@ def test_started_workers_end_if_another_cannot_start(
 
     kept = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "TimeoutExpired")}
     patched = SimpleNamespace(**kept, Popen=start_one)
-    monkeypatch.setattr("mpfedcl.engines.workers.subprocess", patched)
-    monkeypatch.setattr("mpfedcl.runs.plan.usable_cores", lambda: 3)
+    monkeypatch.setattr("mpfedcl.engines.worker_group.subprocess", patched)
+    monkeypatch.setattr("mpfedcl.runs.worker_count.usable_cores", lambda: 3)
     with pytest.raises(OSError, match="temporarily unavailable"):
         run(small(images, workers=3), tmp_path / "run")
     assert started[0].poll() is not None
@@ -242,7 +242,7 @@ def test_started_workers_end_if_another_cannot_start(
 def test_worker_that_ends_at_start_is_reported(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpfedcl.engines.workers.sys.executable", "/bin/false")
+    monkeypatch.setattr("mpfedcl.engines.worker_group.sys.executable", "/bin/false")
     with pytest.raises(LostWorker, match="ended with code 1 before it began"):
         run(small(images, workers=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -15,8 +15,8 @@ import torch
 from command_processes import FORKS, start_server
 from mpfedcl.core.errors import LostWorker
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines import workers
-from mpfedcl.engines.workers import LOST_ANOTHER, WorkerGroup, _member
+from mpfedcl.engines import worker_group
+from mpfedcl.engines.worker_group import LOST_ANOTHER, WorkerGroup, _member
 
 pytestmark = pytest.mark.whole
 
@@ -53,7 +53,7 @@ def _work(
     rank: int, size: int, store: Path, work: Work, answer: Connection, timeout: float
 ) -> None:
     # The leader waits for the processes that it starts; here all have started already.
-    vars(workers)["_wait_for_workers"] = lambda *_: None
+    vars(worker_group)["_wait_for_workers"] = lambda *_: None
     with _member(timeout, rank, size, store) as group:
         try:
             result = work(group)
@@ -162,7 +162,7 @@ def test_process_that_does_not_answer_is_noticed_after_the_timeout(tmp_path: Pat
 def test_worker_that_ended_because_of_another_is_not_named(
     codes: list[int | None], named: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_ENDING_SECONDS", 0.05)
+    monkeypatch.setattr(worker_group, "_ENDING_SECONDS", 0.05)
     started = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
     group: Any = SimpleNamespace(_started=started)
     reported = WorkerGroup._name_ended(group)

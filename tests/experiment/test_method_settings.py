@@ -1,6 +1,5 @@
 """Sections that methods declare in their own files, read without running them."""
 
-import ast
 import copy
 import inspect
 import pickle
@@ -25,32 +24,24 @@ from mpfedcl.experiment.names import (
     method_names,
 )
 from mpfedcl.methods import built_in_methods, find_method
+from mpfedcl.rounds.aggregation import RULES
 
 NOWHERE = Path("x.toml")
 OUTSIDE = "not_here.module:Mine"
 
 
-def list_files(folder: str, *other: str) -> dict[str, str]:
-    """Return the modules of a package by name, with the first line of each docstring."""
-    files = sorted((Path(mpfedcl.__file__).parent / folder).glob("*.py"))
-    return {
-        file.stem.replace("_", "-"): (
-            ast.get_docstring(ast.parse(file.read_text())) or ""
-        ).partition("\n")[0]
-        for file in files
-        if file.stem[0] != "_" and file.stem not in other
-    }
-
-
 def test_index_lists_all_methods_and_their_sections() -> None:
     methods = built_in_methods()
-    assert list(methods) == list(METHODS) == list(list_files("methods", "base", "messages"))
+    files = sorted((Path(mpfedcl.__file__).parent / "methods").glob("[!_]*.py"))
+    names = [file.stem.replace("_", "-") for file in files]
+    assert list(methods) == list(METHODS)
+    assert names == sorted({*METHODS, "base", "messages", "predictors"})
     assert {name: cls.settings_class().section for name, cls in methods.items()} == METHODS
     assert built_in_sections().keys() == set(METHODS.values()) - {""}
 
 
 def test_index_lists_all_partitions_and_aggregation_rules() -> None:
-    assert list_files("rounds/aggregation", "base") == AGGREGATION_RULES
+    assert list(RULES) == list(AGGREGATION_RULES)
     assert sorted(PARTITION_FUNCTIONS) == list(PARTITIONS)
     for kind, partition in PARTITION_FUNCTIONS.items():
         first = next(iter(inspect.signature(partition).parameters))

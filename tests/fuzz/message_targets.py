@@ -21,7 +21,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, TESTS, find_method
 from mpfedcl.methods.messages import Update
 from mpfedcl.network.flower.records import PACKED, from_records
-from mpfedcl.network.messages import (
+from mpfedcl.network.packing import (
     Introduction,
     ReportedEvaluation,
     gather_evaluations,

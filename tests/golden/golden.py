@@ -72,7 +72,7 @@ PATCHES: dict[str, Any] = {
     "mpfedcl.rounds.arrivals:time": CLOCK,
     "mpfedcl.network.server.registry:POLL_SECONDS": 0.01,
     # Workers are forked from a process that has torch loaded.
-    "mpfedcl.engines.workers:subprocess": FORKED_WORKERS,
+    "mpfedcl.engines.worker_group:subprocess": FORKED_WORKERS,
     # A ResNet-18 with few channels.
     "mpfedcl.models.resnet:_WIDTHS": WIDTHS,
     "mpfedcl.models.resnet:ResNet18.feature_size": WIDTHS[-1],

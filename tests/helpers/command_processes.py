@@ -211,7 +211,7 @@ def _run(
     import torch
 
     from mpfedcl.cli.main import main
-    from mpfedcl.engines import workers
+    from mpfedcl.engines import worker_group
     from mpfedcl.models import mlp
     from mpfedcl.studies import jobs
 
@@ -237,12 +237,12 @@ def _run(
     if forked_jobs:
         vars(jobs)["multiprocessing"] = SimpleNamespace(get_context=lambda _: FORKS)
     if forked_workers:
-        vars(workers)["subprocess"] = FORKED_WORKERS
+        vars(worker_group)["subprocess"] = FORKED_WORKERS
     (program or main)(words)
 
 
 class _ForkedWorker:
-    """What `engines.workers` needs of a process that it starts."""
+    """What `engines.worker_group` needs of a process that it starts."""
 
     def __init__(self, words: list[str], *, env: dict[str, str], **_: object) -> None:
         stdin, self.stdin = FORKS.Pipe(duplex=False)

@@ -4,10 +4,21 @@ from dataclasses import dataclass
 
 import numpy
 
-from mpfedcl.data.public.originals import DomainArrays
-from mpfedcl.data.samples import choose_format
+from mpfedcl.core.images import Images
+from mpfedcl.data.samples import Indices, choose_format
 from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
+
+
+@dataclass(frozen=True)
+class DomainImages:
+    """The images of one domain; the test part is None without an official split."""
+
+    name: str
+    train_images: Images
+    train_labels: Indices
+    test_images: Images | None
+    test_labels: Indices | None
 
 
 @dataclass(frozen=True)
@@ -15,7 +26,7 @@ class ImageSet:
     """A data set in memory: domains in order of name, all images of one size and color mode."""
 
     name: str
-    domains: tuple[DomainArrays, ...]
+    domains: tuple[DomainImages, ...]
     class_names: tuple[str, ...]
 
 
@@ -25,7 +36,7 @@ def read_image_set(dataset: DatasetSettings) -> ImageSet:
     wanted = choose_format(sample_index.store.inspect(), dataset.image_size)
     images = sample_index.store.load(numpy.arange(len(sample_index.store)), wanted)
     domains = tuple(
-        DomainArrays(
+        DomainImages(
             domain.name,
             images[domain.train.rows],
             domain.train.labels,

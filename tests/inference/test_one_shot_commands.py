@@ -73,7 +73,7 @@ def test_bad_arguments_are_rejected_in_one_line(
     data = clients / "d.npz"
     assert "name is missing" in refused("leave", path)
     assert "it must be one of a, b, c." in refused("leave", path, "--name", "z")
-    assert "the client's images" in refused("advise", path)
+    assert "--data is missing; it must be given" in refused("advise", path)
     words = ["join", path, "--data", data, "--name", "d"]
     assert "trains nothing" in refused(*words, "--epochs", 5)
     # The default is rejected as well if it is given.

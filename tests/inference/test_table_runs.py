@@ -14,7 +14,7 @@ from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.data.tables import read_rows
 from mpfedcl.inference.export import ExportSettings, export_run, load_check_samples
 from mpfedcl.inference.membership import join
-from mpfedcl.runs.plan import Facts, plan
+from mpfedcl.runs.plan import plan
 from small_experiments import Say, Warnings
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
@@ -177,4 +177,4 @@ def test_tables_are_rejected_over_a_network(cancer_run: Path) -> None:
     with pytest.raises(
         InvalidInput, match=r"dataset.name is .table.; over a network it must be left out"
     ):
-        plan(on_table(cancer_run.parent / "breast.csv", "diagnosis"), Facts(over_network=True))
+        plan(on_table(cancer_run.parent / "breast.csv", "diagnosis"), over_network=True)

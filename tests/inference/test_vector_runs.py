@@ -228,7 +228,7 @@ def test_export_to_other_formats(small_run: Path, tmp_path: Path) -> None:
             "name": "features",
             "type": "float32",
             "shape": ["batch", 5],
-            "scaling": "none: numbers as they are",
+            "scaling": "none: values as they are",
         }
     by_classifier = export(small_run, tmp_path / "c.onnx", rule="classifier")
     assert list(by_classifier.note["outputs"]) == ["label", "scores"]

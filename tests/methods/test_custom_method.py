@@ -150,7 +150,7 @@ def test_custom_options_are_recorded(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
-        (REMEMBERS, "options has 'bta'; it must be one of beta, gamma (did you mean 'beta'?)"),
+        (REMEMBERS, "options has 'bta'; it must be one of beta, gamma (did you mean beta?)"),
         ("fedavg", "options has 'bta'; neither fedavg nor a tracker of this run reads any"),
     ],
 )

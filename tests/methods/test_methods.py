@@ -97,9 +97,9 @@ def test_fedproto_weighs_owners_equally() -> None:
         num_classes=NUM_CLASSES,
         num_prototypes=1,
     )
-    received = method.prepare(make_broadcast(method, pool))
-    assert received.vectors[0].tolist() == [0.5] * DIMENSION
-    assert received.present.tolist() == [True, False, False, False]
+    vectors, present = method.prepare(make_broadcast(method, pool))
+    assert vectors[0].tolist() == [0.5] * DIMENSION
+    assert present.tolist() == [True, False, False, False]
 
 
 def contrast_by_hand(v: Array, labels: Sequence[int], grid: Array, present: Sequence[int]) -> float:

@@ -63,8 +63,8 @@ def test_init_prints_the_next_commands(said: Say, tmp_path: Path) -> None:
 
 def test_malformed_update_is_rejected(said: Say, lab: Path, three: Path, tmp_path: Path) -> None:
     words = ("federation", "update", lab)
-    assert_sentence(said(*words, "--client", "d"), "run is missing; it must be given: --run")
-    assert_sentence(said(*words, "--run", three), "client is missing; it must be given: --run")
+    assert_sentence(said(*words, "--client", "d"), "--run is missing; it must be given")
+    assert_sentence(said(*words, "--run", three), "--client is missing; it must be given")
     given = (*words, "--client", "d", "--run")
     assert_sentence(said(*given, tmp_path), "it must be a folder that holds a run")
     assert_sentence(said(*given, three), "it must be a run over a network")

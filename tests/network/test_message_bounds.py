@@ -11,7 +11,7 @@ import torch
 
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
-from mpfedcl.network.messages import (
+from mpfedcl.network.packing import (
     DataFormat,
     Introduction,
     check_name,

@@ -20,7 +20,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.client import ClientRefusal, ClientSettings, NetworkClient
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import from_records, to_records
-from mpfedcl.network.messages import Introduction
+from mpfedcl.network.packing import Introduction
 from mpfedcl.network.transport import FORMAT, Message, MessageError
 
 pytestmark = pytest.mark.usefixtures("quick_network")

@@ -123,7 +123,7 @@ def test_ood_and_int8_need_a_data_folder(lab: Path, said: Say) -> None:
     assert "--held-out FOLDER measures them" in err
     code, out, _ = said("predict", client, asked, "--held-out", held_out)
     assert code == 0
-    assert "mp-fedcl on its clients' own data, client-0's own model" in out
+    assert "mp-fedcl on its clients' own data, client-0's personalized model" in out
     assert "of 72 held-out images" in out
     # The threshold is stored, and the share of flagged held-out images is as specified.
     code, out, _ = said("predict", client, held_out, "--json")

@@ -11,7 +11,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import SharesPrototypes, find_method, prototype_rule
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import make_mlp
-from mpfedcl.network.messages import pack_update
+from mpfedcl.network.packing import pack_update
 from mpfedcl.network.server.engine import SPILL_BYTES, limit_answer, spill_to_disk
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble

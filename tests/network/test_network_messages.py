@@ -392,7 +392,7 @@ def test_local_model_adds_noise_to_every_value(images: Path, tmp_path: Path, met
             assert sent.dtype == numpy.float32
             # No value is unchanged.
             assert not (sent == value.numpy()).any(), field
-        assert message.values["processed"] == ["noise"]
+        assert message.values["processed"] == ["private statistics"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedncm"])

@@ -35,7 +35,7 @@ from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp
 from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
 from mpfedcl.network.flower.records import from_records, to_records
-from mpfedcl.network.messages import (
+from mpfedcl.network.packing import (
     Introduction,
     ReportedEvaluation,
     name_dispatch,

@@ -15,7 +15,7 @@ from mpfedcl import Predictor
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.messages import Introduction
+from mpfedcl.network.packing import Introduction
 from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, Reply

@@ -11,6 +11,7 @@ from federations import LoopbackFederation, float64_experiment, is_training, rou
 from flwr.app import Message as FlowerMessage
 
 from mpfedcl import Predictor, run
+from mpfedcl.cli.arguments import Run
 from mpfedcl.cli.main import parse
 from mpfedcl.cli.run import show_result
 from mpfedcl.core.errors import RunCutShort
@@ -18,12 +19,13 @@ from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.network.server.status import Status, read_status, stop_file
 from mpfedcl.report.comparison import run_predictors_table
 from mpfedcl.report.document import build_document
+from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import find_result_folders
-from mpfedcl.report.run import RunRecords, describe_run, describe_settings
+from mpfedcl.report.run import RunRecords, describe_settings
 from mpfedcl.report.watch.web_app import ListedRun
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import RunResult
-from mpfedcl.runs.plan import Facts, plan
+from mpfedcl.runs.plan import plan
 from small_experiments import VirtualTime, read_records
 
 pytestmark = pytest.mark.whole
@@ -75,11 +77,11 @@ def test_card_and_report_state_that_clients_have_own_data(finished: Path) -> Non
     entry = ListedRun(finished, finished)
     entry.refresh(set())
     assert entry.entry["about"].startswith("its clients' own data, over a network, seed")
-    (shown,) = document["runs"]
+    (shown,) = document["sections"][0]["details"]
     assert (
         shown["map"]["notes"][0] == "Only the pool is shown: test images stayed with the clients."
     )
-    for text in (card, json.dumps(document), json.dumps(entry.entry)):
+    for text in (card, render_page(document), json.dumps(entry.entry)):
         assert "Dir(" not in text
 
 
@@ -94,12 +96,12 @@ def test_commands_in_the_card_reproduce_the_experiment(finished: Path) -> None:
         parse(shlex.split(line, comments=True)[1:])
     for line in (start, settings["file_command"]):
         asked = parse(shlex.split(line)[1:])
-        assert plan(asked.settings, Facts(over_network=True)).experiment.resolved() == experiment
+        assert plan(asked.settings, over_network=True).experiment.resolved() == experiment
     assert "federation start lab" in card.split("## Reproduction")[1]
 
 
 def test_report_shows_why_clients_were_missing(finished: Path) -> None:
-    rows = describe_run(RunRecords.read(finished))["absences"]["rows"]
+    rows = RunRecords.read(finished).described["absences"]["rows"]
     told = [(row["client"], row["what"], row["why"], row["first"]) for row in rows]
     silent = "no answer within 30 s"
     assert told == [
@@ -114,7 +116,7 @@ def test_report_names_primary_metric_and_global_model(
     directory = RunDirectory(finished)
     summary = directory.read_summary() or {}
     result = RunResult(finished, directory.read_experiment(), 0.0, [], None, summary)
-    show_result(result, [], "primary", as_json=False)
+    show_result(result, Run())
     shown = capsys.readouterr().out
     reached = summary["predictors"]["local_test"][summary["predictor_global"]]
     notes = run_predictors_table(RunRecords.read(finished))["notes"]

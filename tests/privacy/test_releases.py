@@ -159,7 +159,7 @@ def test_budget_without_noise_gives_the_plain_statistics(
 def test_local_noise_is_recorded_with_the_budget(vectors: Path) -> None:
     private = federation(vectors, "fedncm", privacy__model="local", privacy__epsilon=0.5)
     record = private.run_round(evaluate=False)
-    assert record.processed == {"noise": ["client-0", "client-1", "client-2"]}
+    assert record.processed == {"private statistics": ["client-0", "client-1", "client-2"]}
     assert record.privacy == {"unit": "record", "epsilon": 0.5, "delta": 1e-5, "spent": 0.5}
 
 

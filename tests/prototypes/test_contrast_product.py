@@ -18,7 +18,6 @@ from mpfedcl.prototypes import (
     contrastive_loss,
     prepare_contrast,
 )
-from mpfedcl.prototypes.contrast import MemberLists, MemberTable
 
 torch.set_num_threads(1)
 CONTRAST = "mpfedcl.prototypes.contrast"
@@ -53,7 +52,7 @@ def prepare(pool: PrototypePool, is_large: bool, padding: Any = "all") -> Contra
         if is_large:
             patch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", 0)
         targets = prepare_contrast(pool, padding)
-    assert isinstance(targets.members, MemberLists if is_large else MemberTable)
+    assert (targets.table is None) == (is_large and len(pool) > 0)
     return targets
 
 
@@ -139,18 +138,18 @@ def test_product_under_vmap_matches_single_clients(
         torch.testing.assert_close(slopes[client], slope, rtol=1e-9, atol=1e-9)
 
 
-def test_members_are_a_table_up_to_a_size_and_lists_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_has_a_table_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(2)
-    members = prepare_contrast(pool).members
-    assert isinstance(members, MemberTable)
-    monkeypatch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", members.counts.numel())
-    assert isinstance(prepare_contrast(pool).members, MemberTable)
-    monkeypatch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", members.counts.numel() - 1)
-    assert isinstance(prepare_contrast(pool).members, MemberLists)
+    table = prepare_contrast(pool).table
+    assert table is not None
+    monkeypatch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", table.numel())
+    assert prepare_contrast(pool).table is not None
+    monkeypatch.setattr("mpfedcl.prototypes.contrast.LARGEST_TABLE", table.numel() - 1)
+    assert prepare_contrast(pool).table is None
 
 
 @pytest.mark.parametrize("form", ["slots", "literal"])
-def test_lists_can_be_differentiated_twice(form: Any) -> None:
+def test_large_pool_can_be_differentiated_twice(form: Any) -> None:
     targets = prepare(make_pool(4), True)
     z, labels = make_batch(4)
     real = torch.ones(len(z), dtype=torch.bool)

@@ -57,7 +57,7 @@ def test_the_trap_works(trace: Path) -> None:
 def test_a_finished_run(trace: Path, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", method=METHOD, encoder__name="onnx:/dev/zero")
     write_pool(path)
-    (run,) = report(path)["runs"]
+    (run,) = report(path)["sections"][0]["details"]
     assert not trace.exists()
     assert run["predictor"] == "personal_prototype"
     assert run["map"]["samples"] is None
@@ -69,7 +69,7 @@ def test_a_finished_run(trace: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("finished", [True, False])
 def test_without_a_pool(trace: Path, tmp_path: Path, finished: bool) -> None:
     path = write_run(tmp_path / "run", method=METHOD, finished=finished)
-    (run,) = report(path)["runs"]
+    (run,) = report(path)["sections"][0]["details"]
     assert not trace.exists()
     assert run["map"]["missing"]
     # Written runs say of clients what the first reading says of all.
@@ -90,7 +90,7 @@ def test_several_runs_and_a_search(trace: Path, tmp_path: Path) -> None:
 def test_an_encoder_that_is_a_program_is_not_opened(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", encoder__name="onnx:/dev/zero")
     write_pool(path)
-    (run,) = report(path)["runs"]
+    (run,) = report(path)["sections"][0]["details"]
     assert "onnx:/dev/zero is a program from outside mpfedcl" in run["map"]["notes"][0]
 
 

@@ -101,7 +101,9 @@ def test_many_clients_and_rounds_stay_small(tmp_path: Path) -> None:
     text = page_of(write_run(tmp_path / "run", clients=clients, classes=classes, rounds=1000))
     assert len(text.encode()) < MEGABYTE
     document = build_document(find_result_folders([tmp_path / "run"]))
-    curve = document["groups"][0]["curves"]["accuracy"]["local_test"]["personal_prototype"]
+    curve = document["sections"][0]["groups"][0]["curves"]["accuracy"]["local_test"][
+        "personal_prototype"
+    ]
     assert len(curve["x"]) == 400
     assert (curve["x"][0], curve["x"][-1]) == (1, 1000)
 

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from mpfedcl.report.tables import (
-    code_block,
-    enumerate_names,
-    escape_markdown,
-    printable_name,
-    yaml_string,
-)
+from mpfedcl.core.errors import enumerate_names
+from mpfedcl.report.card import code_block, escape_markdown, yaml_string
+from mpfedcl.report.wording import printable_name
 
 _READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _NASTY = st.text(

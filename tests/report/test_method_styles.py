@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from mpfedcl.methods import built_in_methods
-from mpfedcl.report.figures import DASHES, MARKERS, PALETTE, style_of
+from mpfedcl.report.figures import DASHES, MARKERS, PALETTE, MethodStyle, style_of
 
 # Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as the color-blind see it.
 SIGHT = {
@@ -16,14 +16,14 @@ SIGHT = {
 
 
 FAMILIAR = ("fedgauss", "mp-fedcl", "fedavg", "fedproto", "sp-fedcl", "fedprox", "local")
-SCAFFOLD = {"color": 3, "marker": 9, "dash": 4}
+SCAFFOLD = MethodStyle(color=3, marker=9, dash=4)
 
 
 def test_the_name_decides_the_look_for_good() -> None:
     assert [style_of(name).color for name in FAMILIAR] == [*range(7)]
     assert style_of("MP-FedCL") == style_of("mp-fedcl")
     # As in figures of earlier years.
-    assert style_of("scaffold").to_json() == SCAFFOLD
+    assert style_of("scaffold") == SCAFFOLD
 
 
 def test_looks_spread_over_colors_markers_and_dashes() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from mpfedcl import Experiment, resume, run
 from mpfedcl.cli.main import parse
 from mpfedcl.methods import PREDICTORS, find_method
-from mpfedcl.report.tables import PREDICTOR_TITLES, percent, printable_name
+from mpfedcl.report.wording import PREDICTOR_TITLES, percent, printable_name
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_summary, save_pictures, small
 

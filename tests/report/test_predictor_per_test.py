@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from report_documents import document_of
+from report_documents import document_of, groups_in
 
 from handwritten_runs import VERSIONS, Json, accuracy_of, write_json, write_run
 from mpfedcl.methods import PREDICTORS
@@ -47,7 +47,7 @@ def test_an_encoder_that_is_not_the_methods_own_is_an_obstacle(tmp_path: Path) -
 
 def test_each_test_has_its_own_reading(tmp_path: Path) -> None:
     document = document_of(write_one_shot(tmp_path / "run"))
-    (group,), (section,) = document["groups"], document["sections"]
+    (group,), (section,) = groups_in(document), document["sections"]
     assert group["one_shot"]
     assert group["judged_by"] == {
         "local_test": "personal_classifier_prior",
@@ -74,5 +74,5 @@ def test_the_readings_of_a_run_that_has_not_ended(
     settings: Json, judged: tuple[str, str], tmp_path: Path
 ) -> None:
     path = write_run(tmp_path / "run", finished=False, **settings)
-    (group,) = document_of(path)["groups"]
+    (group,) = groups_in(document_of(path))
     assert tuple(group["judged_by"].values()) == judged

@@ -21,16 +21,18 @@ def test_a_real_run(images: Path, tmp_path: Path, said: Say) -> None:
     assert "mp-fedcl on folder" in (tmp_path / "run" / "report.html").read_text()
     document = document_of(tmp_path / "run")
     records = read_records(tmp_path / "run")
-    curves = document["groups"][0]["curves"]["accuracy"]
+    curves = document["sections"][0]["groups"][0]["curves"]["accuracy"]
     for test in ("local_test", "global_test"):
         for predictor, curve in curves[test].items():
             expected = [record["accuracy"][test][predictor] for record in records]
             assert curve["mean"] == pytest.approx(expected, abs=0.005)
-    clients = {each["name"]: each["accuracy"] for each in document["runs"][0]["clients"]}
+    clients = {
+        each["name"]: each["accuracy"] for each in document["sections"][0]["details"][0]["clients"]
+    }
     assert clients == pytest.approx(records[-1]["accuracy_per_client"], abs=0.005)
     total = sum(record["bytes"]["up"] for record in records)
-    assert document["groups"][0]["bytes"]["up"] == total
-    assert document["runs"][0]["map"]["samples"] is not None
+    assert document["sections"][0]["groups"][0]["bytes"]["up"] == total
+    assert document["sections"][0]["details"][0]["map"]["samples"] is not None
 
 
 def test_a_real_comparison(images: Path, tmp_path: Path, said: Say) -> None:

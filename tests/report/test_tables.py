@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.report.tables import TextTable, clients_table, describe_mean
+from mpfedcl.report.tables import TextTable, clients_table
+from mpfedcl.report.wording import describe_mean
 
 
 def shown(grid: TextTable, width: int) -> list[str]:

@@ -14,13 +14,14 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Aggregator, find_aggregator
-from mpfedcl.rounds.aggregation.centered_clipping import CenteredClipping
-from mpfedcl.rounds.aggregation.geometric_median import GeometricMedian
-from mpfedcl.rounds.aggregation.krum import Krum
+from mpfedcl.rounds.aggregation.by_distances import (
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+)
+from mpfedcl.rounds.aggregation.coordinate_wise import CoordinateMedian, TrimmedMean
 from mpfedcl.rounds.aggregation.mean import WeightedMean
-from mpfedcl.rounds.aggregation.median import CoordinateMedian
-from mpfedcl.rounds.aggregation.multi_krum import MultiKrum
-from mpfedcl.rounds.aggregation.trimmed_mean import TrimmedMean
 
 pytestmark = pytest.mark.whole
 

@@ -18,7 +18,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.network.messages import pack_update, unpack_update
+from mpfedcl.network.packing import pack_update, unpack_update
 from mpfedcl.network.transport import Message
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.loop import RoundLoop

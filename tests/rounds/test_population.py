@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.rounds.population import Others, Population, sample_names
+from mpfedcl.rounds.population import Population, sample_names
 
 NAMES = st.lists(st.text("abcé0-", min_size=1, max_size=4), unique=True, min_size=1, max_size=40)
 
@@ -27,17 +27,6 @@ def test_sampled_names_of_many_clients_equal_those_of_numpy(count: int) -> None:
     wanted = numpy.random.default_rng(3).choice(names, count, replace=False)
     found = sample_names(names, count, numpy.random.default_rng(3))
     assert found == sorted(map(str, wanted))
-
-
-@given(names=NAMES, data=st.data())
-def test_others_exclude_the_given_names(names: list[str], data: st.DataObject) -> None:
-    ordered = sorted(names)
-    away = data.draw(st.sets(st.sampled_from(ordered)))
-    others = Others(ordered, away)
-    wanted = [name for name in ordered if name not in away]
-    assert (list(others), len(others), others[1:3]) == (wanted, len(wanted), wanted[1:3])
-    with pytest.raises(IndexError):
-        others[len(wanted)]
 
 
 def test_late_clients_join_only_an_open_population() -> None:

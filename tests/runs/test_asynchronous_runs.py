@@ -10,7 +10,7 @@ from crashes_at_file_operations import OPERATIONS, Crash
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.runs.checkpoint import _sign, load_checkpoint
 from mpfedcl.runs.observer import Observer
-from mpfedcl.runs.plan import Facts, plan
+from mpfedcl.runs.plan import plan
 from small_experiments import Say, assert_same_run, flags, read_records, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
@@ -88,7 +88,7 @@ def forge(path: Path, **changes: Any) -> Path:
     del manifest["sha256"]
     manifest["arrivals"]["under_way"][0] |= changes
     content = newest.with_suffix(".safetensors").read_bytes()
-    newest.write_text(json.dumps({"sha256": _sign(manifest, content), **manifest}))
+    newest.write_text(json.dumps({"sha256": _sign(json.dumps(manifest), content), **manifest}))
     return newest.parent
 
 
@@ -136,16 +136,16 @@ def test_settings_for_simulations_are_rejected_over_a_network(
     images: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        plan(small(images, **changes), Facts(over_network=True))
+        plan(small(images, **changes), over_network=True)
     assert str(caught.value).startswith(sentence)
 
 
 def test_systems_are_not_simulated_over_a_network(images: Path) -> None:
     """Written down, so that a resumed run is of the same kind."""
-    found = plan(small(images, "fedasync"), Facts(over_network=True)).experiment
+    found = plan(small(images, "fedasync"), over_network=True).experiment
     assert found.systems.kind == "none"
     assert found.validation.bounds == "off"
-    assert plan(found, Facts(over_network=True)).experiment == found
+    assert plan(found, over_network=True).experiment == found
     with pytest.raises(
         InvalidInput, match=r"^systems.kind is 'none'; with fedasync, which is async"
     ):

@@ -1,65 +1,16 @@
 """What is written beside the next round is whole, in order, and never lost without a word."""
 
 import gc
-import threading
 from pathlib import Path
 
 import pytest
 
 from mpfedcl import resume, run
-from mpfedcl.runs.checkpoint import BackgroundWriter, load_checkpoint
+from mpfedcl.runs.checkpoint import load_checkpoint
 from mpfedcl.runs.observer import Observer
 from small_experiments import assert_same_run, read_records, small
 
 TINY = (16, 8)
-
-
-def test_writes_are_in_order_and_finished_at_the_end() -> None:
-    done: list[int] = []
-    may_go_on = threading.Event()
-
-    def slowly() -> None:
-        may_go_on.wait(30)
-        done.append(2)
-
-    with BackgroundWriter() as writer:
-        writer.begin(lambda: done.append(1))
-        assert done == [1], "the first one is waited for"
-        writer.begin(slowly)
-        assert done == [1], "the others are not"
-        may_go_on.set()
-        writer.begin(lambda: done.append(3))
-        assert done[:2] == [1, 2]
-    assert done == [1, 2, 3]
-
-
-def fail() -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_failure_is_raised_once_by_the_next_wait() -> None:
-    with BackgroundWriter() as writer:
-        with pytest.raises(OSError, match="No space"):
-            writer.begin(fail)
-        writer.begin(fail)
-        with pytest.raises(OSError, match="No space"):
-            writer.wait()
-        writer.wait()
-    with pytest.raises(OSError, match="No space"):
-        fail_last(None)
-
-
-def test_error_of_the_run_takes_precedence_over_a_failed_write() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        fail_last(KeyboardInterrupt())
-
-
-def fail_last(error: BaseException | None) -> None:
-    with BackgroundWriter() as writer:
-        writer.begin(lambda: None)
-        writer.begin(fail)
-        if error is not None:
-            raise error
 
 
 @pytest.mark.whole

@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back, what is damaged does not count."""
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +15,19 @@ from made_checkpoints import assert_same_checkpoint, make_checkpoint
 from mpfedcl.core.files import FORMAT
 from mpfedcl.rounds.state import ArrivalCounts, ArrivalState, Dispatch, SentModel
 from mpfedcl.runs.checkpoint import (
+    BackgroundWriter,
     _sign,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
     pack_checkpoint,
-    save_checkpoint,
 )
 from small_experiments import Json, assert_same_tensors
 
 
 def save_three(folder: Path) -> Path:
     for number in (1, 2, 3):
-        save_checkpoint(folder, make_checkpoint(number))
+        pack_checkpoint(make_checkpoint(number)).save(folder)
     return folder
 
 
@@ -35,7 +36,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_checkpoint_is_restored(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "new", make_checkpoint(7))
+    pack_checkpoint(make_checkpoint(7)).save(tmp_path / "new")
     found, problems = load_checkpoint(tmp_path / "new")
     assert_same_checkpoint(found, make_checkpoint(7))
     assert problems == []
@@ -115,7 +116,7 @@ def test_previous_checkpoint_replaces_a_damaged_one(tmp_path: Path, kind: str) -
 
 
 def test_every_flipped_byte_of_a_manifest_is_noticed(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, make_checkpoint(1))
+    pack_checkpoint(make_checkpoint(1)).save(tmp_path)
     manifest = tmp_path / "round-000001.json"
     sound = manifest.read_bytes()
     for place in range(len(sound)):
@@ -156,7 +157,7 @@ def test_damaged_later_checkpoints_are_removed_by_a_new_one(tmp_path: Path) -> N
     save_three(tmp_path)
     for path in tmp_path.glob("*.safetensors"):
         flip(path)
-    save_checkpoint(tmp_path, make_checkpoint(1))
+    pack_checkpoint(make_checkpoint(1)).save(tmp_path)
     found, problems = load_checkpoint(tmp_path)
     assert_same_checkpoint(found, make_checkpoint(1))
     assert problems == []
@@ -165,7 +166,7 @@ def test_damaged_later_checkpoints_are_removed_by_a_new_one(tmp_path: Path) -> N
 def test_orphaned_tensor_files_are_removed(tmp_path: Path) -> None:
     save_three(tmp_path)
     (tmp_path / "round-000001.safetensors").write_bytes(b"left by a crash while deleting")
-    save_checkpoint(tmp_path, make_checkpoint(4))
+    pack_checkpoint(make_checkpoint(4)).save(tmp_path)
     assert files(tmp_path) == [
         "round-000003.json",
         "round-000003.safetensors",
@@ -184,7 +185,7 @@ def forge_manifest(path: Path, change: Callable[[Json], Any]) -> None:
     del manifest["sha256"]
     forged = change(manifest)
     content = file.with_suffix(".safetensors").read_bytes()
-    signed = {"sha256": _sign(forged, content), **forged}
+    signed = {"sha256": _sign(json.dumps(forged), content), **forged}
     file.write_text(json.dumps(signed))
 
 
@@ -271,7 +272,7 @@ def test_checkpoint_is_restored_from_bytes() -> None:
 def test_private_server_state_is_restored(tmp_path: Path) -> None:
     kept = make_checkpoint(1)
     kept.state.server.private["secret"] = torch.ones(2)
-    save_checkpoint(tmp_path, kept)
+    pack_checkpoint(kept).save(tmp_path)
     found, _ = load_checkpoint(tmp_path)
     assert found is not None
     assert_same_tensors(found.state.server.private, {"secret": torch.ones(2)})
@@ -283,7 +284,7 @@ def test_dispatched_clients_are_restored(tmp_path: Path) -> None:
     counts = ArrivalCounts(version=8, sendings=5, answers=3, ticks=2, under_way=[under_way])
     sent = SentModel({"a.weight": torch.ones(3, 2)}, {"control": torch.zeros(3)})
     state = replace(whole.state, virtual_seconds=2.25, arrivals=ArrivalState(counts, {7: sent}))
-    save_checkpoint(tmp_path, replace(whole, state=state))
+    pack_checkpoint(replace(whole, state=state)).save(tmp_path)
     found, problems = load_checkpoint(tmp_path)
     assert problems == []
     assert found is not None
@@ -292,3 +293,54 @@ def test_dispatched_clients_are_restored(tmp_path: Path) -> None:
     assert found.state.arrivals.counts == counts
     assert_same_tensors(found.state.arrivals.models[7].params, sent.params)
     assert_same_tensors(found.state.arrivals.models[7].extra, sent.extra)
+
+
+# The background writer
+
+
+def test_writes_are_in_order_and_finished_at_the_end() -> None:
+    done: list[int] = []
+    may_go_on = threading.Event()
+
+    def slowly() -> None:
+        may_go_on.wait(30)
+        done.append(2)
+
+    with BackgroundWriter() as writer:
+        writer.begin(lambda: done.append(1))
+        assert done == [1], "the first one is waited for"
+        writer.begin(slowly)
+        assert done == [1], "the others are not"
+        may_go_on.set()
+        writer.begin(lambda: done.append(3))
+        assert done[:2] == [1, 2]
+    assert done == [1, 2, 3]
+
+
+def fail() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_failure_is_raised_once_by_the_next_wait() -> None:
+    with BackgroundWriter() as writer:
+        with pytest.raises(OSError, match="No space"):
+            writer.begin(fail)
+        writer.begin(fail)
+        with pytest.raises(OSError, match="No space"):
+            writer.wait()
+        writer.wait()
+    with pytest.raises(OSError, match="No space"):
+        fail_last(None)
+
+
+def test_error_of_the_run_takes_precedence_over_a_failed_write() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fail_last(KeyboardInterrupt())
+
+
+def fail_last(error: BaseException | None) -> None:
+    with BackgroundWriter() as writer:
+        writer.begin(lambda: None)
+        writer.begin(fail)
+        if error is not None:
+            raise error

@@ -15,7 +15,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS
 from mpfedcl.report.drawings import draw_lines
-from mpfedcl.report.tables import PREDICTOR_TITLES
+from mpfedcl.report.wording import PREDICTOR_TITLES
 from mpfedcl.studies.comparison import Comparison, choose_methods
 from mpfedcl.studies.statistics import mark_best, paired_difference
 from small_experiments import (

@@ -7,7 +7,7 @@ here, by its class of arguments, and nowhere else.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 import tyro
 
@@ -26,7 +26,9 @@ _MaybeInt = Annotated[int | None, _open("INT")]
 _MaybeFloat = Annotated[float | None, _open("FLOAT")]
 _MaybeFile = Annotated[Path | None, _open("FILE")]
 _MaybeFolder = Annotated[Path | None, _open("FOLDER")]
-_FinishedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
+_Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+_Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _SetName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 # Arguments of several commands, with their help.
@@ -62,6 +64,15 @@ _DataFolder = Annotated[
 _Replace = Annotated[
     _Flag, tyro.conf.arg(help="Prepare all domains again, even those that already exist.")
 ]
+_FinishedRun = Annotated[_Run, tyro.conf.arg(metavar="RUN", help="Folder of a finished run.")]
+_RunWithModels = Annotated[
+    _Run,
+    tyro.conf.arg(
+        metavar="RUN",
+        help="Folder of a finished run, or a client's folder in a federation (DIR/clients/NAME), "
+        "which keeps the models of its last run.",
+    ),
+]
 _MovedWeights = Annotated[
     Path | None, _open("FILE", "Weights of the encoder, if the file has moved since the run.")
 ]
@@ -95,12 +106,8 @@ class Command:
     name: str
     arguments: type[Any]
     module: str
+    """For `data list`, with the function `data_list_command`."""
     summary: str
-
-    @property
-    def function(self) -> str:
-        """Return the name of the implementing function: `data_list_command` for `data list`."""
-        return f"{self.name.replace(' ', '_')}_command"
 
 
 _T = TypeVar("_T")
@@ -109,10 +116,12 @@ COMMANDS: dict[str, Command] = {}
 """All commands by name, in the order of the overview."""
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _command(name: str, module: str, summary: str) -> Callable[[type[_T]], type[_T]]:
-    """Register the decorated class as the arguments of a command."""
+    """Make the decorated class a frozen dataclass: the arguments of a command."""
 
-    def register(arguments: type[_T]) -> type[_T]:
+    def register(cls: type[_T]) -> type[_T]:
+        arguments = dataclass(frozen=True)(cls)
         COMMANDS[name] = Command(name, arguments, module, summary)
         return arguments
 
@@ -120,7 +129,6 @@ def _command(name: str, module: str, summary: str) -> Callable[[type[_T]], type[
 
 
 @_command("run", "run", "run or resume one experiment")
-@dataclass(frozen=True)
 class Run:
     """Run one experiment, or resume a run.
 
@@ -139,7 +147,6 @@ class Run:
 
 
 @_command("compare", "run", "run several methods over several seeds, print mean(std)")
-@dataclass(frozen=True)
 class Compare:
     """Run several methods over several seeds and print mean(std) of the last round.
 
@@ -160,7 +167,6 @@ class Compare:
 
 
 @_command("tune", "run", "tune hyperparameters on validation images")
-@dataclass(frozen=True)
 class Tune:
     """Tune the hyperparameters of each method on validation images, with equally many trials.
 
@@ -190,7 +196,6 @@ class Tune:
 
 
 @_command("report", "report", "write results as one HTML page")
-@dataclass(frozen=True)
 class Report:
     """Write the results of runs as one HTML file, which opens without a network.
 
@@ -213,7 +218,6 @@ class Report:
 
 
 @_command("watch", "report", "show runs on a local web page, live")
-@dataclass(frozen=True)
 class Watch:
     """Show all runs below a folder on a local web page, live and read-only.
 
@@ -231,7 +235,6 @@ class Watch:
 
 
 @_command("methods", "report", "list the methods")
-@dataclass(frozen=True)
 class Methods:
     """List the methods with their uploads, client states and papers."""
 
@@ -239,7 +242,6 @@ class Methods:
 
 
 @_command("data list", "data", "list the data sets")
-@dataclass(frozen=True)
 class DataList:
     """List the data sets, and which of them are in the data folder."""
 
@@ -248,7 +250,6 @@ class DataList:
 
 
 @_command("data show", "data", "show how a data set is split among clients")
-@dataclass(frozen=True)
 class DataShow:
     """Show how a data set is split among clients, as a table and as a figure.
 
@@ -264,7 +265,6 @@ class DataShow:
 
 
 @_command("data fetch", "data", "download and prepare a public data set")
-@dataclass(frozen=True)
 class DataFetch:
     """Download the original files of a public data set and prepare them.
 
@@ -280,7 +280,6 @@ class DataFetch:
 
 
 @_command("data prepare", "data", "prepare original files that you downloaded")
-@dataclass(frozen=True)
 class DataPrepare:
     """Convert original files that you downloaded into the layout of the data folder.
 
@@ -296,7 +295,6 @@ class DataPrepare:
 
 
 @_command("data encode", "data", "encode images into files of features")
-@dataclass(frozen=True)
 class DataEncode:
     """Encode images into files of features, so that later runs need neither images nor encoder.
 
@@ -320,7 +318,6 @@ class DataEncode:
 
 
 @_command("data cache", "data", "show or clear the cache of encoded images")
-@dataclass(frozen=True)
 class DataCache:
     """Show the cache of encoded images, or clear it."""
 
@@ -330,7 +327,6 @@ class DataCache:
 
 
 @_command("predict", "inference", "classify images with a finished run")
-@dataclass(frozen=True)
 class Predict:
     """Classify images with a finished run: label, confidence, and whether they fit its data.
 
@@ -341,9 +337,7 @@ class Predict:
     `find . -name '*.png' | mpfedcl predict runs/mine -`.
     """
 
-    run: _FinishedRun
-    """Folder of a finished run, or a client's folder in a federation (DIR/clients/NAME), which
-    keeps the models of its last run."""
+    run: _RunWithModels
     images: Annotated[
         tuple[str, ...],
         tyro.conf.Positional,
@@ -377,7 +371,6 @@ class Predict:
 
 
 @_command("export", "inference", "export the model of a finished run (ONNX and others)")
-@dataclass(frozen=True)
 class Export:
     """Export the model of a finished run as one file, for programs without mpfedcl.
 
@@ -386,9 +379,7 @@ class Export:
     `mpfedcl export runs/mine --client client-2 --predictor classifier --format torch-export`.
     """
 
-    run: _FinishedRun
-    """Folder of a finished run, or a client's folder in a federation (DIR/clients/NAME), which
-    keeps the models of its last run."""
+    run: _RunWithModels
     format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
     """onnx: images in; label, distance and scores out; torch-export: the same as a .pt2 program;
     safetensors: the tensors only."""
@@ -417,7 +408,6 @@ class Export:
 
 
 @_command("join", "inference", "add a client to a finished run")
-@dataclass(frozen=True)
 class Join:
     """Add a new client to a finished run, whose model and prototype pool it receives.
 
@@ -432,7 +422,7 @@ class Join:
     `mpfedcl join runs/mine --leave clinic-7`.
     """
 
-    run: _FinishedRun
+    run: _Run
     """Folder of a finished run of a method with prototypes and a global model."""
     data: _MaybeFolder = None
     """Data of the client: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
@@ -464,7 +454,6 @@ class Join:
 
 
 @_command("leave", "inference", "remove a client from a finished run (exact unlearning)")
-@dataclass(frozen=True)
 class Leave:
     """Remove a client from a finished run.
 
@@ -475,14 +464,12 @@ class Leave:
     """
 
     run: _FinishedRun
-    """Folder of a finished run."""
-    name: _MaybeName = None
+    name: _Name
     """Name of the client."""
     json: _Json = False
 
 
 @_command("contribution", "inference", "measure each client's leave-one-out contribution")
-@dataclass(frozen=True)
 class Contribution:
     """Measure the leave-one-out contribution of each client of a one-shot run to the others.
 
@@ -493,12 +480,10 @@ class Contribution:
     """
 
     run: _FinishedRun
-    """Folder of a finished run."""
     json: _Json = False
 
 
 @_command("advise", "inference", "estimate whether a client would gain from joining")
-@dataclass(frozen=True)
 class Advise:
     """Estimate whether a client would gain from joining a one-shot run; nothing is sent.
 
@@ -508,8 +493,7 @@ class Advise:
     """
 
     run: _FinishedRun
-    """Folder of a finished run."""
-    data: _MaybeFolder = None
+    data: _Folder
     """Data of the client, as for `mpfedcl join`."""
     test_fraction: _MaybeFloat = None
     """Fraction of the images of each class to hold out [default: as in the run; if fewer than 200
@@ -519,7 +503,6 @@ class Advise:
 
 
 @_command("federation init", "federation", "create the keys and folders of a federation")
-@dataclass(frozen=True)
 class FederationInit:
     """Create the folder of a federation: certificates, and a key and instructions for each client.
 
@@ -540,7 +523,6 @@ class FederationInit:
 
 
 @_command("federation server", "federation", "run the server of a federation")
-@dataclass(frozen=True)
 class FederationServer:
     """Run the server of a federation until Ctrl-C.
 
@@ -558,7 +540,6 @@ class FederationServer:
 
 
 @_command("federation client", "federation", "run a client of a federation")
-@dataclass(frozen=True)
 class FederationClient:
     """Take part in a federation with the data of a folder, until Ctrl-C.
 
@@ -593,7 +574,6 @@ class FederationClient:
 
 
 @_command("federation start", "federation", "run an experiment with the clients")
-@dataclass(frozen=True)
 class FederationStart:
     """Run an experiment with the clients of a federation whose server runs on this machine.
 
@@ -614,7 +594,6 @@ class FederationStart:
 
 
 @_command("federation update", "federation", "let one client join or leave a finished run")
-@dataclass(frozen=True)
 class FederationUpdate:
     """Let one client join a finished one-shot run, replace its data in it, or leave it.
 
@@ -624,9 +603,9 @@ class FederationUpdate:
     """
 
     directory: _Federation
-    run: _MaybeFolder = None
+    run: _Folder
     """Run directory of a one-shot method (fedgauss and its family) over a network."""
-    client: _MaybeText = None
+    client: _Name
     """Name of the client; if it is already in the run, its new statistics replace the old ones."""
     leave: _Flag = False
     """Remove the client; it needs to be connected only if the run keeps pooled statistics."""
@@ -634,7 +613,6 @@ class FederationUpdate:
 
 
 @_command("privacy plan", "privacy", "estimate the cost of privacy budgets")
-@dataclass(frozen=True)
 class PrivacyPlan:
     """Estimate the cost of privacy budgets before a run; no data is read.
 
@@ -673,7 +651,6 @@ class PrivacyPlan:
 
 
 @_command("privacy receipt", "privacy", "show the messages that a client would send")
-@dataclass(frozen=True)
 class PrivacyReceipt:
     """Show the messages that a client would send: a dry run on its data; nothing is sent.
 

@@ -1,6 +1,5 @@
 """List, show, fetch, prepare and encode data sets: `data`."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,30 +11,24 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
-from mpfedcl.cli.arguments import (
-    DataCache,
-    DataEncode,
-    DataFetch,
-    DataList,
-    DataPrepare,
-    DataShow,
-)
-from mpfedcl.cli.progress import stderr_console, stdout_console
+from mpfedcl.cli.arguments import DataCache, DataEncode, DataFetch, DataList, DataPrepare, DataShow
+from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
 from mpfedcl.core.images import Images
-from mpfedcl.data.client_split import expand_table, split_among_clients
+from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.folders import is_available
 from mpfedcl.data.loading import write_feature_files
 from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_source
 from mpfedcl.data.public.originals import is_prepared
 from mpfedcl.data.public.prepare import Preparation, prepare_set
-from mpfedcl.data.public.sources import PublicFile, PublicSource, fetch_plan
+from mpfedcl.data.public.sources import PublicFile, fetch_plan
 from mpfedcl.data.samples import ImageFormat, SampleIndex
 from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import fit_tables
@@ -52,7 +45,7 @@ _THUMBNAIL = ImageFormat(96, 96, is_color=True)
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 
-def data_list_command(arguments: DataList) -> int:
+def data_list_command(arguments: DataList) -> None:
     """List the data sets."""
     sets = {}
     for name, spec in SPECIFICATIONS.items():
@@ -61,14 +54,13 @@ def data_list_command(arguments: DataList) -> int:
             here = "yes" if is_available(name, arguments.root) else "no"
         sets[name] = {"summary": spec.summary, "source": spec.source, "here": here}
     if arguments.json:
-        print(json.dumps(sets, indent=2))
-        return 0
+        print_json(sets)
+        return
     rows = [[name, each["summary"], each["here"]] for name, each in sets.items()]
     TextTable("data sets", ["name", "content", "available"], rows).show(stdout_console())
-    return 0
 
 
-def data_cache_command(arguments: DataCache) -> int:
+def data_cache_command(arguments: DataCache) -> None:
     """Show the feature cache, or clear it first."""
     cache = FeatureCache()
     if arguments.clear:
@@ -82,8 +74,8 @@ def data_cache_command(arguments: DataCache) -> int:
             "limit": cache.limit,
             "arrays": {name: asdict(each) for name, each in content.items()},
         }
-        print(json.dumps(shown, indent=2))
-        return 0
+        print_json(shown)
+        return
     rows = [
         [name, f"{each.files:,}", f"{each.samples:,}", f"{each.bytes / 1024**2:,.1f}"]
         for name, each in content.items()
@@ -91,10 +83,9 @@ def data_cache_command(arguments: DataCache) -> int:
     title = f"{cache.folder}: {total / 1024**2:,.1f} MiB of at most {cache.limit / 1024**2:,.0f}"
     heads = ["encoder", "files", "samples", "MiB"]
     TextTable(title, heads, rows or [["none", "0", "0", "0"]]).show(stdout_console())
-    return 0
 
 
-def data_show_command(arguments: DataShow) -> int:
+def data_show_command(arguments: DataShow) -> None:
     """Print and draw the samples of each client."""
     if arguments.out.suffix not in _FIGURE_SUFFIXES:
         raise InvalidInput(
@@ -104,7 +95,7 @@ def data_show_command(arguments: DataShow) -> int:
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
-    content = expand_table(split.describe(sample_index.class_names))
+    content = split.describe(sample_index.class_names)
     from mpfedcl.report.drawings import draw_contact_sheet, draw_partition
 
     title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
@@ -115,8 +106,8 @@ def data_show_command(arguments: DataShow) -> int:
         draw_contact_sheet(*_pick_images(sample_index), arguments.name, sheet)
         figures.append(str(sheet))
     if arguments.json:
-        print(json.dumps({"figures": figures, **content}, indent=2))
-        return 0
+        print_json({"figures": figures, **content})
+        return
     _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(
         stdout_console()
     )
@@ -125,7 +116,6 @@ def data_show_command(arguments: DataShow) -> int:
         for notice in sample_index.notices:
             stdout_console().print(notice)
         stdout_console().print(f"No contact sheet was drawn: the samples are {sample_index}.")
-    return 0
 
 
 def _pick_images(sample_index: SampleIndex) -> tuple[dict[str, list[Images | None]], list[str]]:
@@ -156,7 +146,7 @@ def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
     return TextTable(title, ["client", *columns, "train", "test"], rows, note)
 
 
-def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None) -> int:
+def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None) -> None:
     """Download and prepare a data set, and print the steps that are left to the user."""
     plan, replace = fetch_plan(arguments.name), arguments.replace
     data = _data_folder(arguments.root)
@@ -165,7 +155,7 @@ def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None)
         if not replace and all(is_prepared(folder, domain) for domain in public_source.domains):
             continue
         download_folder = originals / public_source.name
-        with lock_folder(download_folder), _show_downloads(public_source) as report:
+        with lock_folder(download_folder), _show_downloads() as report:
             fetch_source(public_source, download_folder, retries, report)
         stdout_console().print(f"originals of {public_source.name}: {download_folder}")
     originals.mkdir(parents=True, exist_ok=True)
@@ -176,10 +166,9 @@ def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None)
     _print_preparation(plan.set_name, preparation)
     if plan.by_hand and preparation.missing:
         stdout_console().print(plan.by_hand.format(folder=originals))
-    return 0
 
 
-def data_prepare_command(arguments: DataPrepare) -> int:
+def data_prepare_command(arguments: DataPrepare) -> None:
     """Prepare the original files in a folder, and list those that are missing."""
     name, source = arguments.name, arguments.source
     folder = _data_folder(arguments.root) / name
@@ -196,17 +185,15 @@ def data_prepare_command(arguments: DataPrepare) -> int:
             f"one of: {sought}."
         )
     _print_preparation(name, preparation)
-    return 0
 
 
-def data_encode_command(arguments: DataEncode) -> int:
+def data_encode_command(arguments: DataEncode) -> None:
     """Encode images into feature files, and list them."""
     root, out = arguments.root.expanduser(), arguments.out.expanduser()
     written = write_feature_files(root, out, arguments.encoder, arguments.weights)
     lines = [f"  {path.name}: {count:,} vectors" for path, count in written.items()]
     stdout_console().print("\n".join([f"features by {arguments.encoder}: {out}", *lines]))
     stdout_console().print(f"use them with: --dataset.name folder --dataset.root {out}")
-    return 0
 
 
 def _data_folder(root: Path | None) -> Path:
@@ -222,7 +209,7 @@ def _print_preparation(name: str, preparation: Preparation) -> None:
 
 
 @contextmanager
-def _show_downloads(public_source: PublicSource) -> Iterator[DownloadProgress]:
+def _show_downloads() -> Iterator[DownloadProgress]:
     """Show a progress bar per file, on a terminal only."""
     console = stderr_console()
     columns = (
@@ -233,15 +220,11 @@ def _show_downloads(public_source: PublicSource) -> Iterator[DownloadProgress]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        tasks = {
-            public_file: progress.add_task(public_file.name, total=public_file.size, start=False)
-            for public_file in public_source.files
-        }
+        tasks: dict[PublicFile, TaskID] = {}
 
         def report(public_file: PublicFile, on_disk: int) -> None:
-            task = progress.tasks[tasks[public_file]]
-            if not task.started:
-                progress.start_task(tasks[public_file])
+            if public_file not in tasks:
+                tasks[public_file] = progress.add_task(public_file.name, total=public_file.size)
             progress.update(tasks[public_file], completed=on_disk)
 
         yield report

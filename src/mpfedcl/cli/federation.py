@@ -5,7 +5,6 @@ server and of a client run for months and must stay small.
 """
 
 import contextlib
-import json
 import signal
 import subprocess
 import threading
@@ -25,13 +24,8 @@ from mpfedcl.cli.arguments import (
     FederationStart,
     FederationUpdate,
 )
-from mpfedcl.cli.progress import (
-    Milestones,
-    progress_bar,
-    stderr_console,
-    stdout_console,
-    stop_after_round,
-)
+from mpfedcl.cli.progress import Milestones, ProgressBar
+from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console, stop_after_round
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.files import lock_folder, unused_folder, write_atomically
 from mpfedcl.network.flower.programs import (
@@ -76,7 +70,7 @@ _UPDATE_EVENTS = {
 }
 
 
-def federation_init_command(arguments: FederationInit) -> int:
+def federation_init_command(arguments: FederationInit) -> None:
     """Create or extend the folder of a federation."""
     if (arguments.clients is None) == (not arguments.names):
         raise InvalidInput("one of --clients and --names must be given.")
@@ -93,10 +87,9 @@ def federation_init_command(arguments: FederationInit) -> int:
     console.print(f"{folder.root}: {len(folder.clients)} clients, {', '.join(folder.clients)}")
     console.print(f"Next: mpfedcl federation server {folder.root}")
     console.print(f"Files for each machine: {folder.root / 'README.md'}")
-    return 0
 
 
-def federation_server_command(arguments: FederationServer) -> int:
+def federation_server_command(arguments: FederationServer) -> None:
     """Run Flower's SuperLink, register the clients' keys, and execute submitted runs."""
     folder = ServerFolder.open(arguments.directory)
     console = stderr_console()
@@ -126,7 +119,7 @@ def federation_server_command(arguments: FederationServer) -> int:
             raise InvalidInput(f"the server ended ({log}): {end_of_log(log).rstrip('.')}.")
     except KeyboardInterrupt:
         console.print("Server ended.")
-        return 0
+        return
 
 
 def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
@@ -267,7 +260,7 @@ def _end_by_signals() -> None:
     signal.signal(signal.SIGINT, interrupt)
 
 
-def federation_client_command(arguments: FederationClient) -> int:
+def federation_client_command(arguments: FederationClient) -> None:
     """Run the process of a client, and restart it whenever it ends."""
     client = ClientFolder.open(arguments.directory, arguments.name)
     if (arguments.data is None) == (arguments.share is None):
@@ -307,7 +300,6 @@ def federation_client_command(arguments: FederationClient) -> int:
             _supervise_client(client)
     except KeyboardInterrupt:
         console.print(f"{client.name} has left.")
-    return 0
 
 
 def _supervise_client(client: ClientFolder) -> None:
@@ -380,9 +372,9 @@ def federation_start_command(arguments: FederationStart) -> int:
     require_flower("mpfedcl.network.flower.control")
     if arguments.resume is None:
         # Checked now, while the user is watching, and not by the server.
-        from mpfedcl.runs.plan import Facts, plan
+        from mpfedcl.runs.plan import plan
 
-        plan(arguments.settings, Facts(over_network=True))
+        plan(arguments.settings, over_network=True)
     again = f"mpfedcl federation start {folder.root} --resume {path}"
     follower = _follow_run(folder, path, _run_config(arguments, folder, path), again)
     return _report_end(arguments, follower, path)
@@ -402,7 +394,7 @@ def _follow_run(
     from mpfedcl.network.flower.control import stop_run, submit
 
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
+    with stop_after_round(console) as stop, ProgressBar(console, "rounds") as bar:
         task = bar.add_task("starting", total=None, note="")
         folder.status.unlink(missing_ok=True)
         stop_file(folder.status).unlink(missing_ok=True)
@@ -419,6 +411,8 @@ def _follow_run(
             raise
         finally:
             stop_file(folder.status).unlink(missing_ok=True)
+    if follower.status["what"] == "failed":
+        raise RunCutShort(str(follower.status.get("error", "see the log of the server")))
     return follower
 
 
@@ -549,16 +543,13 @@ class RunFollower:
 
 
 def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -> int:
-    from mpfedcl.cli.run import draw_figures, show_result
+    from mpfedcl.cli.run import show_result
     from mpfedcl.runs.directory import RunDirectory
     from mpfedcl.runs.observer import RunResult
 
-    what = follower.status["what"]
-    if what == "failed":
-        raise RunCutShort(str(follower.status.get("error", "see the log of the server")))
     directory = RunDirectory(path)
     records, experiment = directory.read_records(), directory.read_experiment()
-    if what == "stopped":
+    if follower.status["what"] == "stopped":
         # Clients evaluate a round with the next one, so the last record may be incomplete.
         done = max(len(records), follower.round)
         stderr_console().print(
@@ -569,7 +560,7 @@ def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -
     summary = directory.read_summary()
     assert summary is not None
     result = RunResult(path, experiment, summary["accuracy"], records, None, summary)
-    show_result(result, draw_figures(result), arguments.predictors, as_json=arguments.json)
+    show_result(result, arguments)
     return 0
 
 
@@ -583,10 +574,11 @@ def _is_alive(number: int) -> bool:
         return False
 
 
-def federation_update_command(arguments: FederationUpdate) -> int:
+def federation_update_command(arguments: FederationUpdate) -> None:
     """Let one client join a finished one-shot run, replace its data in it, or leave it."""
     folder = ServerFolder.open(arguments.directory)
-    run, client = _check_update(arguments)
+    run, client = arguments.run, arguments.client
+    _check_update(arguments)
     require_flower("mpfedcl.network.flower.control")
     request = {
         "status": str(folder.status.resolve()),
@@ -596,39 +588,27 @@ def federation_update_command(arguments: FederationUpdate) -> int:
     }
     leaves = " --leave" if arguments.leave else ""
     again = f"mpfedcl federation update {folder.root} --run {run} --client {client}{leaves}"
-    status = _follow_run(folder, run, request, again).status
-    if status["what"] == "failed":
-        raise RunCutShort(str(status.get("error", "see the log of the server")))
-    _show_update(arguments, status["change"])
-    return 0
+    _show_update(arguments, _follow_run(folder, run, request, again).status["change"])
 
 
-def _check_update(arguments: FederationUpdate) -> tuple[Path, str]:
-    """Return the run and the client; reject invalid input before the server is contacted."""
+def _check_update(arguments: FederationUpdate) -> None:
+    """Reject invalid input before the server is contacted."""
     from mpfedcl.inference.one_shot import check_change, is_one_shot
 
-    for name in ("run", "client"):
-        if getattr(arguments, name) is None:
-            raise InvalidInput(
-                f"{name} is missing; it must be given: --run runs/lab --client clinic-7."
-            )
-    assert arguments.run is not None
-    assert arguments.client is not None
     if not is_one_shot(arguments.run):
         raise InvalidInput(
             f"run is {str(arguments.run)!r}; it must be a run of a one-shot method, such as "
             "fedgauss: other models have been trained with their clients."
         )
     check_change(arguments.run, arguments.client, leave=arguments.leave)
-    return arguments.run, arguments.client
 
 
 def _show_update(arguments: FederationUpdate, change: dict[str, Any]) -> None:
-    from mpfedcl.report.tables import percent
+    from mpfedcl.report.wording import percent
 
     client, clients = change["client"], change["clients"]
     if arguments.json:
-        print(json.dumps(change, indent=2))
+        print_json(change)
     if change["event"] == "rejected":
         raise InvalidInput(f"{client} was rejected, and nothing was changed: {change['reason']}.")
     if arguments.json:

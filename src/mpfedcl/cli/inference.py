@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from mpfedcl.cli.arguments import Advise, Contribution, Export, Join, Leave, Predict
-from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
+from mpfedcl.cli.progress import ProgressBar
+from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.inference.advice import CLASSIFIERS, Advice, advise
@@ -21,7 +23,8 @@ from mpfedcl.inference.export import ExportSettings, export_run
 from mpfedcl.inference.membership import JoinResult, join, leave, list_joined
 from mpfedcl.inference.predictor import Measured, Prediction, Predictor
 from mpfedcl.inference.samples import NamedSample, list_samples, read_batches
-from mpfedcl.report.tables import PREDICTOR_TITLES, TextTable, percent
+from mpfedcl.report.tables import TextTable
+from mpfedcl.report.wording import PREDICTOR_TITLES, percent
 from mpfedcl.runs.directory import RunDirectory
 
 _SOME_UNREADABLE = 3
@@ -66,7 +69,7 @@ def predict_command(arguments: Predict) -> int:
         console.print(predictor.remark)
     predicted: list[tuple[str, Prediction]] = []
     faults = 0
-    with progress_bar(console) as bar:
+    with ProgressBar(console) as bar:
         task = bar.add_task("predicting", total=len(samples), note="")
         batches: Iterable[_Batch] = _measure(predictor, samples)
         if arguments.estimate_prior:
@@ -218,7 +221,7 @@ def _summarize_predictions(predictor: Predictor, predictions: Sequence[Predictio
     return "\n".join(lines)
 
 
-def export_command(arguments: Export) -> int:
+def export_command(arguments: Export) -> None:
     """Write the file and print the result of its check."""
     if arguments.check_images < 1:
         raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
@@ -242,9 +245,8 @@ def export_command(arguments: Export) -> int:
         # Not into the models that a client keeps, because later runs replace them.
         done = export_run(predictor, wanted, arguments.out, arguments.run)
     if arguments.json:
-        told = {"path": str(done.path), "bytes": done.num_bytes, **done.note}
-        print(json.dumps(told, indent=2))
-        return 0
+        print_json({"path": str(done.path), "bytes": done.num_bytes, **done.note})
+        return
     note = done.note
     shape = " x ".join(str(size) for size in note["input"]["shape"])
     stdout_console().print(
@@ -263,22 +265,33 @@ def export_command(arguments: Export) -> int:
             said += f"with PyTorch {checked['accuracy_of_pytorch']:.1f} %"
         stdout_console().print(said)
     stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
-    return 0
 
 
-def join_command(arguments: Join) -> int:
+def join_command(arguments: Join) -> None:
     """Let a client join or leave, or list the clients that have joined."""
+    is_bare = replace(arguments, leave=None, json=False) == Join(arguments.run)
     if arguments.leave is not None:
-        return _leave_from_join(arguments, arguments.leave)
-    if arguments.data is None:
-        return _list_joined(arguments)
-    if arguments.name is None:
+        if not is_bare:
+            raise InvalidInput(f"leave is {arguments.leave!r}; only --json may be given with it.")
+        leave_command(Leave(arguments.run, arguments.leave, arguments.json))
+    elif is_bare:
+        _list_joined(arguments)
+    elif arguments.data is None:
+        raise InvalidInput(
+            "data is missing; a client that joins needs --data FOLDER and --name NAME."
+        )
+    elif arguments.name is None:
         raise InvalidInput("name is missing; it must name the new client: --name clinic-7.")
+    else:
+        _join(arguments, arguments.data, arguments.name)
+
+
+def _join(arguments: Join, data: Path, name: str) -> None:
     console = stderr_console()
     joined = join(
         arguments.run,
-        arguments.data,
-        arguments.name,
+        data,
+        name,
         epochs=arguments.epochs,
         lr=arguments.lr,
         test_fraction=arguments.test_fraction,
@@ -292,15 +305,13 @@ def join_command(arguments: Join) -> int:
     for notice in joined.notices:
         console.print(notice)
     if arguments.json:
-        told = {**joined.to_json(), "added": joined.was_added, "rejected": joined.rejected}
-        print(json.dumps(told, indent=2))
+        print_json({**joined.to_json(), "added": joined.was_added, "rejected": joined.rejected})
     else:
         _show_join(stdout_console(), arguments, joined)
     if arguments.add and joined.rejected is not None:
         raise InvalidInput(
             f"{joined.client} was not added: update validation rejects it ({joined.rejected})."
         )
-    return 0
 
 
 def _show_join(console: Console, arguments: Join, joined: JoinResult) -> None:
@@ -364,20 +375,10 @@ def _show_one_shot(console: Console, arguments: Join, joined: JoinResult) -> Non
         console.print("The federation is unchanged; --add adds these statistics to it.")
 
 
-def _leave_from_join(arguments: Join, name: str) -> int:
-    if replace(arguments, leave=None, json=False) != Join(arguments.run):
-        raise InvalidInput(f"leave is {name!r}; only --json may be given with it.")
-    return leave_command(Leave(arguments.run, name, arguments.json))
-
-
-def _list_joined(arguments: Join) -> int:
-    if replace(arguments, json=False) != Join(arguments.run):
-        raise InvalidInput(
-            "data is missing; a client that joins needs --data FOLDER and --name NAME."
-        )
+def _list_joined(arguments: Join) -> None:
     found = list_joined(arguments.run)
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     elif not found:
         stdout_console().print(f"No client has joined {arguments.run} since it was trained.")
     else:
@@ -385,13 +386,10 @@ def _list_joined(arguments: Join) -> int:
         names = ("client", "time", "train_images", "epochs", "prototypes")
         rows = [[str(record.get(name, "-")) for name in names] for record in found]
         TextTable(f"joined {arguments.run}", columns, rows).show(stdout_console())
-    return 0
 
 
-def leave_command(arguments: Leave) -> int:
+def leave_command(arguments: Leave) -> None:
     """Remove a client from a run."""
-    if arguments.name is None:
-        raise InvalidInput("name is missing; it must name the client that leaves: --name clinic-7.")
     pool = leave(arguments.run, arguments.name)
     if arguments.json:
         told = {"left": arguments.name, "pool": list(pool.names), "prototypes": len(pool)}
@@ -401,10 +399,9 @@ def leave_command(arguments: Leave) -> int:
             f"{arguments.name} has left; the pool holds {len(pool)} prototypes of "
             f"{pool.num_clients} clients"
         )
-    return 0
 
 
-def contribution_command(arguments: Contribution) -> int:
+def contribution_command(arguments: Contribution) -> None:
     """Show the client contributions, and write them into the run directory."""
     # Imported late: matplotlib takes a second to load.
     from mpfedcl.report.drawings import draw_contributions
@@ -421,8 +418,8 @@ def contribution_command(arguments: Contribution) -> int:
         title = f"Client contributions: {arguments.run.resolve().name}"
         draw_contributions(found.clients, title, arguments.run / "contribution.png")
     if arguments.json:
-        print(json.dumps(found.to_json(), indent=2))
-        return 0
+        print_json(found.to_json())
+        return
     predictors = [
         PREDICTOR_TITLES[each] for each in (found.predictor_global, found.predictor_local)
     ]
@@ -449,19 +446,14 @@ def contribution_command(arguments: Contribution) -> int:
         note,
     ).show(stdout_console())
     stdout_console().print(f"figure: {arguments.run / 'contribution.png'}")
-    return 0
 
 
 def _contribution_cells(found: OthersAccuracy) -> list[str]:
     return [percent(found.whole), percent(found.without), f"{found.difference:+.1f}"]
 
 
-def advise_command(arguments: Advise) -> int:
+def advise_command(arguments: Advise) -> None:
     """Estimate whether a client would gain from joining."""
-    if arguments.data is None:
-        raise InvalidInput(
-            "data is missing; it must be the folder of the client's images: --data FOLDER."
-        )
     found = advise(
         arguments.run,
         arguments.data,
@@ -469,10 +461,9 @@ def advise_command(arguments: Advise) -> int:
         weights=arguments.weights,
     )
     if arguments.json:
-        print(json.dumps(found.to_json(), indent=2))
+        print_json(found.to_json())
     else:
         _show_advice(arguments, found)
-    return 0
 
 
 def _show_advice(arguments: Advise, found: Advice) -> None:

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import tyro
 from pydantic.fields import FieldInfo
@@ -24,15 +24,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from mpfedcl.cli.arguments import (
-    COMMANDS,
-    Compare,
-    DataFetch,
-    DataShow,
-    FederationStart,
-    Run,
-    Tune,
-)
+from mpfedcl.cli.arguments import COMMANDS, Compare, DataFetch, DataShow, FederationStart, Run, Tune
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.core.plugins import allow_current_folder
 from mpfedcl.data.folders import find_set_folder
@@ -64,6 +56,7 @@ _GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 _UNION, _FROM = r"Error parsing --(\S+): no type matching .*", r" could be .* from \[(.*?)\].*"
 _PLAIN_ERRORS = {
+    r"Missing from .*?: (--\S+) (\S+) .*": r"\1 is missing; it must be given: \1 \2",
     rf"{_UNION}INT\|\{{(\w+)\}}{_FROM}": r"--\1 is \3; it must be a whole number or \2",
     rf"{_UNION}FLOAT FLOAT FLOAT\}}{_FROM}": r"--\1 is \2; it must be three numbers",
     rf"{_UNION}INT{_FROM}": r"--\1 is \2; it must be a whole number",
@@ -110,13 +103,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     try:
-        sys.exit(_dispatch(given))
+        sys.exit(_dispatch(given) or 0)
     except InvalidInput as error:
         print(f"mpfedcl: {error}", file=sys.stderr)
         sys.exit(2)
     except LostWorker as error:
         # Only one process of a run reports the error.
-        from mpfedcl.engines.workers import is_worker
+        from mpfedcl.engines.worker_group import is_worker
 
         if not is_worker():
             print(f"mpfedcl: {error}", file=sys.stderr)
@@ -147,19 +140,21 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
-def _dispatch(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help") or _is_bare_group(argv):
-        print(_overview(), end="")
-        return 0
-    if argv[0] == "--version":
+def _dispatch(argv: list[str]) -> int | None:
+    """Run a command; return its exit code, or None for success."""
+    if argv == ["--version"]:
         print(version("mpfedcl"))
-        return 0
+        return None
+    group = argv[1:] if argv and argv[0] in _GROUPS else argv
+    if group[:1] in ([], ["-h"], ["--help"], ["help"]):
+        print(_overview())
+        return None
     arguments = parse(argv)
     _check_names(arguments)
     name, _ = _find_command(argv)
     # Imported late: torch takes seconds to load.
     module = import_module(f"mpfedcl.cli.{COMMANDS[name].module}")
-    code: int = getattr(module, COMMANDS[name].function)(arguments)
+    code: int | None = getattr(module, f"{name.replace(' ', '_')}_command")(arguments)
     return code
 
 
@@ -172,11 +167,7 @@ def _overview() -> str:
         commands = [each for each in COMMANDS.values() if each.module == module]
         lines += [f"  mpfedcl {each.name:{width}}  {each.summary}" for each in commands]
     lines += ["", "`mpfedcl COMMAND --help` explains a command. To start: mpfedcl run --rounds 10"]
-    return "\n".join(lines) + "\n"
-
-
-def _is_bare_group(argv: list[str]) -> bool:
-    return argv[0] in _GROUPS and argv[1:] in ([], ["-h"], ["--help"])
+    return "\n".join(lines)
 
 
 def _find_command(argv: list[str]) -> tuple[str, list[str]]:
@@ -203,8 +194,8 @@ def parse(argv: list[str]) -> Any:
     parsed = program.parse(command)
     file: Path | None = getattr(parsed, "file", None)
     resumed: Path | None = getattr(parsed, "resume", None)
-    is_start = isinstance(parsed, FederationStart)
-    free = ("rounds",) if is_start else ("rounds", *RESULT_NEUTRAL_SETTINGS)
+    over_network = isinstance(parsed, FederationStart)
+    free = ("rounds",) if over_network else ("rounds", *RESULT_NEUTRAL_SETTINGS)
     rule = f"resume allows only {', '.join(f'--{each}' for each in free).replace('_', '-')} with it"
     if resumed is not None:
         if file is not None or parsed.out is not None:
@@ -219,7 +210,7 @@ def parse(argv: list[str]) -> Any:
         return parsed
     # Flags override the file, and only parsing shows which flags are given: parse again, with the
     # settings of the file as the defaults.
-    given = {"directory": parsed.directory} if is_start else {}
+    given = {"directory": parsed.directory} if over_network else {}
     parsed = program.parse(command, command(**given, settings=kept))
     if resumed is not None:
         unchanged = parsed.settings.replace(**{name: kept.setting(name) for name in free})
@@ -317,10 +308,17 @@ class _Program:
             if not (unknown := re.match(_UNKNOWN_FLAG, message)):
                 raise InvalidInput(f"{message} (see {self.name} --help).") from None
             flag = unknown[1]
-            question = did_you_mean_setting(flag, list_flags(command, self.sections), "--")
+            question = did_you_mean_setting(flag, self._list_flags(command), "--")
             raise InvalidInput(
                 f"--{flag} is not an option{question}; {self.name} --help lists them all."
             ) from None
+
+    def _list_flags(self, command: type[Any]) -> list[str]:
+        """Return the names of a command's flags, without the hyphens before them."""
+        said, rules = io.StringIO(), settings_rules(self.sections)
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            tyro.cli(command, args=["--help"], registry=rules)
+        return re.findall(r"^\W*--([\w.-]+)", said.getvalue(), re.MULTILINE)
 
 
 def _first_paragraph(box: str) -> str:
@@ -378,32 +376,6 @@ def settings_rules(method_sections: Mapping[str, type[Settings]]) -> Constructor
         return StructConstructorSpec(instantiate=instantiate, fields=tuple(fields))
 
     return rules
-
-
-def list_flags(command: type[Any], method_sections: Mapping[str, type[Settings]]) -> list[str]:
-    """Return the names of a command's flags, without the hyphens before them."""
-    found: list[str] = []
-    for name, hint in get_type_hints(command, include_extras=True).items():
-        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        if isinstance(kind, type) and issubclass(kind, Settings):
-            found += _setting_names(kind)
-            if issubclass(kind, Experiment):
-                for section, own in method_sections.items():
-                    found += [f"{section}.{each}" for each in own.model_fields]
-        elif tyro.conf.Positional not in get_args(hint):
-            found.append(name)
-    return [name.replace("_", "-") for name in found]
-
-
-def _setting_names(kind: type[Settings]) -> list[str]:
-    found: list[str] = []
-    for name, field in kind.model_fields.items():
-        within = field.annotation
-        if isinstance(within, type) and issubclass(within, Settings):
-            found += [f"{name}.{each}" for each in _setting_names(within)]
-        else:
-            found.append(name)
-    return found
 
 
 def _flag_type(field: FieldInfo) -> Any:

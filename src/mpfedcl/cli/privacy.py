@@ -1,6 +1,5 @@
 """Plan privacy budgets and show the messages of a client: `privacy plan`, `privacy receipt`."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mpfedcl.cli.arguments import PrivacyPlan, PrivacyReceipt
-from mpfedcl.cli.progress import stdout_console
+from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.client import ClientSettings
@@ -24,7 +23,7 @@ _ADVICE = {
 }
 
 
-def privacy_plan_command(arguments: PrivacyPlan) -> int:
+def privacy_plan_command(arguments: PrivacyPlan) -> None:
     """Show the cost of privacy budgets."""
     if not arguments.epsilon:
         raise InvalidInput("epsilon is empty; it must name at least one budget: --epsilon 1 3.")
@@ -44,8 +43,8 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
     rows: Sequence[SumsPlan | RoundsPlan]
     rows = plan.for_rounds(arguments.epsilon) if plan.rounds else plan.for_sums(arguments.epsilon)
     if arguments.json:
-        print(json.dumps(to_json(plan, rows), indent=2))
-        return 0
+        print_json(to_json(plan, rows))
+        return
     console = stdout_console()
     whom = {"record": "one image", "client": "all images of one client"}[plan.unit]
     console.print(
@@ -56,7 +55,6 @@ def privacy_plan_command(arguments: PrivacyPlan) -> int:
         _show_rounds(console, plan, [row for row in rows if isinstance(row, RoundsPlan)])
     else:
         _show_sums(console, plan, [row for row in rows if isinstance(row, SumsPlan)])
-    return 0
 
 
 def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
@@ -115,7 +113,7 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
     )
 
 
-def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
+def privacy_receipt_command(arguments: PrivacyReceipt) -> None:
     """Show the messages that a client would send."""
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
@@ -134,10 +132,12 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
         min_cluster_size=threshold or 1,
         methods=arguments.methods,
     )
-    receipt = make_receipt(_read_settings(arguments.settings), settings)
+    file = arguments.settings
+    if file.is_dir():
+        file /= "experiment.toml"
+    receipt = make_receipt(Experiment.from_toml(file), settings)
     if arguments.json:
-        told = {**asdict(receipt), "least": receipt.least}
-        print(json.dumps(told, indent=2))
+        print_json({**asdict(receipt), "least": receipt.least})
     else:
         _show_receipt(stdout_console(), receipt)
     if threshold is not None and (below := receipt.below(threshold)):
@@ -145,12 +145,6 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> int:
             f"threshold is {threshold}; {below[0].name} would be sent with a value of only "
             f"{below[0].least} images: take part only with a privacy budget, or with more images."
         )
-    return 0
-
-
-def _read_settings(path: Path) -> Experiment:
-    file = path / "experiment.toml" if path.is_dir() else path
-    return Experiment.from_toml(file)
 
 
 def _show_receipt(console: Console, receipt: Receipt) -> None:

@@ -1,11 +1,5 @@
 """Progress: a bar on a terminal, occasional lines in files and pipes."""
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -24,20 +18,6 @@ from rich.text import Text
 
 LINES = 20
 """Maximum number of progress lines of a run in a log."""
-_LOST_SECONDS = 5.0
-"""Time limit of a second Ctrl-C, after which the process ends: torch swallows some of them."""
-
-
-def stderr_console() -> Console:
-    """Return a console on standard error, so that standard output holds results only."""
-    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-
-
-def stdout_console() -> Console:
-    """Return a console on standard output, with 100 columns if it is no terminal."""
-    width = None if Console().is_terminal else 100
-    # Names of files and classes are no markup, and a wrapped path could not be copied.
-    return Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 class Milestones:
@@ -56,17 +36,20 @@ class Milestones:
 
 
 class _NoteColumn(ProgressColumn):
-    """The note next to a bar, which is cut off if the line is too long."""
+    """The note next to a bar; unlike the other columns it gives way if the line is too long."""
 
     def render(self, task: Task) -> Text:
         """Return the note on one line."""
         return Text(str(task.fields["note"]), no_wrap=True, overflow="ellipsis")
 
 
-class _LoggedProgress(Progress):
-    """A bar that prints lines if it is not on a terminal."""
+class ProgressBar(Progress):
+    """A bar with a note; without a terminal it prints lines, if it has a unit.
 
-    def __init__(self, console: Console, unit: str) -> None:
+    Each task needs the field `note`, which is cut off if the line is too long.
+    """
+
+    def __init__(self, console: Console, unit: str = "") -> None:
         super().__init__(
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
@@ -81,9 +64,10 @@ class _LoggedProgress(Progress):
         self._waits: list[str] = []
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a task, and print a line if it is due."""
         super().update(task_id, **changes)
         if self._unit and not self.console.is_terminal:
-            self._print_line(self.tasks[self.task_ids.index(task_id)])
+            self._print_line(self._tasks[task_id])
 
     def _print_line(self, task: Task) -> None:
         note = " ".join(task.fields["note"].split())
@@ -96,36 +80,3 @@ class _LoggedProgress(Progress):
             # Nothing is counted yet: the reason of the wait is printed once.
             self._waits.append(note)
             self.console.print(f"{task.description}: {note}")
-
-
-def progress_bar(console: Console, unit: str = "") -> Progress:
-    """Return a progress bar; without a terminal it prints lines, if it has a unit."""
-    return _LoggedProgress(console, unit)
-
-
-@contextmanager
-def stop_after_round(console: Console) -> Iterator[Callable[[], bool]]:
-    """Stop after the current round on the first Ctrl-C, and at once on the second.
-
-    Yields a function that returns whether a stop was requested.
-    """
-    is_asked = False
-    # Files are written atomically, so the process may end at any moment.
-    lost = threading.Timer(_LOST_SECONDS, os._exit, [130])
-    lost.daemon = True
-
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_asked
-        if is_asked:
-            if not lost.is_alive():
-                lost.start()
-            raise KeyboardInterrupt
-        is_asked = True
-        console.print("Stopping after the current round; Ctrl-C again stops at once.")
-
-    before: Any = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: is_asked
-    finally:
-        lost.cancel()
-        signal.signal(signal.SIGINT, before)

@@ -1,13 +1,13 @@
 """Report results: `report`, `watch` and `methods`."""
 
 import ipaddress
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from mpfedcl.cli.arguments import Methods, Report, Watch
-from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console
+from mpfedcl.cli.progress import ProgressBar
+from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
@@ -16,7 +16,7 @@ from mpfedcl.report.result_folders import ResultFolder, find_result_folders
 from mpfedcl.report.tables import TextTable
 
 
-def report_command(arguments: Report) -> int:
+def report_command(arguments: Report) -> None:
     """Write the results in the folders as one HTML file, and as files for a paper on request."""
     # Imported late: matplotlib takes a second to load.
     from mpfedcl.report.document import build_document
@@ -28,7 +28,7 @@ def report_command(arguments: Report) -> int:
     out = arguments.out or arguments.folders[0] / "report.html"
     if out.is_dir():
         raise InvalidInput(f"out is {str(out)!r}, which is a folder; it must be a file.")
-    with progress_bar(stderr_console()) as bar:
+    with ProgressBar(stderr_console()) as bar:
         total = sum(len(folder.runs) for folder in result_folders)
         task = bar.add_task("report", total=total, note="")
         document = build_document(
@@ -39,7 +39,6 @@ def report_command(arguments: Report) -> int:
     stdout_console().print(f"report: {out}")
     if written := _write_paper_files(arguments, result_folders, document, out.parent):
         stdout_console().print(_describe_files(written))
-    return 0
 
 
 def _write_paper_files(
@@ -67,7 +66,7 @@ def _describe_files(paths: Sequence[Path]) -> str:
     return "\n".join(f"in {folder}: {', '.join(each)}" for folder, each in names.items())
 
 
-def watch_command(arguments: Watch) -> int:
+def watch_command(arguments: Watch) -> None:
     """Show the runs below a folder on a local web page, until Ctrl-C."""
     folder = arguments.folder
     if not folder.is_dir():
@@ -94,15 +93,14 @@ def watch_command(arguments: Watch) -> int:
     stdout_console().print(f"watching {folder}: http://{shown}:{port}/ (Ctrl-C ends it)")
     with listener:
         serve(folder, listener)
-    return 0
 
 
-def methods_command(arguments: Methods) -> int:
+def methods_command(arguments: Methods) -> None:
     """List the methods."""
     methods = built_in_methods()
     if arguments.json:
-        print(json.dumps({name: _describe_method(cls) for name, cls in methods.items()}, indent=2))
-        return 0
+        print_json({name: _describe_method(cls) for name, cls in methods.items()})
+        return
     for family in get_args(Family):
         told = [_describe_method(cls) for cls in methods.values() if cls.family == family]
         rows = [
@@ -122,7 +120,6 @@ def methods_command(arguments: Methods) -> int:
         "* Our interpretation of details that the paper leaves open, see docs/methods.md.\n"
         "--json adds the primary predictors and the search spaces of `mpfedcl tune`."
     )
-    return 0
 
 
 def _describe_method(method: type[Method]) -> dict[str, Any]:

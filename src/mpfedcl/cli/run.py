@@ -1,8 +1,7 @@
 """Run experiments: `run`, `compare` and `tune`."""
 
-import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -10,29 +9,27 @@ from typing import Any
 from rich.console import Console
 
 from mpfedcl.api import RUNNER, resume, run
-from mpfedcl.cli.arguments import Compare, Run, Tune
-from mpfedcl.cli.progress import progress_bar, stderr_console, stdout_console, stop_after_round
+from mpfedcl.cli.arguments import Compare, FederationStart, Run, Tune
+from mpfedcl.cli.progress import ProgressBar
+from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console, stop_after_round
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, unused_folder
-from mpfedcl.engines.workers import is_under_torchrun, is_worker
+from mpfedcl.engines.worker_group import is_under_torchrun, is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_data, describe_missing_encoder, describe_partition
 from mpfedcl.methods import find_method, name_method, name_methods
 from mpfedcl.report.export import write_comparison
-from mpfedcl.report.tables import (
+from mpfedcl.report.tables import TextTable, clients_table, predictors_table, text_table
+from mpfedcl.report.tracking import make_trackers, read_failures
+from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
-    TextTable,
     calibration_sentence,
-    clients_table,
     describe_mean,
     describe_server_model,
     fairness_sentence,
     judged_by,
     percent,
-    predictors_table,
-    text_table,
 )
-from mpfedcl.report.tracking import make_trackers, read_failures
 from mpfedcl.rounds.metrics import mean_accuracy
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
@@ -52,7 +49,7 @@ def run_command(arguments: Run) -> int:
         follow()
         return 0
     console = stderr_console()
-    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
+    with stop_after_round(console) as stop, ProgressBar(console, "rounds") as bar:
         task = bar.add_task("starting", total=None, note="")
 
         def on_start(experiment: Experiment, rounds_done: int) -> None:
@@ -86,28 +83,25 @@ def run_command(arguments: Run) -> int:
             f"Resume with: mpfedcl run --resume {result.path}{again}"
         )
         return 130
-    show_result(result, draw_figures(result), arguments.predictors, as_json=arguments.json)
+    show_result(result, arguments)
     return 0
 
 
-def show_result(result: RunResult, figures: list[Path], predictors: str, *, as_json: bool) -> None:
-    """Print the results of a finished run."""
-    assert result.summary is not None
-    if as_json:
-        print(json.dumps({"path": str(result.path), **result.summary}, indent=2))
-    else:
-        _show_run(stdout_console(), result, figures, all_predictors=predictors == "all")
-
-
-def draw_figures(result: RunResult) -> list[Path]:
-    """Draw the run's figures into its directory."""
+def show_result(result: RunResult, arguments: Run | FederationStart) -> None:
+    """Draw the figures of a finished run into its directory, and print its results."""
+    # Imported late: matplotlib takes a second to load.
     from mpfedcl.report.results import load
 
-    written = []
-    for each, drawing in load(result.path).figures.items():
-        written.append(result.path / f"{each}.png")
-        drawing.save(written[-1])
-    return written
+    assert result.summary is not None
+    figures = load(result.path).figures
+    for name, drawing in figures.items():
+        drawing.save(result.path / f"{name}.png")
+    if arguments.json:
+        print_json({"path": str(result.path), **result.summary})
+    else:
+        _show_run(stdout_console(), result, all_predictors=arguments.predictors == "all")
+        names = ", ".join(f"{name}.png" for name in figures)
+        stdout_console().print(f"in it: CARD.md, summary.json, {names}")
 
 
 def describe_round(record: Any) -> str:
@@ -134,9 +128,7 @@ def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
     return f"sent once per client: {parameters:,} values of statistics"
 
 
-def _show_run(
-    console: Console, result: RunResult, figures: list[Path], *, all_predictors: bool
-) -> None:
+def _show_run(console: Console, result: RunResult, *, all_predictors: bool) -> None:
     summary = result.summary
     assert summary is not None
     experiment = result.experiment
@@ -173,8 +165,6 @@ def _show_run(
             f"{client}: {reason}"
         )
     console.print(f"run: {result.path}")
-    names = ", ".join(each.name for each in figures)
-    console.print(f"in it: CARD.md, summary.json, {names}")
 
 
 def compare_command(arguments: Compare) -> int:
@@ -187,28 +177,17 @@ def compare_command(arguments: Compare) -> int:
     comparison = Comparison.prepare(arguments.settings, methods, arguments.seeds, path)
     total = sum(each.experiment.rounds for each in comparison.planned_runs)
     console = stderr_console()
-    for notice in describe_missing_encoder(arguments.settings):
-        console.print(notice)
     for name, reason in left_out.items():
         console.print(f"{name} is left out: {reason}")
-    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
-        task = bar.add_task(f"{len(comparison.planned_runs)} runs", total=total, note="")
-
-        def advance() -> None:
-            bar.update(task, completed=comparison.rounds_done())
-
-        # Includes the runs of an earlier command.
-        advance()
-        complete = comparison.run(JobOptions(RUNNER, arguments.jobs, stop, advance))
-    if not complete:
-        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
+    title = f"{len(comparison.planned_runs)} runs"
+    if not _execute(arguments, path, title, total, comparison.rounds_done, comparison.run):
         return 130
     for each in comparison.planned_runs:
         for sentence in read_failures(each.path):
             console.print(f"{each.path.name}: {sentence}")
     content, tables = write_comparison(comparison, all_predictors=arguments.predictors == "all")
     if arguments.json:
-        print(json.dumps({"path": str(path), **content}, indent=2))
+        print_json({"path": str(path), **content})
         return 0
     for table in tables:
         table.show(stdout_console())
@@ -230,21 +209,15 @@ def tune_command(arguments: Tune) -> int:
     path = arguments.out or unused_folder(Path("runs") / "tuning")
     searches = _prepare_searches(arguments, path)
     earlier = _read_earlier_results(path)
-    console = stderr_console()
-    for notice in describe_missing_encoder(arguments.settings):
-        console.print(notice)
-    with stop_after_round(console) as stop, progress_bar(console, "rounds") as bar:
-        total = sum(search.most_rounds for search in searches)
-        task = bar.add_task(f"{len(searches)} methods", total=total, note="")
-
-        def advance() -> None:
-            bar.update(task, completed=sum(search.rounds_done() for search in searches))
-
-        complete = run_searches(searches, JobOptions(RUNNER, arguments.jobs, stop, advance))
-        if complete:
-            bar.update(task, completed=total)
-    if not complete:
-        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
+    total = sum(search.most_rounds for search in searches)
+    if not _execute(
+        arguments,
+        path,
+        f"{len(searches)} methods",
+        total,
+        lambda: sum(search.rounds_done() for search in searches),
+        lambda options: run_searches(searches, options),
+    ):
         return 130
     found = [search.write_result() for search in searches]
     for each in found:
@@ -253,12 +226,41 @@ def tune_command(arguments: Tune) -> int:
     content = {"format": FORMAT, "methods": methods}
     RunDirectory(path).write_json(FILE, content)
     if arguments.json:
-        print(json.dumps({"path": str(path), **content}, indent=2))
+        print_json({"path": str(path), **content})
         return 0
     _tuning_table(found).show(stdout_console())
     stdout_console().print(f"search: {path}")
     stdout_console().print("in it: tuning.json, and for mpfedcl run or compare best-<method>.toml")
     return 0
+
+
+def _execute(
+    arguments: Compare | Tune,
+    path: Path,
+    title: str,
+    total: int,
+    rounds_done: Callable[[], int],
+    execute: Callable[[JobOptions], bool],
+) -> bool:
+    """Execute runs with a progress bar; return whether all are complete."""
+    console = stderr_console()
+    for notice in describe_missing_encoder(arguments.settings):
+        console.print(notice)
+    with stop_after_round(console) as stop, ProgressBar(console, "rounds") as bar:
+        task = bar.add_task(title, total=total, note="")
+
+        def advance() -> None:
+            bar.update(task, completed=rounds_done())
+
+        # Includes the runs of an earlier command.
+        advance()
+        is_complete = execute(JobOptions(RUNNER, arguments.jobs, stop, advance))
+        if is_complete:
+            # Searches stop poor trials early.
+            bar.update(task, completed=total)
+    if not is_complete:
+        console.print(f"Stopped. The same command with --out {path} continues where it stopped.")
+    return is_complete
 
 
 def _prepare_searches(arguments: Tune, path: Path) -> list[Search]:

@@ -40,7 +40,29 @@ class ByClient(Mapping[str, Value]):
         return {name: place for place, name in enumerate(self.names)}
 
 
-class SubsetsByClient(ByClient[Subset]):
+class _SamplesInOrder:
+    """The samples of all clients, one client after the other."""
+
+    names: tuple[str, ...]
+    sizes: Indices
+
+    @property
+    def owners(self) -> Indices:
+        """The place of each sample's client among the names."""
+        return numpy.repeat(numpy.arange(len(self.names)), self.sizes)
+
+    def _count_labels(self, labels: Indices, num_classes: int) -> Indices:
+        cells = self.owners * num_classes + labels
+        counts: Indices = numpy.bincount(cells, minlength=len(self.names) * num_classes)
+        return counts.reshape(-1, num_classes)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        ends: list[int] = numpy.concatenate([[0], numpy.cumsum(self.sizes)]).tolist()
+        return ends
+
+
+class SubsetsByClient(_SamplesInOrder, ByClient[Subset]):
     """The samples of each client, those of all one after the other.
 
     Args:
@@ -67,42 +89,12 @@ class SubsetsByClient(ByClient[Subset]):
         kept = numpy.bincount(self.owners[chosen], minlength=len(self.names))
         return SubsetsByClient(self.names, self.everything.select(chosen), kept)
 
-    @property
-    def owners(self) -> Indices:
-        """The place of each sample's client among the names."""
-        return numpy.repeat(numpy.arange(len(self.names)), self.sizes)
-
     def count_labels(self, num_classes: int) -> Indices:
         """Count the samples [clients, classes]."""
-        cells = self.owners * num_classes + self.everything.labels
-        counts: Indices = numpy.bincount(cells, minlength=len(self.names) * num_classes)
-        return counts.reshape(-1, num_classes)
+        return self._count_labels(self.everything.labels, num_classes)
 
     def _cut_out(self, place: int) -> Subset:
         return self.everything.select(slice(self._ends[place], self._ends[place + 1]))
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        ends: list[int] = numpy.concatenate([[0], numpy.cumsum(self.sizes)]).tolist()
-        return ends
-
-
-class RangesByClient(ByClient[Indices]):
-    """Consecutive numbers for each client."""
-
-    def __init__(self, names: Sequence[str], begins: Indices, sizes: Indices) -> None:
-        super().__init__(names, self._count_up)
-        self.begins = begins
-        self.sizes = sizes
-
-    @classmethod
-    def same_for_all(cls, names: Sequence[str], size: int) -> "RangesByClient":
-        """Give every client the range from 0 to `size`."""
-        return cls(names, *(numpy.full(len(names), each) for each in (0, size)))
-
-    def _count_up(self, place: int) -> Indices:
-        begin = int(self.begins[place])
-        return numpy.arange(begin, begin + int(self.sizes[place]))
 
 
 _NUMBERS_AT_ONCE = 2**22
@@ -123,7 +115,7 @@ class ClientData:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientTable(Sequence[ClientData]):
+class ClientTable(_SamplesInOrder, Sequence[ClientData]):
     """The clients in order of name, each made when it is asked for."""
 
     names: tuple[str, ...]
@@ -144,7 +136,6 @@ class ClientTable(Sequence[ClientData]):
         """Put the data of several clients together."""
         if isinstance(clients, ClientTable):
             return clients
-        ends = numpy.cumsum([len(each.test) for each in clients])
         sizes = numpy.array([len(each.test) for each in clients], dtype=numpy.int64)
         return cls(
             tuple(each.name for each in clients),
@@ -152,7 +143,7 @@ class ClientTable(Sequence[ClientData]):
             _cat([each.labels for each in clients]),
             numpy.array([len(each.labels) for each in clients], dtype=numpy.int64),
             _cat([each.test for each in clients]),
-            ends - sizes,
+            numpy.cumsum(sizes) - sizes,
             sizes,
         )
 
@@ -169,9 +160,8 @@ class ClientTable(Sequence[ClientData]):
             return tuple(self[each] for each in range(*place.indices(len(self))))
         place = range(len(self))[place]
         begin, end = self._ends[place], self._ends[place + 1]
-        return ClientData(
-            self.names[place], self.inputs[begin:end], self.labels[begin:end], self._test(place)
-        )
+        test = _cut(self.tests, self.test_begins, self.test_sizes, place)
+        return ClientData(self.names[place], self.inputs[begin:end], self.labels[begin:end], test)
 
     def __iter__(self) -> Iterator[ClientData]:
         return (self[place] for place in range(len(self)))
@@ -209,16 +199,14 @@ class ClientTable(Sequence[ClientData]):
 
     def count_labels(self, num_classes: int) -> Indices:
         """Count the training samples [clients, classes]."""
-        cells = self._owners * num_classes + self.labels.cpu().numpy()
-        counts: Indices = numpy.bincount(cells, minlength=len(self) * num_classes)
-        return counts.reshape(-1, num_classes)
+        return self._count_labels(self.labels.cpu().numpy(), num_classes)
 
     def input_means(self) -> list[float]:
         """Return the mean of each client's inputs; NaN for clients without samples."""
         width = max(1, self.inputs[:1].numel())
         pieces = torch.split(self.inputs.flatten(1), max(1, _NUMBERS_AT_ONCE // width))
         sums = torch.cat([piece.sum(dim=1, dtype=torch.float64) for piece in pieces])
-        totals = numpy.bincount(self._owners, sums.cpu().numpy(), len(self))
+        totals = numpy.bincount(self.owners, sums.cpu().numpy(), len(self))
         with numpy.errstate(invalid="ignore"):
             means: list[float] = (totals / (self.sizes * width)).tolist()
         return means
@@ -241,18 +229,6 @@ class ClientTable(Sequence[ClientData]):
 
         places = numpy.arange(len(self))
         return numpy.where(add_up(numpy.ones_like(places)) == 1, add_up(places), -1)
-
-    def _test(self, place: int) -> Tensor:
-        return _cut(self.tests, self.test_begins, self.test_sizes, place)
-
-    @property
-    def _owners(self) -> Indices:
-        return numpy.repeat(numpy.arange(len(self)), self.sizes)
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        ends: list[int] = numpy.concatenate([[0], numpy.cumsum(self.sizes)]).tolist()
-        return ends
 
     @cached_property
     def _places(self) -> dict[str, int]:

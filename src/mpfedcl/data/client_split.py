@@ -9,7 +9,7 @@ import numpy
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.data.client_data import RangesByClient, SubsetsByClient
+from mpfedcl.data.client_data import ByClient, SubsetsByClient
 from mpfedcl.data.partitions import divide
 from mpfedcl.data.samples import (
     DomainIndex,
@@ -29,21 +29,33 @@ class ClientSplit:
 
     training: SubsetsByClient
     test: Subset
-    local_test: RangesByClient
-    """Each client's indices into the global test set."""
+    test_begins: Indices
+    test_sizes: Indices
+    """[clients]: the range of the global test set that is each client's local test set."""
     public: Subset | None = None
     """Training samples held by the server instead of a client."""
 
     def describe(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Return each client's number of training samples per class and of test samples."""
         num_classes = len(class_names)
-        counts, tests = self.training.count_labels(num_classes), self.local_test.sizes
-        public = self.public
-        return {
+        counts = self.training.count_labels(num_classes).tolist()
+        parts = zip(self.training.names, counts, self.test_sizes.tolist(), strict=True)
+        described: dict[str, Any] = {
             "classes": list(class_names),
-            **describe_clients(self.training.names, counts, tests),
-            **({} if public is None else {"public": _count_labels(public, num_classes)}),
+            "clients": {name: {"train": own, "test": tested} for name, own, tested in parts},
         }
+        if self.public is not None:
+            counted = numpy.bincount(self.public.labels, minlength=num_classes)
+            described["public"] = counted.tolist()
+        return described
+
+    @property
+    def local_test(self) -> ByClient[Indices]:
+        """Each client's indices into the global test set."""
+        begins, sizes = self.test_begins, self.test_sizes
+        return ByClient(
+            self.training.names, lambda place: numpy.arange(sizes[place]) + begins[place]
+        )
 
     @property
     def all_rows(self) -> Indices:
@@ -92,13 +104,12 @@ def _hold_out_validation(split: ClientSplit, experiment: Experiment) -> ClientSp
     """
     fraction = experiment.partition.validation
     kept, held_out = _hold_out(split.training, fraction, experiment, "validation")
-    test, local_test = _join_tests(held_out, experiment)
-    if len(test.labels) == 0:
+    if len(held_out.everything.labels) == 0:
         raise InvalidInput(
             f"partition.validation is {fraction:g} and holds out no image; it must be larger, or "
             "clients must have more training images of a class."
         )
-    return replace(split, training=kept, test=test, local_test=local_test)
+    return _join_tests(kept, held_out, experiment, split.public)
 
 
 def _hold_out(
@@ -111,14 +122,6 @@ def _hold_out(
 
     trains = draw_training(samples.everything.labels, samples.sizes, fraction, generator_of)
     return samples.keep(trains), samples.keep(~trains)
-
-
-def describe_public(found: int, experiment: Experiment) -> list[str]:
-    """Return a notice if fewer public images are held out than requested."""
-    asked = experiment.public.size or 0
-    if found >= asked:
-        return []
-    return [f"public.size is {asked:,}; {found:,} training images are held out, a tenth of them."]
 
 
 def _hold_out_public(
@@ -153,19 +156,16 @@ def _split_by_domain(sample_index: SampleIndex, experiment: Experiment) -> Clien
             )
         parts[0][name], parts[1][name] = train, test
     training, tests = (SubsetsByClient.join(each) for each in parts)
-    split = ClientSplit(training, *_join_tests(tests, experiment))
     if not (asked := experiment.public.size):
-        return split
+        return _join_tests(training, tests, experiment)
     share = asked / len(training.everything.labels)
     pairs = {
         name: _hold_out_public(each, share * len(each.labels), experiment, name)
         for name, each in training.items()
     }
-    return replace(
-        split,
-        training=SubsetsByClient.join({name: kept for name, (kept, _) in pairs.items()}),
-        public=Subset.join([public for _, public in pairs.values()]),
-    )
+    kept = SubsetsByClient.join({name: own for name, (own, _) in pairs.items()})
+    public = Subset.join([held_out for _, held_out in pairs.values()])
+    return _join_tests(kept, tests, experiment, public)
 
 
 def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSplit:
@@ -176,15 +176,14 @@ def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSpli
         pool, public = _take_public(pool, experiment)
         test = Subset.join([test for _, test in splits])
         training = _assign_images(pool, experiment, test_fraction=None)
-        local_test = RangesByClient.same_for_all(training.names, len(test.labels))
-        return ClientSplit(training, test, local_test, public)
+        return _share_test(training, test, public)
     # Matched: a client is tested on some of its own images, not on an official test set.
     pool = _draw_pool([each.train for each in sample_index.domains], sample_index.name, experiment)
     pool, public = _take_public(pool, experiment)
     fraction = _test_fraction(experiment)
     everyones = _assign_images(pool, experiment, fraction)
     training, tests = _hold_out(everyones, fraction, experiment, "matched")
-    return ClientSplit(training, *_join_tests(tests, experiment), public)
+    return _join_tests(training, tests, experiment, public)
 
 
 def _take_public(pool: Subset, experiment: Experiment) -> tuple[Subset, Subset | None]:
@@ -273,18 +272,23 @@ def _draw_training(subset: Subset, name: str, experiment: Experiment) -> Subset:
     return subset.select(numpy.sort(generator.choice(available, size, replace=False)))
 
 
-def _join_tests(tests: SubsetsByClient, experiment: Experiment) -> tuple[Subset, RangesByClient]:
-    """Return the union of the clients' test images and each client's indices into it."""
-    union = tests.everything
+def _join_tests(
+    training: SubsetsByClient,
+    tests: SubsetsByClient,
+    experiment: Experiment,
+    public: Subset | None = None,
+) -> ClientSplit:
+    """Test on the union of the clients' test images, or each client on its own."""
     if experiment.partition.test == "shared":
-        return union, RangesByClient.same_for_all(tests.names, len(union.labels))
+        return _share_test(training, tests.everything, public)
     begins = numpy.cumsum(tests.sizes) - tests.sizes
-    return union, RangesByClient(tests.names, begins, tests.sizes)
+    return ClientSplit(training, tests.everything, begins, tests.sizes, public)
 
 
-def _count_labels(subset: Subset, num_classes: int) -> list[int]:
-    found: list[int] = numpy.bincount(subset.labels, minlength=num_classes).tolist()
-    return found
+def _share_test(training: SubsetsByClient, test: Subset, public: Subset | None) -> ClientSplit:
+    begins = numpy.zeros_like(training.sizes)
+    sizes = numpy.full_like(training.sizes, len(test.labels))
+    return ClientSplit(training, test, begins, sizes, public)
 
 
 def _test_fraction(experiment: Experiment) -> float:
@@ -292,32 +296,14 @@ def _test_fraction(experiment: Experiment) -> float:
 
 
 MOST_NAMED = 1000
-"""Number of clients up to which each has its own entry; more clients are stored in lists, which are
-faster to read and write."""
+"""Number of clients up to which each has its own entry in the file; more clients are stored in
+lists, which are faster to read and write."""
 _DIGITS = 7
 """Digits of a mean in such a list: more than two machines agree on."""
 
 
-def describe_clients(names: Sequence[str], counts: Indices, tests: Indices) -> dict[str, Any]:
-    """Return training images by class [clients, classes], and the number of test images."""
-    train, test = counts.tolist(), tests.tolist()
-    if len(names) > MOST_NAMED:
-        return {"table": {"names": list(names), "train": train, "test": test}}
-    parts = zip(names, train, test, strict=True)
-    return {"clients": {name: {"train": own, "test": tested} for name, own, tested in parts}}
-
-
-def with_input_means(partition: Mapping[str, Any], means: Sequence[float]) -> dict[str, Any]:
-    """Return a description that also has the mean of each client's inputs, in their order."""
-    if (table := partition.get("table")) is None:
-        by_name = zip(partition["clients"], means, strict=True)
-        return {**partition, "input_means": dict(by_name)}
-    rounded = [float(f"{mean:.{_DIGITS}g}") for mean in means]
-    return {**partition, "table": {**table, "input_means": rounded}}
-
-
 def expand_table(partition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description with an entry for each client, whichever form it has."""
+    """Return a description with an entry for each client, whichever form the file has."""
     rest = {name: value for name, value in partition.items() if name != "table"}
     if (table := partition.get("table")) is None:
         return rest
@@ -338,20 +324,18 @@ def compact_table(partition: Mapping[str, Any]) -> dict[str, Any]:
         "names": list(clients),
         "train": [each["train"] for each in clients.values()],
         "test": [each["test"] for each in clients.values()],
-        **({"input_means": [means[name] for name in clients]} if means else {}),
     }
+    if means:
+        table["input_means"] = [float(f"{means[name]:.{_DIGITS}g}") for name in clients]
     own = ("clients", "input_means")
     return {**{n: value for n, value in partition.items() if n not in own}, "table": table}
 
 
 def is_same_partition(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether two descriptions match, up to rounding in the inputs."""
-    before, now = expand_table(before), expand_table(now)
-    if before == now:
-        return True
-    # Older runs have neither a shape nor all means on record.
+    # A client that joined or left later has no mean on record.
     means = {**now["input_means"], **before.get("input_means", {})}
-    return _is_close({"input_shape": now.get("input_shape"), **before, "input_means": means}, now)
+    return _is_close({**before, "input_means": means}, now)
 
 
 def _is_close(before: Any, now: Any) -> bool:

@@ -14,14 +14,10 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.data.client_data import ClientData, ClientTable, FederatedData
 from mpfedcl.data.client_split import (
-    ClientSplit,
-    describe_public,
     split_among_clients,
     split_own_samples,
-    with_input_means,
 )
 from mpfedcl.data.samples import (
-    DomainIndex,
     ImageFormat,
     Indices,
     SampleFormat,
@@ -185,47 +181,48 @@ def load_federated_data(
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
-    make_inputs = make_inputs or make_plain_inputs
     # In the clients' order, so that each client's samples are a view of this tensor.
-    inputs = make_inputs(sample_index, split.all_rows, experiment)
+    inputs = (make_inputs or make_plain_inputs)(sample_index, split.all_rows, experiment)
     # Recorded, because flat pixels do not show the shape of the images.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
-    partition = {**split.describe(sample_index.class_names), "input_shape": shape}
+    num_train, num_test = len(split.training.everything.labels), len(split.test.labels)
+    num_public = len(inputs) - num_train - num_test
+    trained, held_out, tested = torch.split(inputs, [num_train, num_public, num_test])
+    table = ClientTable(
+        split.training.names,
+        trained,
+        torch.from_numpy(split.training.everything.labels),
+        split.training.sizes,
+        torch.arange(num_test),
+        split.test_begins,
+        split.test_sizes,
+    )
+    partition = {
+        **split.describe(sample_index.class_names),
+        "input_shape": shape,
+        "input_means": dict(zip(table.names, table.input_means(), strict=True)),
+    }
     if columns := find_columns(sample_index):
         partition["columns"] = columns.to_json()
-    num_public = 0 if split.public is None else len(split.public.labels)
-    num_test = len(split.test.labels)
-    trained, held_out, tested = torch.split(
-        inputs, [len(inputs) - num_public - num_test, num_public, num_test]
-    )
-    table = _make_table(split, trained)
     public, notices = None, sample_index.notices
     if split.public is not None:
         public = held_out, torch.from_numpy(split.public.labels)
-        notices = (*notices, *describe_public(num_public, experiment))
+        asked = experiment.public.size or 0
+        if num_public < asked:
+            notices += (
+                f"public.size is {asked:,}; {num_public:,} training images are held out, a tenth "
+                "of them.",
+            )
     return FederatedData(
         sample_index.name,
         sample_index.class_names,
         table,
         tested,
         torch.from_numpy(split.test.labels),
-        with_input_means(partition, table.input_means()),
+        partition,
         sample_index.vector_width is not None,
         notices,
         public,
-    )
-
-
-def _make_table(split: ClientSplit, inputs: Tensor) -> ClientTable:
-    training, local_test = split.training, split.local_test
-    return ClientTable(
-        training.names,
-        inputs,
-        torch.from_numpy(training.everything.labels),
-        training.sizes,
-        torch.arange(len(split.test.labels)),
-        local_test.begins,
-        local_test.sizes,
     )
 
 
@@ -238,66 +235,54 @@ def load_data_and_model(
 ) -> tuple[FederatedData, Model]:
     """Return the clients' data and the model that fits them: on samples, features, or both."""
     settings = experiment.encoder
-    if settings.name in (None, "none"):
-        if settings.train or settings.weights is not None:
-            raise InvalidInput(
-                "encoder.name is 'none'; with encoder.train or encoder.weights it must name an "
-                "encoder, such as resnet18."
-            )
-        return _load_plain_data(experiment, device, load)
-    found: list[Encoder] = []
-
-    def make_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
-        if sample_index.vector_width is not None:
-            raise InvalidInput(
-                f"encoder.name is {settings.name!r}, but the samples are {sample_index}; it must "
-                "be none or left out, because encoders take images."
-            )
-        # Only after the split, so that missing data is reported first.
-        encoder = find_experiment_encoder(
-            experiment, device, lambda: choose_own_format(sample_index, experiment).shape
+    uses_encoder = settings.name not in (None, "none")
+    if not uses_encoder and (settings.train or settings.weights is not None):
+        raise InvalidInput(
+            "encoder.name is 'none'; with encoder.train or encoder.weights it must name an "
+            "encoder, such as resnet18."
         )
-        found.append(encoder)
-        make = byte_input_maker(encoder) if settings.train else feature_input_maker(encoder)
-        return make(sample_index, rows, experiment)
-
-    data = load(experiment, make_inputs).to(device)
-    (encoder,) = found
-    # Recorded, so that a run is not resumed with other weights.
-    data.partition["encoder"] = encoder.fingerprint
-    if isinstance(encoder, RandomFilters):
-        # Recorded, because the number of features is the same for every size.
-        data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
-    model = make_model(
-        encoder, data.input_size, data.num_classes, experiment.model, trains_encoder=settings.train
-    )
-    return data, model
-
-
-def _load_plain_data(
-    experiment: Experiment, device: torch.device, load: Loader
-) -> tuple[FederatedData, Model]:
-    """Return data that meet no encoder, and the model on them."""
-    shapes: list[tuple[int, ...]] = []
+    found: list[tuple[Encoder | None, tuple[int, ...]]] = []
 
     def make_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
-        inputs = make_plain_inputs(sample_index, rows, experiment)
-        shapes.append(tuple(inputs.shape[1:]))
+        encoder: Encoder | None = None
+        make: InputMaker = make_plain_inputs
+        if uses_encoder:
+            if sample_index.vector_width is not None:
+                raise InvalidInput(
+                    f"encoder.name is {settings.name!r}, but the samples are {sample_index}; it "
+                    "must be none or left out, because encoders take images."
+                )
+            # Only after the split, so that missing data is reported first.
+            encoder = find_experiment_encoder(
+                experiment, device, lambda: choose_own_format(sample_index, experiment).shape
+            )
+            make = byte_input_maker(encoder) if settings.train else feature_input_maker(encoder)
+        inputs = make(sample_index, rows, experiment)
+        found.append((encoder, tuple(inputs.shape[1:])))
         return inputs
 
     data = load(experiment, make_inputs).to(device)
-    # A single client uses its model on other samples of the same shape.
-    data.partition.setdefault("input_shape", list(shapes[0]))
-    if experiment.model.name == "cnn" and not data.holds_vectors:
-        # The server needs it too, and flat pixels do not show it.
-        data.partition["image_shape"] = list(shapes[0])
+    ((encoder, shape),) = found
+    if encoder is None:
+        # A single client uses its model on other samples of the same shape.
+        data.partition.setdefault("input_shape", list(shape))
+        if experiment.model.name == "cnn" and not data.holds_vectors:
+            # The server needs it too, and flat pixels do not show it.
+            data.partition["image_shape"] = list(shape)
+    else:
+        # Recorded, so that a run is not resumed with other weights.
+        data.partition["encoder"] = encoder.fingerprint
+        if isinstance(encoder, RandomFilters):
+            # Recorded, because the number of features is the same for every size.
+            data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
     model = make_model(
-        None,
+        encoder,
         data.input_size,
         data.num_classes,
         experiment.model,
+        trains_encoder=settings.train,
         takes_features=data.holds_vectors,
-        image_shape=shapes[0],
+        image_shape=shape,
     )
     return data, model
 
@@ -358,26 +343,17 @@ def write_feature_files(
     out.mkdir(parents=True, exist_ok=True)
     written = {}
     for domain in sample_index.domains:
-        arrays = _encode_domain(domain, sample_index, make_features, experiment)
+        arrays: dict[str, Any] = {}
+        if sample_index.names_classes:
+            arrays["classes"] = numpy.array(sample_index.class_names)
+        path, count = out / f"{domain.name}.npz", 0
+        for part, subset in (("train", domain.train), ("test", domain.test)):
+            if subset is not None:
+                arrays[f"x_{part}"] = make_features(sample_index, subset.rows, experiment).numpy()
+                arrays[f"y_{part}"] = subset.labels
+                count += len(subset.labels)
         buffer = io.BytesIO()
         numpy.savez(buffer, **arrays)
-        path = out / f"{domain.name}.npz"
         write_atomically(path, buffer.getvalue())
-        written[path] = sum(len(each) for name, each in arrays.items() if name.startswith("x_"))
+        written[path] = count
     return written
-
-
-def _encode_domain(
-    domain: DomainIndex,
-    sample_index: SampleIndex,
-    make_features: InputMaker,
-    experiment: Experiment,
-) -> dict[str, Any]:
-    arrays: dict[str, Any] = {}
-    if sample_index.names_classes:
-        arrays["classes"] = numpy.array(sample_index.class_names)
-    for part, subset in (("train", domain.train), ("test", domain.test)):
-        if subset is not None:
-            arrays[f"x_{part}"] = make_features(sample_index, subset.rows, experiment).numpy()
-            arrays[f"y_{part}"] = subset.labels
-    return arrays

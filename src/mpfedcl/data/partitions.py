@@ -48,7 +48,6 @@ def partition_iid(
     test_fraction: float | None = None,
 ) -> list[Indices]:
     """Split the images at random into shares that differ by one image at most."""
-    reject_impossible(labels, num_clients, min_size, test_fraction)
     generator = numpy_generator(seed, "partition", "iid")
     owners = numpy.arange(len(labels)) * num_clients // len(labels)
     sizes = numpy.bincount(owners, minlength=num_clients)
@@ -76,7 +75,6 @@ def partition_label(
     none of the next class; the shares of the others are scaled up, and drawn again if they are
     all zero.
     """
-    reject_impossible(labels, num_clients, min_size, test_fraction)
     generator = numpy_generator(seed, "partition", "label")
     class_sizes = numpy.bincount(labels)
 
@@ -118,7 +116,6 @@ def partition_quantity(
     test_fraction: float | None = None,
 ) -> list[Indices]:
     """Split the images at random by shares of the whole from a Dirichlet distribution."""
-    reject_impossible(labels, num_clients, min_size, test_fraction)
     generator = numpy_generator(seed, "partition", "quantity")
     num_classes = int(labels.max()) + 1
     everyone = numpy.ones((1, num_clients), dtype=bool)
@@ -150,7 +147,6 @@ def partition_classes(
     Classes are spread evenly: the numbers of their clients differ by one at most. With more classes
     than clients * classes_per_client, some classes have no client and are left out.
     """
-    reject_impossible(labels, num_clients, min_size, test_fraction)
     class_sizes = numpy.bincount(labels)
     present = numpy.flatnonzero(class_sizes)
     if classes_per_client > len(present):
@@ -238,7 +234,7 @@ def divide(
     )
 
 
-def reject_impossible(
+def _reject_impossible(
     labels: Indices, num_clients: int, min_size: int, test_fraction: float | None
 ) -> None:
     """Reject sizes that no draw can satisfy."""
@@ -271,6 +267,7 @@ def redraw(
     alpha: float | None,
 ) -> Indices:
     """Return the first drawn table [clients, classes] with enough training images for all."""
+    _reject_impossible(labels, num_clients, min_size, test_fraction)
     cells = num_clients * (int(labels.max()) + 1)
     largest = max(1, min(_MOST_DRAWS_AT_ONCE, _MOST_CELLS_AT_ONCE // cells))
     most = min(MOST_DRAWS, max(_MOST_DRAWS_AT_ONCE, _MOST_CELLS // cells))

@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy
@@ -227,11 +228,12 @@ def digest_rows(rows: Indices, *texts: str) -> str:
 _MOST_TIMES_UNPACKED = 100
 
 
-def reject_bomb(shown: str, num_bytes: int, unpacked: int, never_rejected: int) -> None:
+def reject_bomb(path: Path, unpacked: int, never_rejected: int) -> None:
     """Reject a file that would fill the memory; small ones may unpack to any multiple."""
+    num_bytes = path.stat().st_size
     if unpacked > max(never_rejected, _MOST_TIMES_UNPACKED * num_bytes):
         raise InvalidInput(
-            f"{shown} has {num_bytes:,} bytes and would unpack to {unpacked:,}; above "
+            f"{path} has {num_bytes:,} bytes and would unpack to {unpacked:,}; above "
             f"{never_rejected:,} bytes a file must unpack to at most {_MOST_TIMES_UNPACKED} times "
             "its size."
         )
@@ -304,6 +306,12 @@ class Subset:
     def select(self, chosen: Indices | NDArray[numpy.bool_] | slice) -> "Subset":
         """Return some of them, by position."""
         return Subset(self.rows[chosen], self.labels[chosen])
+
+    def split(self, owners: Indices, count: int) -> list["Subset"]:
+        """Return the samples of each of `count` owners, in their order."""
+        order = numpy.argsort(owners, kind="stable")
+        ends = numpy.cumsum(numpy.bincount(owners, minlength=count))[:-1]
+        return [self.select(chosen) for chosen in numpy.split(order, ends)]
 
     @staticmethod
     def join(subsets: Sequence["Subset"]) -> "Subset":

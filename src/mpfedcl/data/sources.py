@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import resources
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
-from mpfedcl.core.files import identify_file
 from mpfedcl.data.folders import (
     LAYOUT,
     check_domain_name,
@@ -18,13 +15,12 @@ from mpfedcl.data.folders import (
     list_visible_entries,
 )
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
-from mpfedcl.data.npz_archive import DomainArchive, SampleOwners, open_archive, refuse_mixture
+from mpfedcl.data.npz_archive import ArchiveStore, open_archive, refuse_mixture
 from mpfedcl.data.samples import (
     DomainIndex,
     Indices,
     JoinedSampleStore,
     SampleIndex,
-    SampleStore,
     Subset,
 )
 from mpfedcl.data.table_files import is_table_file
@@ -65,14 +61,8 @@ def open_data_set(dataset: DatasetSettings) -> SampleIndex:
 
 def _open_embedded(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleIndex:
     choose_domains([spec.name], dataset, f"the embedded {spec.name}")
-    resource = resources.files("mpfedcl.data") / f"{spec.name.replace('-', '_')}.npz"
-    archive = open_archive(
-        lambda: resource.open("rb"),
-        spec.name,
-        f"{spec.name} {version('mpfedcl')}",
-        len(spec.class_names),
-    )
-    return index_archives({spec.name: archive}, spec, dataset)
+    path = Path(__file__).with_name(f"{spec.name.replace('-', '_')}.npz")
+    return index_archives({spec.name: path}, spec, dataset)
 
 
 def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleIndex:
@@ -88,52 +78,66 @@ def _open_set(spec: DatasetSpecification, dataset: DatasetSettings) -> SampleInd
             "dataset.domains must name domains of one."
         )
     if from_archive:
-        num_classes = len(spec.class_names) or None
-        opened = {name: open_archive_file(archives[name], num_classes) for name in chosen}
-        return index_archives(opened, spec, dataset)
+        return index_archives({name: archives[name] for name in chosen}, spec, dataset)
     return index_folders(folders, chosen, spec, dataset)
 
 
-def open_archive_file(path: Path, num_classes: int | None) -> DomainArchive:
-    """Open the archive `<domain>.npz`."""
-    return open_archive(lambda: path.open("rb"), str(path), identify_file(path), num_classes)
-
-
 def index_archives(
-    archives: dict[str, DomainArchive], spec: DatasetSpecification, dataset: DatasetSettings
+    paths: dict[str, Path],
+    spec: DatasetSpecification,
+    dataset: DatasetSettings,
+    num_classes: int | None = None,
 ) -> SampleIndex:
     """List domains kept as archives; the store has each domain's training part, then its test."""
-    domains: list[DomainIndex] = []
-    stores: list[SampleStore] = []
-    begin = 0
-    first = next(iter(archives.values())).train
+    num_classes = len(spec.class_names) or num_classes
+    archives = {name: open_archive(path, num_classes) for name, path in paths.items()}
+    opened = list(archives.values())
+    first = opened[0].stores[0]
     if first.vector_width is not None and dataset.name != "folder":
         raise InvalidInput(
-            f"{first.shown}: {first.key} has {first}; {dataset.name} must have images, uint8 (0 to "
-            "255)."
+            f"{first} has {first.content}; {dataset.name} must have images, uint8 (0 to 255)."
         )
+    domains: list[DomainIndex] = []
+    stores: list[ArchiveStore] = []
+    begin = 0
     for name, archive in archives.items():
-        refuse_mixture(archive.train, first)
+        refuse_mixture(archive.stores[0], first)
         subsets: list[Subset] = []
-        for store, labels in (
-            (archive.train, archive.train_labels),
-            (archive.test, archive.test_labels),
-        ):
-            if store is not None and labels is not None:
-                subsets.append(Subset(numpy.arange(begin, begin + len(store)), labels))
-                stores.append(store)
-                begin += len(store)
-        if archive.owners is None:
+        for store, labels in zip(archive.stores, archive.labels, strict=True):
+            subsets.append(Subset(numpy.arange(begin, begin + len(store)), labels))
+            begin += len(store)
+        stores += archive.stores
+        if not archive.clients:
             domains.append(DomainIndex(name, *subsets))
-        else:
-            domains += _index_clients(archive.owners, subsets, first.shown)
-    _refuse_same_names(domains, first.shown)
-    own_names = _agree_on_names(archives)
+            continue
+        for client in archive.clients:
+            check_domain_name(client, paths[name])
+        parts = [
+            subset.split(owners, len(archive.clients))
+            for subset, owners in zip(subsets, archive.owners, strict=True)
+        ]
+        domains += [DomainIndex(*each) for each in zip(archive.clients, *parts, strict=True)]
+    names = [domain.name for domain in domains]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(
+            f"{first.path.parent} has the domain or client {twice!r} twice; each must be in one "
+            "file."
+        )
+    own_names = opened[0].class_names
+    for path, archive in zip(paths.values(), opened, strict=True):
+        if archive.class_names != own_names:
+            listed = [
+                enumerate_names(each) or "no names" for each in (own_names, archive.class_names)
+            ]
+            raise InvalidInput(
+                f"{first.path} has the classes {listed[0]}, and {path} {listed[1]}; all files of a "
+                "set must name the same classes in the same order."
+            )
     if spec.class_names and own_names and own_names != spec.class_names:
         raise InvalidInput(
-            f"{first.shown} has the classes {enumerate_names(own_names)}; those of {spec.name} "
-            "must be "
-            f"{', '.join(spec.class_names)}."
+            f"{first.path} has the classes {enumerate_names(own_names)}; those of {spec.name} must "
+            f"be {', '.join(spec.class_names)}."
         )
     return SampleIndex(
         dataset.name,
@@ -143,38 +147,6 @@ def index_archives(
         first.vector_width,
         names_classes=bool(own_names),
     )
-
-
-def _index_clients(
-    owners: SampleOwners, subsets: Sequence[Subset], shown: str
-) -> list[DomainIndex]:
-    """Return a domain for each client of an archive."""
-    for name in owners.names:
-        check_domain_name(name, Path(shown))
-    return [DomainIndex(name, *parts) for name, parts in owners.split(subsets)]
-
-
-def _refuse_same_names(domains: Sequence[DomainIndex], shown: str) -> None:
-    names = [domain.name for domain in domains]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(
-            f"{Path(shown).parent} has the domain or client {twice!r} twice; each must be in one "
-            "file."
-        )
-
-
-def _agree_on_names(archives: dict[str, DomainArchive]) -> tuple[str, ...]:
-    """Return the names that the archives give their classes, all the same; empty without any."""
-    first, *others = archives.values()
-    for other in others:
-        if other.class_names != first.class_names:
-            listed = [enumerate_names(each.class_names) or "no names" for each in (first, other)]
-            raise InvalidInput(
-                f"{first.train.shown} has the classes {listed[0]}, and {other.train.shown} "
-                f"{listed[1]}; all files of a set must name the same classes in the same order."
-            )
-    return first.class_names
 
 
 def _list_domains(root: Path, dataset: DatasetSettings) -> tuple[dict[str, Path], dict[str, Path]]:
@@ -345,8 +317,7 @@ def _open_own(path: Path, num_classes: int | None, columns: TableColumns | None)
     if path.is_file():
         if path.suffix.lower() != ".npz":
             raise InvalidInput(f"data is {str(path)!r}, a file; it must be {_LAYOUTS}.")
-        archive = open_archive_file(path, num_classes)
-        return index_archives({path.stem: archive}, spec, folder)
+        return index_archives({path.stem: path}, spec, folder, num_classes)
     entries = list_visible_entries(path)
     inner = [entry for entry in entries if entry.is_dir()]
     if not inner and not any(entry.suffix.lower() == ".npz" for entry in entries):

@@ -7,7 +7,6 @@ count from 1, without the header.
 import csv
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +14,7 @@ import numpy
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults
-from mpfedcl.data.samples import Indices, reject_bomb
+from mpfedcl.data.samples import reject_bomb
 
 if TYPE_CHECKING:
     import polars
@@ -24,18 +23,6 @@ EXTENSIONS = (".csv", ".parquet")
 
 Numbers = NDArray[numpy.float64]
 """A numeric column; NaN for missing values."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """A text column: each row's index into the words, -1 if missing."""
-
-    codes: Indices
-    words: tuple[str, ...]
-
-
-RawColumns = Mapping[str, Numbers | Words]
-"""Columns as they are in the files, by name and in order."""
 
 Kind = Literal["numeric", "text"]
 """The type of a column; true and false are the numbers 1 and 0."""
@@ -113,33 +100,6 @@ def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Pa
         )
 
 
-def join_tables(frames: "Sequence[polars.DataFrame]") -> "polars.DataFrame":
-    """Return the rows of tables with the same columns, one table after the other."""
-    import polars
-
-    return polars.concat(frames)
-
-
-def to_raw_columns(frame: "polars.DataFrame", kinds: Mapping[str, Kind]) -> RawColumns:
-    """Return converted columns as plain arrays."""
-    return {
-        name: frame[name].to_numpy() if kind == "numeric" else to_words(frame[name])
-        for name, kind in kinds.items()
-    }
-
-
-def to_words(column: "polars.Series") -> Words:
-    """Return a column of text as the places of its words, sorted."""
-    import polars
-
-    words = column.drop_nulls().unique().sort().to_list()
-    if not words:
-        return Words(numpy.full(len(column), -1), ())
-    places = dict(zip(words, range(len(words)), strict=True))
-    codes = column.replace_strict(places, default=-1, return_dtype=polars.Int64)
-    return Words(codes.to_numpy(), tuple(words))
-
-
 def is_missing_number(word: str) -> bool:
     """Return whether a word in a numeric column marks a missing value."""
     return word.lower() in _MISSING_NUMBERS
@@ -198,7 +158,7 @@ def _check_size(path: Path) -> None:
     rows = scanned.select(polars.len()).collect().item()
     columns = scanned.head(0).collect().width
     # Cells are counted as 8 bytes.
-    reject_bomb(str(path), path.stat().st_size, rows * columns * 8, _BYTES_NEVER_REJECTED)
+    reject_bomb(path, rows * columns * 8, _BYTES_NEVER_REJECTED)
 
 
 def _strip(column: "polars.Series", path: Path) -> "polars.Series":

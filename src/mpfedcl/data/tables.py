@@ -20,7 +20,6 @@ from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.json_files import FileContent
 from mpfedcl.data.folders import check_domain_name, choose_domains, list_visible_entries
-from mpfedcl.data.npz_archive import split_by_owner
 from mpfedcl.data.samples import (
     DomainIndex,
     Indices,
@@ -37,28 +36,17 @@ from mpfedcl.data.table_files import (
     MOST_NAMES_LISTED,
     Kind,
     Numbers,
-    RawColumns,
-    Words,
     convert_columns,
     infer_kinds,
     is_missing_number,
     is_table_file,
-    join_tables,
     read_table,
     refuse_unknown_columns,
-    to_raw_columns,
-    to_words,
 )
 from mpfedcl.experiment.settings import DatasetSettings
 
 if TYPE_CHECKING:
     import polars
-
-
-def count_missing(column: Numbers | Words) -> int:
-    """Return the number of missing values of a column."""
-    gaps = column.codes < 0 if isinstance(column, Words) else numpy.isnan(column)
-    return int(gaps.sum())
 
 
 class NumericColumn(FileContent):
@@ -75,15 +63,15 @@ class NumericColumn(FileContent):
         """The number of input values of a cell."""
         return 1
 
-    def transform(self, column: Numbers | Words, rows: Indices) -> Numbers:
+    def transform(self, column: "polars.Series") -> Numbers:
         """Return [rows, 1]."""
-        if isinstance(column, Words):
+        if not column.dtype.is_numeric():
             raise InvalidInput(f"column {self.name!r} holds text; it must hold numbers.")
         if not self.deviation:
-            return numpy.zeros((len(rows), 1))
+            return numpy.zeros((len(column), 1))
         # Overflows are rejected by the caller.
         with numpy.errstate(over="ignore"):
-            standardized = (column[rows] - self.mean) / self.deviation
+            standardized = (column.to_numpy() - self.mean) / self.deviation
         return numpy.nan_to_num(standardized, nan=0.0)[:, None]
 
 
@@ -99,17 +87,14 @@ class TextColumn(FileContent):
         """The number of input values of a cell."""
         return len(self.categories)
 
-    def transform(self, column: Numbers | Words, rows: Indices) -> Numbers:
+    def transform(self, column: "polars.Series") -> Numbers:
         """Return [rows, categories]."""
-        if not isinstance(column, Words):
+        if column.dtype.is_numeric():
             raise InvalidInput(f"column {self.name!r} holds numbers; it must hold text.")
         places = {word: place for place, word in enumerate(self.categories)}
-        # One more at the end, for what is missing: its code is -1.
-        table = numpy.zeros((len(column.words) + 1, self.width))
-        for code, word in enumerate(column.words):
-            if word in places:
-                table[code, places[word]] = 1
-        return table[column.codes[rows]]
+        # The last row of this table has no 1.
+        table = numpy.eye(self.width + 1, self.width)
+        return table[[places.get(word, -1) for word in column.to_list()]]
 
 
 class TableColumns(FileContent):
@@ -125,37 +110,29 @@ class TableColumns(FileContent):
         return sum(column.width for column in self.columns)
 
     @property
-    def kinds(self) -> dict[str, Literal["numeric", "text"]]:
+    def kinds(self) -> dict[str, Kind]:
         """The type of each column, in order."""
         return {column.name: column.kind for column in self.columns}
 
-    def transform(self, raw: RawColumns, rows: Indices) -> Numbers:
-        """Return rows as vectors [rows, width]."""
+    def transform(self, frame: "polars.DataFrame") -> Numbers:
+        """Return the rows of converted columns as vectors [rows, width]."""
         for column in self.columns:
-            if column.name not in raw:
+            if column.name not in frame.columns:
                 raise InvalidInput(f"the table lacks the column {column.name!r}.")
-        parts = [column.transform(raw[column.name], rows) for column in self.columns]
+        parts = [column.transform(frame[column.name]) for column in self.columns]
         return numpy.concatenate(parts, axis=1)
 
 
-def fit_columns(raw: RawColumns, label: str, clients: Sequence[Indices]) -> TableColumns:
+def fit_columns(frame: "polars.DataFrame", label: str, clients: Sequence[Indices]) -> TableColumns:
     """Learn the columns from the training rows of each client."""
-    return TableColumns(
-        label=label,
-        columns=[
-            _fit_text(name, column, clients)
-            if isinstance(column, Words)
-            else _fit_numeric(name, column, clients)
-            for name, column in raw.items()
-        ],
-    )
-
-
-def _fit_text(name: str, column: Words, clients: Sequence[Indices]) -> TextColumn:
-    seen = [set(column.codes[rows].tolist()) - {-1} for rows in clients]
-    return TextColumn(
-        name=name, categories=sorted(column.words[code] for code in set().union(*seen))
-    )
+    columns: list[NumericColumn | TextColumn] = []
+    for column in frame.get_columns():
+        if column.dtype.is_numeric():
+            columns.append(_fit_numeric(column.name, column.to_numpy(), clients))
+        else:
+            words = column[numpy.concatenate(clients)].drop_nulls().unique().sort().to_list()
+            columns.append(TextColumn(name=column.name, categories=words))
+    return TableColumns(label=label, columns=columns)
 
 
 def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> NumericColumn:
@@ -188,15 +165,14 @@ _MISSING = {False: "the column's mean", True: "none of the column's words"}
 class TableStore:
     """The rows of tables in memory; vectors once the columns are known."""
 
-    raw: RawColumns
+    raw: "polars.DataFrame"
     label: str
     shown: str
     identity: str
-    num_rows: int
     columns: TableColumns | None = None
 
     def __len__(self) -> int:
-        return self.num_rows
+        return self.raw.height
 
     def sign(self, rows: Indices) -> str:
         """Sign the files, what their columns become, and the rows."""
@@ -208,7 +184,7 @@ class TableStore:
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Return rows as vectors."""
-        vectors = self._fitted.transform(self.raw, rows)
+        vectors = self._fitted.transform(self.raw[rows])
         if found := find_not_finite(vectors):
             raise InvalidInput(
                 f"{self.shown}: a row becomes {found} once its columns are standardized; its "
@@ -231,17 +207,24 @@ def open_tables(dataset: DatasetSettings) -> SampleIndex:
         )
     root = dataset.root.expanduser()
     frames = _read_files(root, "dataset.root")
-    label = _find_column(frames, dataset.label, "label", needed=True)
-    client = _find_column(frames, dataset.client, "client")
+    path, first = next(iter(frames.items()))
+    label, client = dataset.label, dataset.client
+    if label is None:
+        raise InvalidInput(
+            "dataset.label is not set; dataset.name 'table' needs it, one of the columns of "
+            f"{path}: {enumerate_names(first.columns, MOST_NAMES_LISTED)}."
+        )
+    _check_column("label", label, first.columns, path)
+    if client is not None:
+        _check_column("client", client, first.columns, path)
     if label == client:
         raise InvalidInput(
             f"dataset.client is {client!r}, and so is dataset.label; they must be two columns."
         )
-    first = next(iter(frames.values()))
     features = [name for name in first.columns if name not in (label, client)]
     if not features:
         raise InvalidInput(f"{root} has no column but {label!r}; there must be more.")
-    found = _index(frames, infer_kinds(frames, features), str(label), client, root)
+    found = _index(frames, infer_kinds(frames, features), label, client, root)
     chosen = choose_domains([each.name for each in found.domains], dataset, str(root))
     return replace(found, domains=tuple(each for each in found.domains if each.name in chosen))
 
@@ -256,9 +239,7 @@ def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
 
 def read_rows(path: Path, columns: TableColumns) -> Samples:
     """Read rows that need no label, as vectors of a run that knows its columns."""
-    frame = convert_columns(read_table(path), columns.kinds, path)
-    raw = to_raw_columns(frame, columns.kinds)
-    return columns.transform(raw, numpy.arange(frame.height))
+    return columns.transform(convert_columns(read_table(path), columns.kinds, path))
 
 
 def fit_tables(sample_index: SampleIndex, training: Iterable[Subset]) -> SampleIndex:
@@ -316,19 +297,8 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
     return frames
 
 
-def _find_column(
-    frames: Mapping[Path, "polars.DataFrame"], name: str | None, setting: str, needed: bool = False
-) -> str | None:
-    """Return the column that a setting names, after checking that it exists."""
-    path, frame = next(iter(frames.items()))
-    columns = frame.columns
-    if name is None and not needed:
-        return None
-    if name is None:
-        raise InvalidInput(
-            f"dataset.{setting} is not set; dataset.name 'table' needs it, one of the columns of "
-            f"{path}: {enumerate_names(columns, MOST_NAMES_LISTED)}."
-        )
+def _check_column(setting: str, name: str, columns: Sequence[str], path: Path) -> None:
+    """Reject a setting that names no column."""
     if name not in columns:
         close = difflib.get_close_matches(name, columns, 1)
         meant = (
@@ -337,7 +307,6 @@ def _find_column(
         raise InvalidInput(
             f"dataset.{setting} is {name!r}; it must be a column of {path} ({meant})."
         )
-    return name
 
 
 def _index(
@@ -348,48 +317,51 @@ def _index(
     root: Path,
 ) -> SampleIndex:
     """List the rows that have a label, by site and class."""
+    import polars
+
     keys: dict[str, Kind] = {name: "text" for name in (label, client) if name is not None}
-    everything = join_tables(
-        [convert_columns(frame, {**kinds, **keys}, path) for path, frame in frames.items()]
+    everything = polars.concat(
+        convert_columns(frame, {**kinds, **keys}, path) for path, frame in frames.items()
     )
-    class_names, labels = _number_classes(to_words(everything[label]), label, root)
+    class_names, labels = _number_classes(everything[label], root)
     has_label = labels >= 0
     site_names, sites = _number_sites(everything, frames, client)
     labels, sites = labels[has_label], sites[has_label]
     everyones = Subset(numpy.arange(len(labels)), labels)
-    parts = zip(site_names, split_by_owner(everyones, sites, len(site_names)), strict=True)
+    parts = zip(site_names, everyones.split(sites, len(site_names)), strict=True)
     domains = tuple(
         DomainIndex(name, part) for name, part in sorted(parts, key=lambda each: each[0])
     )
     for domain in domains:
         check_domain_name(domain.name, root)
-    raw = to_raw_columns(everything.filter(has_label.tolist()), kinds)
+    raw = everything.filter(has_label.tolist()).select(list(kinds))
     _refuse_free_text(raw, root)
     identity = "|".join(identify_file(path) for path in frames)
     return SampleIndex(
         "table",
         class_names,
         tuple(domain for domain in domains if len(domain.train.labels)),
-        TableStore(raw, label, str(root), identity, len(labels)),
+        TableStore(raw, label, str(root), identity),
         len(kinds),
         notices=_describe_gaps(raw, int((~has_label).sum()), root),
     )
 
 
-def _number_classes(found: Words, label: str, root: Path) -> tuple[tuple[str, ...], Indices]:
+def _number_classes(column: "polars.Series", root: Path) -> tuple[tuple[str, ...], Indices]:
     """Return the classes in order and each row's class index, -1 without a label.
 
     Whole numbers are classes in their order, however they are written; all else is text.
     """
-    about = f"{root}: dataset.label is {label!r}, a column"
-    if len(found.words) > _MOST_VALUES:
+    about = f"{root}: dataset.label is {column.name!r}, a column"
+    words = column.drop_nulls().unique().to_list()
+    if len(words) > _MOST_VALUES:
         raise InvalidInput(
-            f"{about} of {len(found.words):,} different values; a label must have at most "
+            f"{about} of {len(words):,} different values; a label must have at most "
             f"{_MOST_VALUES:,}: a class, and no measurement."
         )
-    numbers = {word: _parse_number(word) for word in found.words if not is_missing_number(word)}
+    numbers = {word: _parse_number(word) for word in words if not is_missing_number(word)}
     are_numbers = None not in numbers.values()
-    named = numbers if are_numbers else {word: word for word in found.words}
+    named = numbers if are_numbers else {word: word for word in words}
     # All numbers, or all text.
     classes: list[Any] = list(set(named.values()))
     classes.sort()
@@ -402,9 +374,8 @@ def _number_classes(found: Words, label: str, root: Path) -> tuple[tuple[str, ..
                 "class, and no measurement."
             )
     places = {name: place for place, name in enumerate(classes)}
-    # One more at the end, for what is missing: its code is -1.
-    numbered = [places[named[word]] if word in named else -1 for word in found.words]
-    return tuple(str(each) for each in classes), numpy.array([*numbered, -1])[found.codes]
+    labels = [places[named[word]] if word in named else -1 for word in column.to_list()]
+    return tuple(str(each) for each in classes), numpy.array(labels)
 
 
 def _parse_number(word: str) -> int | float | None:
@@ -426,30 +397,32 @@ def _number_sites(
     heights = [frame.height for frame in frames.values()]
     if client is None:
         return tuple(path.stem for path in frames), numpy.repeat(numpy.arange(len(frames)), heights)
-    found = to_words(everything[client])
-    if (found.codes < 0).any():
-        row, paths = int(numpy.argmax(found.codes < 0)), list(frames)
+    column = everything[client]
+    if column.null_count():
+        row, paths = column.to_list().index(None), list(frames)
         file = int(numpy.searchsorted(numpy.cumsum(heights), row, side="right"))
         raise InvalidInput(
             f"{paths[file]}: column {client!r} is empty in row {row - sum(heights[:file]) + 1}; "
             "each row must name its owner (dataset.client)."
         )
-    return found.words, found.codes
+    names, sites = numpy.unique(column.to_list(), return_inverse=True)
+    return tuple(names.tolist()), sites
 
 
-def _refuse_free_text(raw: RawColumns, root: Path) -> None:
-    for name, column in raw.items():
-        if isinstance(column, Words) and len(column.words) > _MOST_VALUES:
+def _refuse_free_text(raw: "polars.DataFrame", root: Path) -> None:
+    for column in raw.get_columns():
+        count = column.drop_nulls().n_unique()
+        if not column.dtype.is_numeric() and count > _MOST_VALUES:
             raise InvalidInput(
-                f"{root}: column {name!r} has {len(column.words):,} different words; a column of "
+                f"{root}: column {column.name!r} has {count:,} different words; a column of "
                 f"text must have at most {_MOST_VALUES:,}, or be taken out of the table."
             )
 
 
-def _describe_gaps(raw: RawColumns, rows_dropped: int, root: Path) -> tuple[str, ...]:
+def _describe_gaps(raw: "polars.DataFrame", rows_dropped: int, root: Path) -> tuple[str, ...]:
     """Describe the missing values and their replacement in one line."""
-    gaps = {name: count for name, column in raw.items() if (count := count_missing(column))}
-    has_text = {isinstance(raw[name], Words) for name in gaps}
+    gaps = {name: count for name in raw.columns if (count := raw[name].null_count())}
+    has_text = {not raw[name].dtype.is_numeric() for name in gaps}
     told = []
     if gaps:
         becomes = " or, of text, ".join(_MISSING[each] for each in sorted(has_text))

@@ -28,7 +28,6 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         super().__init__(assembly, data)
-        self._template = assembly.template
         self._sent: dict[str, Broadcast] = {}
         """The broadcasts of the clients under way."""
         self._answers: dict[str, TrainedClient] = {}
@@ -54,7 +53,7 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
             client,
             len(data.labels),
             trained.averaged(0),
-            self._prototypes.none(),
+            self._no_prototypes,
             trained.losses[0],
             summed=collect_statistics(self._method, data.inputs, data.labels),
         )
@@ -79,11 +78,14 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
         """Return the clients' states and the answers under way."""
         found = super().state()
         for client, each in self._answers.items():
-            params, averaged = each.params(0), each.averaged(0)
+            averaged = each.averaged(0)
             told = torch.tensor([each.losses[0], averaged is None], dtype=torch.float64)
-            parts = {"params": params, "state": each.states[0], "told": {"loss": told}}
-            if averaged is not None and not _is_part(averaged, params):
-                parts["averaged"] = averaged
+            parts = {
+                "params": each.params(0),
+                "averaged": averaged or {},
+                "state": each.states[0],
+                "told": {"loss": told},
+            }
             found |= {
                 f"{_ANSWER}/{client}/{part}/{name}": value
                 for part, tensors in parts.items()
@@ -105,14 +107,11 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
             answers.setdefault(client, {}).setdefault(part, {})[name] = value
         for client, parts in answers.items():
             loss, is_withheld = parts["told"]["loss"].tolist()
-            averaged = parts.get("averaged") or {
-                name: parts["params"][name] for name in self._template
-            }
             self._answers[client] = TrainedClient(
                 self._data.client(client),
                 self._model,
                 {name: parts["params"][name] for name in self._initial},
-                averaged=None if is_withheld else averaged,
+                averaged=None if is_withheld else parts.get("averaged", {}),
                 state=parts.get("state", {}),
                 loss=loss,
             )
@@ -151,10 +150,3 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
                 state={each: value.clone() for each, value in group.states[index].items()},
                 loss=group.losses[index],
             )
-
-
-def _is_part(averaged: Tensors, params: Tensors) -> bool:
-    """Return whether an update consists of parameters of the model."""
-    return all(
-        name in params and torch.equal(value, params[name]) for name, value in averaged.items()
-    )

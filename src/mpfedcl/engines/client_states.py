@@ -10,7 +10,6 @@ import zlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,21 +36,6 @@ _MOST_BYTES = 2**40
 _RESTART = "it must be as the run wrote it, or the run must be started again in a new folder."
 
 
-@dataclass(frozen=True)
-class StatePlace:
-    """The folder of states that are too large for the memory.
-
-    Attributes:
-        folder: The checkpoints of the run.
-        names: All clients of the run, in name order.
-        is_leader: Whether this process cleans the folder up before others write to it.
-    """
-
-    folder: Path
-    names: Sequence[str]
-    is_leader: bool = True
-
-
 class ClientStates(MutableMapping[str, Tensors]):
     """The clients' states of one kind, by name.
 
@@ -66,7 +50,8 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._clients = clients
         self._device = device
         self._memory: dict[str, Tensors] = {}
-        self._place: StatePlace | None = None
+        self._folder: Path | None = None
+        self._names: Sequence[str] = ()
         self._most = MOST_IN_MEMORY
         self._in_files = False
         self._files: dict[str, tuple[int, int]] = {}
@@ -75,11 +60,20 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._replaced: deque[list[Path]] = deque([[]])
         """Files by the round in which they were replaced; the last is the current round."""
 
-    def keep_in(self, place: StatePlace, *, some_rest: bool) -> None:
-        """Keep states in files there from now on, if they are too large for the memory."""
-        self._place = place
+    def keep_in(
+        self, folder: Path, names: Sequence[str], *, is_leader: bool = True, some_rest: bool
+    ) -> None:
+        """Keep states in files from now on, if they are too large for the memory.
+
+        Args:
+            folder: The checkpoints of the run.
+            names: All clients of the run, in name order.
+            is_leader: Whether this process cleans the folder up before others write to it.
+            some_rest: Whether only some clients train in a round.
+        """
+        self._folder, self._names = folder / _FOLDER / self.kind, names
         self._most = MOST_IN_MEMORY // _RESTING if some_rest else MOST_IN_MEMORY
-        if place.is_leader:
+        if is_leader:
             # The other processes do not write before the leader has come here.
             remove_leftovers(self._folder)
 
@@ -142,9 +136,9 @@ class ClientStates(MutableMapping[str, Tensors]):
             for client, state in self._memory.items()
             for name, value in state.items()
         }
-        if not self._in_files or self._place is None:
+        if not self._in_files:
             return found
-        index = torch.full((len(self._place.names), 2), -1, dtype=torch.int64)
+        index = torch.full((len(self._names), 2), -1, dtype=torch.int64)
         if self._files:
             numbers = torch.tensor([self._number(name) for name in self._files])
             index[numbers] = torch.tensor(list(self._files.values()))
@@ -164,12 +158,12 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._replaced = deque([[]])
         if index is None:
             return
-        if self._place is None:
+        if self._folder is None:
             raise InvalidInput(
                 "workers is too many: the clients' states are in the run's folder, which every "
                 "worker must be able to reach; if one cannot, workers must be 1."
             )
-        if index.shape != (len(self._place.names), 2) or index.dtype != torch.int64:
+        if index.shape != (len(self._names), 2) or index.dtype != torch.int64:
             raise ValueError("not the clients of this run")
         for name in self._clients:
             written, checksum = index[self._number(name)].tolist()
@@ -190,10 +184,8 @@ class ClientStates(MutableMapping[str, Tensors]):
                 self._replaced[-1].append(path)
 
     def _is_too_large(self, state: Tensors) -> bool:
-        if self._place is None:
-            return False
         size = sum(value.numel() * value.element_size() for value in state.values())
-        return size * len(self._place.names) > self._most
+        return size * len(self._names) > self._most
 
     def _release(self, name: str) -> None:
         if name in self._files:
@@ -205,17 +197,12 @@ class ClientStates(MutableMapping[str, Tensors]):
             else:
                 self._replaced[-1].append(path)
 
-    @property
-    def _folder(self) -> Path:
-        assert self._place is not None
-        return self._place.folder / _FOLDER / self.kind
-
     def _path(self, name: str) -> Path:
+        assert self._folder is not None
         return self._folder / f"{self._number(name)}-{self._files[name][0]}.safetensors"
 
     def _number(self, name: str) -> int:
-        assert self._place is not None
-        return bisect_left(self._place.names, name)
+        return bisect_left(self._names, name)
 
 
 def restore_states(kept: Collection[ClientStates], state: Tensors, number: int) -> None:

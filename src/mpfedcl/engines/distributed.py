@@ -5,9 +5,8 @@ processes add up their sums of models and gather prototypes and the names of cli
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +14,13 @@ from safetensors.torch import load
 
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.engines.client_states import StatePlace
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.workers import WorkerGroup
+from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.methods import TESTS, Test
-from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.prototypes import PrototypePool
+from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Members
-from mpfedcl.rounds.evaluation import PredictorColumns, RoundEvaluation
+from mpfedcl.rounds.evaluation import PredictorColumns, RoundEvaluation, WantedPredictors
 from mpfedcl.rounds.metrics import BinSums, add_bins
 from mpfedcl.rounds.predictions import Predictions
 from mpfedcl.rounds.prototype_pool import exchange_prototypes, pack_named, unpack_named
@@ -49,12 +46,7 @@ class DistributedEngine(InProcessEngine):
         super().__init__(assembly, data)
         self.members = Members(sizes, local=data.sizes)
         self.peers = self._group = group
-
-    def train(
-        self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
-    ) -> Iterator[Update]:
-        """Train the clients of this process."""
-        return super().train(broadcast, self.members.here(names), keep=keep)
+        self._is_leader = group.is_leader
 
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained, in all processes."""
@@ -70,23 +62,21 @@ class DistributedEngine(InProcessEngine):
         with_confusion: bool = False,
     ) -> RoundEvaluation:
         """Evaluate the clients of each process, and join the results."""
-        own, predictors = self.readable(self.members.here(names)), self.predictors
-        wanted = predictors.wanted(is_complete=with_confusion)
-        if pool is None and predictors.needs_pool(averaged, wanted):
-            rows = self.prototypes_for_evaluation(own)
-            pool = self.pool_for_evaluation(exchange_prototypes(None, rows, self._group)[1])
-        # Each process runs the global model on a share of the test images.
-        share = self._group.rank, self._group.size
-        predicted = self._join(predictors.predict_global(averaged, pool, wanted, share))
-        read = predictors.read(
-            predicted, pool, self.trained(own), wanted, with_confusion=with_confusion
-        )
-        report = json.dumps([read.names, read.columns, read.confusion, read.bins])
+        own = super().evaluate(averaged, pool, names, with_confusion=with_confusion)
+        report = json.dumps([own.names, own.columns, own.confusion, own.bins])
         parts = [json.loads(part) for part in self._group.gather(report.encode())]
         return _join_predictors(parts, list(self.sizes), names)
 
-    def _join(self, own: Predictions | None) -> Predictions | None:
-        """Return the predictions of all processes, in order of rank."""
+    def _prototypes_for_evaluation(self, names: Sequence[str]) -> Mapping[str, Prototypes]:
+        rows = super()._prototypes_for_evaluation(names)
+        return exchange_prototypes(None, rows, self._group)[1]
+
+    def _predict_global(
+        self, averaged: Tensors | None, pool: PrototypePool | None, wanted: WantedPredictors
+    ) -> Predictions | None:
+        """Run the global model on a share of the test images, and join the predictions by rank."""
+        share = self._group.rank, self._group.size
+        own = self.predictors.predict_global(averaged, pool, wanted, share)
         if own is None:
             return None
         tensors = {n: each for n, each in vars(own).items() if each is not None}
@@ -96,12 +86,6 @@ class DistributedEngine(InProcessEngine):
             for n in tensors
         }
         return replace(own, **whole)
-
-    def keep(
-        self, accepted: Sequence[str], following: Callable[[], Broadcast] | None = None
-    ) -> None:
-        """Keep the new states of the accepted clients of this process."""
-        super().keep(self.members.here(accepted), following)
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield the models of all clients to the leader, one at a time."""
@@ -120,9 +104,6 @@ class DistributedEngine(InProcessEngine):
                 theirs[name] = torch.maximum(theirs[name], state[name])
             state |= theirs
         return state
-
-    def _place(self, folder: Path) -> StatePlace:
-        return replace(super()._place(folder), is_leader=self._group.is_leader)
 
 
 def _join_predictors(

@@ -1,7 +1,7 @@
 """The evaluation of a process's clients after a round: personal models and the global model."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from mpfedcl.rounds.evaluation import (
     RoundEvaluation,
     WantedPredictors,
     is_wanted,
-    wanted_predictors,
 )
 from mpfedcl.rounds.metrics import BinSums, ConfusionCounts, add_bins, count_confusions
 from mpfedcl.rounds.predictions import (
@@ -35,30 +34,17 @@ _MOST_CONFUSIONS = 1000
 """Clients up to which all confusions are counted; beyond, only those of evaluated models."""
 
 
-@dataclass(frozen=True)
 class ClientEvaluation:
     """Evaluates the clients of this process, round after round."""
 
-    method: Method
-    model: Model
-    data: FederatedData
-    tests: ClientTests
-
-    @classmethod
-    def of(cls, method: Method, model: Model, data: FederatedData) -> "ClientEvaluation":
-        """Lay out the clients' local test sets once."""
+    def __init__(self, method: Method, model: Model, data: FederatedData) -> None:
+        self.method = method
+        self.model = model
+        self.data = data
         counts = torch.from_numpy(data.label_counts()).to(data.test_labels.device)
-        own = list(data.table.local_tests().values())
-        tests = ClientTests.of(data.test_labels, counts, own)
-        return cls(method, model, data, tests)
-
-    def wanted(self, *, is_complete: bool) -> WantedPredictors:
-        """Return the predictors that a round evaluates."""
-        return wanted_predictors(self.method, is_complete=is_complete)
-
-    def needs_pool(self, averaged: Tensors | None, wanted: WantedPredictors) -> bool:
-        """Return whether a method that shares no prototypes needs some to be evaluated."""
-        return averaged is not None and is_wanted(wanted, rule="prototype")
+        self.tests = ClientTests.of(
+            data.test_labels, counts, list(data.table.local_tests().values())
+        )
 
     def predict_global(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpfedcl.core.rng import seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.client_states import ClientStates, StatePlace, restore_states
+from mpfedcl.engines.client_states import ClientStates, restore_states
 from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.trainers import TrainerChoice
 from mpfedcl.engines.trainers.base import (
@@ -33,7 +33,13 @@ from mpfedcl.models.parts import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, Members
-from mpfedcl.rounds.evaluation import RoundEvaluation
+from mpfedcl.rounds.evaluation import (
+    RoundEvaluation,
+    WantedPredictors,
+    is_wanted,
+    wanted_predictors,
+)
+from mpfedcl.rounds.predictions import Predictions
 from mpfedcl.rounds.processors import ProcessorChain
 
 CLIENTS_AT_ONCE = 64
@@ -47,6 +53,9 @@ MOST_INPUTS = 2**24
 class InProcessEngine(Engine):
     """Run clients in this process, several at once if that is faster."""
 
+    _is_leader = True
+    """Whether this process cleans up the folder of states before others write to it."""
+
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self.members = Members(data.sizes)
         self._experiment = assembly.experiment
@@ -57,7 +66,11 @@ class InProcessEngine(Engine):
         self._clock = assembly.clock
         self._processors = ProcessorChain(assembly.experiment)
         self._trainers = TrainerChoice(assembly)
-        self._prototypes = ClientPrototypes(assembly)
+        self._rule = prototype_rule(assembly.method)
+        like = next(iter(assembly.initial.values()))
+        self._no_prototypes = Prototypes.empty(
+            assembly.model.embedding_size, like.dtype, like.device
+        )
         self._local_parameters, self._states, unsent = self._kept = [
             ClientStates(kind, data.sizes, data.test_inputs.device)
             for kind in ("kept", "own", "unsent")
@@ -74,7 +87,7 @@ class InProcessEngine(Engine):
         self._trained, self._requested_names = {}, set(keep)
         self._begin_round()
         updates = self._train if self._method.trains else self._collect
-        for update in updates(broadcast, sorted(names)):
+        for update in updates(broadcast, sorted(self.members.here(names))):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
@@ -95,8 +108,8 @@ class InProcessEngine(Engine):
                         [each.inputs for each in clients], [each.labels for each in clients]
                     )
             for each, summed in zip(clients, parts, strict=True):
-                nothing, count = self._prototypes.none(), len(each.labels)
-                yield Update(each.name, count, {}, nothing, None, summed=summed)
+                count = len(each.labels)
+                yield Update(each.name, count, {}, self._no_prototypes, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         with self._clock.phase("broadcast"):
@@ -133,43 +146,40 @@ class InProcessEngine(Engine):
         with_confusion: bool = False,
     ) -> RoundEvaluation:
         """Evaluate the personal models of this round and the global model on both test sets."""
-        names, predictors = self.readable(names), self.predictors
-        wanted = predictors.wanted(is_complete=with_confusion)
-        if pool is None and predictors.needs_pool(averaged, wanted):
-            pool = self.pool_for_evaluation(self.prototypes_for_evaluation(names))
-        predicted = predictors.predict_global(averaged, pool, wanted)
-        return predictors.read(
-            predicted, pool, self.trained(names), wanted, with_confusion=with_confusion
-        )
+        # Only methods that train have a personal model of every client.
+        own = [name for name in self.members.here(names) if name in self._trained]
+        wanted = wanted_predictors(self._method, is_complete=with_confusion)
+        if pool is None and averaged is not None and is_wanted(wanted, rule="prototype"):
+            pool = self._pool_for_evaluation(own)
+        predicted = self._predict_global(averaged, pool, wanted)
+        trained = {name: self._trained[name][0] for name in own}
+        return self.predictors.read(predicted, pool, trained, wanted, with_confusion=with_confusion)
 
     @cached_property
     def predictors(self) -> ClientEvaluation:
         """Evaluates the clients of this process."""
-        return ClientEvaluation.of(self._method, self._model, self._data)
+        return ClientEvaluation(self._method, self._model, self._data)
 
-    def readable(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the named clients that have a personal model."""
-        return names if self._method.trains else [n for n in names if n in self._trained]
+    def _predict_global(
+        self, averaged: Tensors | None, pool: PrototypePool | None, wanted: WantedPredictors
+    ) -> Predictions | None:
+        return self.predictors.predict_global(averaged, pool, wanted)
 
-    def trained(self, names: Sequence[str]) -> dict[str, TrainedClients]:
-        """Return the groups that hold these clients' models."""
-        return {name: self._trained[name][0] for name in names}
-
-    def prototypes_for_evaluation(self, names: Sequence[str]) -> dict[str, Prototypes]:
-        """Make prototypes for evaluation only, for methods that share none."""
-        clients = [self._data.client(name) for name in names]
-        rows = self._prototypes.cluster(clients, self._embed(clients), 0)
-        return {client.name: each for client, each in zip(clients, rows, strict=True)}
-
-    def pool_for_evaluation(self, rows: dict[str, Prototypes]) -> PrototypePool | None:
-        """Return these prototypes as a pool, or None if there is no client."""
+    def _pool_for_evaluation(self, names: Sequence[str]) -> PrototypePool | None:
+        """Make a pool for evaluation only, for methods that share no prototypes."""
+        rows = self._prototypes_for_evaluation(names)
         if not rows:
             return None
         return PrototypePool.gather(
             rows,
             num_classes=self._data.num_classes,
-            num_prototypes=prototype_rule(self._method).num_prototypes,
+            num_prototypes=self._rule.num_prototypes,
         )
+
+    def _prototypes_for_evaluation(self, names: Sequence[str]) -> Mapping[str, Prototypes]:
+        clients = [self._data.client(name) for name in names]
+        rows = self._cluster(clients, self._embed(clients), 0)
+        return {client.name: each for client, each in zip(clients, rows, strict=True)}
 
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained."""
@@ -179,8 +189,11 @@ class InProcessEngine(Engine):
         self, accepted: Sequence[str], following: Callable[[], Broadcast] | None = None
     ) -> None:
         """Keep the new states of accepted clients; those of rejected clients stay as they were."""
+        accepted = self.members.here(accepted)
         with self._clock.phase("aggregate"):
-            self._keep_states(set(accepted))
+            self._trained = {n: self._trained[n] for n in accepted if n in self._trained}
+            for name, (trained, index) in self._trained.items():
+                self._keep_own(name, trained, index)
             self._processors.keep_accepted(accepted)
         self._trained = self._requested()
         if not self._method.trains and following is not None:
@@ -208,11 +221,6 @@ class InProcessEngine(Engine):
                     clients, self._model, stack, starts=starts, states=states, losses=losses
                 )
             )
-
-    def _keep_states(self, held: set[str]) -> None:
-        self._trained = {n: place for n, place in self._trained.items() if n in held}
-        for name, (trained, index) in self._trained.items():
-            self._keep_own(name, trained, index)
 
     def _keep_own(self, name: str, trained: TrainedClients, index: int) -> None:
         """Keep the state and the local parameters of a client for its next round."""
@@ -244,12 +252,13 @@ class InProcessEngine(Engine):
         """Continue from the result of `state`; clients of other processes are skipped."""
         if folder is not None:
             for kept in self._kept:
-                kept.keep_in(self._place(folder), some_rest=self._experiment.fraction < 1)
+                kept.keep_in(
+                    folder,
+                    sorted(self.sizes),
+                    is_leader=self._is_leader,
+                    some_rest=self._experiment.fraction < 1,
+                )
         restore_states(self._kept, state, record.get("round", 0))
-
-    def _place(self, folder: Path) -> StatePlace:
-        """Return the place of states that are too large for the memory."""
-        return StatePlace(folder, sorted(self.sizes))
 
     @property
     def _clients_at_once(self) -> int:
@@ -292,15 +301,36 @@ class InProcessEngine(Engine):
     def _summarize(self, clients: Sequence[ClientData], round_number: int) -> list[Prototypes]:
         """Return the clients' prototypes; empty ones if the method shares none in this round."""
         if not shares_prototypes_in(self._method, round_number):
-            return [self._prototypes.none()] * len(clients)
+            return [self._no_prototypes] * len(clients)
         with self._clock.phase("embed"):
             embeddings = self._embed(clients)
         with self._clock.phase("cluster"):
-            return self._prototypes.cluster(clients, embeddings, round_number)
+            return self._cluster(clients, embeddings, round_number)
 
+    @torch.no_grad()
     def _embed(self, clients: Sequence[ClientData]) -> list[Tensor]:
-        groups = (self._trained[client.name][0] for client in clients)
-        return self._prototypes.embed(clients, groups)
+        """Return the clients' embeddings of their own samples, in the space of prototypes."""
+        found = {
+            name: self._rule.project(embeddings)
+            for group in distinct_groups(self._trained[client.name][0] for client in clients)
+            for name, embeddings in zip(group.names, group.embed(), strict=True)
+        }
+        return [found[client.name] for client in clients]
+
+    def _cluster(
+        self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
+    ) -> list[Prototypes]:
+        """Return each client's prototypes."""
+        # A client whose training diverged sends no prototypes; validation rejects its model.
+        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
+        seed = self._experiment.seed
+        rows = self._rule.summarize(
+            [embeddings[number] for number in sound],
+            [clients[number].labels for number in sound],
+            [seed_for(seed, round_number, clients[n].name, "clusters") for n in sound],
+        )
+        found = dict(zip(sound, rows, strict=True))
+        return [found.get(number, self._no_prototypes) for number in range(len(clients))]
 
 
 def group_clients(clients: Iterable[ClientData], most: int) -> Iterator[list[ClientData]]:
@@ -318,46 +348,6 @@ def group_clients(clients: Iterable[ClientData], most: int) -> Iterator[list[Cli
         group.append(client)
     if group:
         yield group
-
-
-class ClientPrototypes:
-    """Make the prototypes of several clients together."""
-
-    def __init__(self, assembly: Assembly) -> None:
-        self._seed = assembly.experiment.seed
-        self._rule = prototype_rule(assembly.method)
-        like = next(iter(assembly.initial.values()))
-        self._none = Prototypes.empty(assembly.model.embedding_size, like.dtype, like.device)
-
-    def none(self) -> Prototypes:
-        """Return empty prototypes."""
-        return self._none
-
-    @torch.no_grad()
-    def embed(
-        self, clients: Sequence[ClientData], groups: Iterable[TrainedClients]
-    ) -> list[Tensor]:
-        """Return the clients' embeddings of their own samples, in the space of prototypes."""
-        found = {
-            name: self._rule.project(embeddings)
-            for group in distinct_groups(groups)
-            for name, embeddings in zip(group.names, group.embed(), strict=True)
-        }
-        return [found[client.name] for client in clients]
-
-    def cluster(
-        self, clients: Sequence[ClientData], embeddings: Sequence[Tensor], round_number: int
-    ) -> list[Prototypes]:
-        """Return each client's prototypes."""
-        # A client whose training diverged sends no prototypes; validation rejects its model.
-        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
-        rows = self._rule.summarize(
-            [embeddings[number] for number in sound],
-            [clients[number].labels for number in sound],
-            [seed_for(self._seed, round_number, clients[n].name, "clusters") for n in sound],
-        )
-        found = dict(zip(sound, rows, strict=True))
-        return [found.get(number, self._none) for number in range(len(clients))]
 
 
 def _is_sound(embeddings: Tensor) -> bool:

@@ -25,12 +25,6 @@ _OFFICE_10 = (
 )
 _DOMAINNET = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
-CIFAR_10 = tuple(_CIFAR_10.split())
-CIFAR_100 = tuple(_CIFAR_100.split())
-"""The fine labels."""
-CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-"""Classes of FEMNIST: digits, uppercase and lowercase letters."""
-
 
 Protocol = Mapping[str, Any]
 """Default settings of a data set by name; `dataset__per_class` is dataset.per_class."""
@@ -66,15 +60,24 @@ class DatasetSpecification:
         return {**self.always, **fitting}
 
 
-_MNIST = "Y. LeCun, C. Cortes, C. J. C. Burges: The MNIST database (CC BY-SA 3.0)"
 _DIGITS = tuple("0123456789")
 _MNIST_ALWAYS = {
     "prototypes__per_class": 2,
     "partition__min_size": 10,
     "encoder__name": "none",
 }
-_MNIST_POOLED = {"clients": 5, "partition__test": "shared"}
-_MNIST_BY_DOMAIN = {"partition__test": "matched"}
+_MNIST_SAMPLE = DatasetSpecification(
+    name="mnist-sample",
+    summary="3,000 images of MNIST, included in the package",
+    source="Y. LeCun, C. Cortes, C. J. C. Burges: The MNIST database (CC BY-SA 3.0)",
+    always=_MNIST_ALWAYS,
+    pooled={"clients": 5, "partition__test": "shared"},
+    by_domain={"partition__test": "matched"},
+    embedded=True,
+    class_names=_DIGITS,
+    pixel_mean=0.1307,
+    pixel_deviation=0.3081,
+)
 _KRIZHEVSKY = "A. Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images"
 _CNN_ALWAYS = {**_MNIST_ALWAYS, "model__name": "cnn"}
 _TEN_CLIENTS = {"clients": 10, "partition__test": "shared"}
@@ -96,28 +99,13 @@ def _frozen(test_fraction: float = 0.5, prototypes: int = 4) -> dict[str, Any]:
 SPECIFICATIONS = {
     spec.name: spec
     for spec in (
-        DatasetSpecification(
-            name="mnist-sample",
-            summary="3,000 images of MNIST, included in the package",
-            source=_MNIST,
-            always=_MNIST_ALWAYS,
-            pooled=_MNIST_POOLED,
-            by_domain=_MNIST_BY_DOMAIN,
-            embedded=True,
-            class_names=_DIGITS,
-            pixel_mean=0.1307,
-            pixel_deviation=0.3081,
-        ),
-        DatasetSpecification(
+        _MNIST_SAMPLE,
+        replace(
+            _MNIST_SAMPLE,
             name="mnist",
             summary="MNIST, 2,000 training images drawn by seed, 10,000 test",
-            source=_MNIST,
             always={**_MNIST_ALWAYS, "dataset__train_size": 2000},
-            pooled=_MNIST_POOLED,
-            by_domain=_MNIST_BY_DOMAIN,
-            class_names=_DIGITS,
-            pixel_mean=0.1307,
-            pixel_deviation=0.3081,
+            embedded=False,
         ),
         DatasetSpecification(
             name="cifar10",
@@ -125,7 +113,7 @@ SPECIFICATIONS = {
             source=_KRIZHEVSKY,
             always=_CNN_ALWAYS,
             pooled=_TEN_CLIENTS,
-            class_names=CIFAR_10,
+            class_names=tuple(_CIFAR_10.split()),
             pixel_mean=0.4734,
             pixel_deviation=0.2516,
         ),
@@ -135,7 +123,7 @@ SPECIFICATIONS = {
             source=_KRIZHEVSKY,
             always=_CNN_ALWAYS,
             pooled=_TEN_CLIENTS,
-            class_names=CIFAR_100,
+            class_names=tuple(_CIFAR_100.split()),
             pixel_mean=0.4782,
             pixel_deviation=0.2682,
         ),
@@ -146,7 +134,7 @@ SPECIFICATIONS = {
             always={**_CNN_ALWAYS, "partition__min_size": 1},
             pooled=_TEN_CLIENTS,
             by_domain={"partition__test": "matched"},
-            class_names=CHARACTERS,
+            class_names=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
         ),
         DatasetSpecification(
             name="digit5",

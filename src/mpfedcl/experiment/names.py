@@ -1,7 +1,8 @@
 """Names of methods, partitions, aggregation rules and encoders, known without importing torch.
 
-`METHODS` and `AGGREGATION_RULES` are an index of the files in `methods/` and `rounds/aggregation/`,
-`PARTITIONS` of the functions in `data/partitions.py`; a test keeps the index complete.
+`METHODS` is an index of the files in `methods/`, `PARTITIONS` of the functions in
+`data/partitions.py`, `AGGREGATION_RULES` of the classes in `rounds/aggregation/`; a test keeps the
+index complete.
 """
 
 import inspect

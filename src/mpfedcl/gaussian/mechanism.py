@@ -26,7 +26,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import PrivacySettings
-from mpfedcl.gaussian import moment_from_within, pack_symmetric, unpack_symmetric
+from mpfedcl.gaussian.statistics import between_classes, pack_symmetric, unpack_symmetric
 
 
 def import_extra(module: str) -> Any:
@@ -236,7 +236,7 @@ class PrivateSums:
         lengths = sums.norm(dim=1, keepdim=True)
         sums = sums * (counts.unsqueeze(1) / lengths.clamp(min=1e-300)).clamp(max=1)
         size = sums.shape[1]
-        between = moment_from_within(sums.new_zeros(size, size), counts, sums)
+        between = between_classes(counts, sums)
         rest = (counts.sum() - between.trace()).clamp(min=0)
         if "moment" not in noisy:
             within = torch.eye(size, dtype=sums.dtype, device=sums.device) * rest / size

@@ -88,18 +88,13 @@ def center_by_class(features: Tensor, labels: Tensor, counts: Tensor, sums: Tens
     return features - (sums / counts.clamp(min=1).unsqueeze(1))[labels]
 
 
-def moment_from_within(within: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-    """Return Σ phi phi' [d, d] of one client from its scatter W_i within classes."""
-    return within + _between(counts, sums)
-
-
 def within_from_moment(moment: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-    """Return W_i [d, d] of one client from its Σ phi phi'."""
-    return moment - _between(counts, sums)
+    """Return W_i [d, d], a client's scatter within classes, from its Σ phi phi'."""
+    return moment - between_classes(counts, sums)
 
 
-def _between(counts: Tensor, sums: Tensor) -> Tensor:
-    """Return Σ_c s_c s_c' / n_c."""
+def between_classes(counts: Tensor, sums: Tensor) -> Tensor:
+    """Return Σ_c s_c s_c' / n_c [d, d]."""
     scaled = sums / counts.clamp(min=1).sqrt().unsqueeze(1)
     return scaled.T @ scaled
 
@@ -160,13 +155,12 @@ class StackedSums:
         sums = features.new_zeros(num_clients * num_classes, dimension)
         sums.index_add_(0, cells, features)
         self._rows = features
-        if second_moment == "within":
-            self._rows = features - (sums / counts.clamp(min=1).unsqueeze(1))[cells]
         self._small: Tensors = {
             "counts": counts.view(num_clients, num_classes).to(features.dtype),
             "sums": sums.view(num_clients, num_classes, dimension),
         }
         if second_moment == "within":
+            self._rows = center_by_class(features, cells, counts, sums)
             self._small["scatter"] = self._scatters(counts.view(num_clients, num_classes))
 
     def __len__(self) -> int:
@@ -253,7 +247,7 @@ def own_statistics(summed: Mapping[str, Tensor]) -> Tensors:
     own = {"counts": counts, "sums": sums}
     if "within" in summed:
         within = unpack_symmetric(summed["within"].double(), sums.shape[1])
-        own["moment"] = moment_from_within(within, counts, sums)
+        own["moment"] = within + between_classes(counts, sums)
     elif "moment" in summed:
         own["moment"] = unpack_symmetric(summed["moment"].double(), sums.shape[1])
     return own

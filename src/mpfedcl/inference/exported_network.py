@@ -107,17 +107,15 @@ class PrototypeDistances(nn.Module):
         super().__init__()
         vectors = pool.vectors.detach().float()
         counts = torch.bincount(pool.labels, minlength=pool.num_classes)
-        # [C, P] rows of each class; missing rows are infinitely far.
-        places = torch.full((pool.num_classes, int(counts.max())), len(pool))
-        for label in range(pool.num_classes):
+        # [C, P] rows of each class, repeated up to P; an absent class is infinitely far.
+        places = torch.zeros(pool.num_classes, int(counts.max()), dtype=torch.int64)
+        for label in set(pool.labels.tolist()):
             rows = (pool.labels == label).nonzero().squeeze(1)
-            places[label, : len(rows)] = rows
+            places[label] = rows[torch.arange(places.shape[1]) % len(rows)]
         self.register_buffer("vectors", vectors)
         self.register_buffer("half_squares", vectors.square().sum(1) / 2)
-        self.register_buffer("places", places.clamp(max=len(pool) - 1))
+        self.register_buffer("places", places)
         self.register_buffer("first", torch.arange(len(places)) * places.shape[1])
-        far = torch.zeros(places.shape).masked_fill(places == len(pool), torch.inf)
-        self.register_buffer("far", far)
         self.register_buffer("absent", torch.zeros(len(counts)).masked_fill(counts == 0, torch.inf))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -125,8 +123,8 @@ class PrototypeDistances(nn.Module):
         vectors, places = self.get_buffer("vectors"), self.get_buffer("places")
         costs = self.get_buffer("half_squares") - z @ vectors.T
         by_class = costs.index_select(1, places.flatten()).view(-1, *places.shape)
-        nearest = (by_class + self.get_buffer("far")).argmin(dim=2)
-        rows = embedding(nearest + self.get_buffer("first"), places.view(-1, 1)).squeeze(2)
+        nearest = by_class.argmin(dim=2) + self.get_buffer("first")
+        rows = embedding(nearest, places.view(-1, 1)).squeeze(2)
         # By differences, because a product would lose half the digits of a small distance.
         distances = (z.unsqueeze(1) - embedding(rows, vectors)).square().sum(dim=2).sqrt()
         return distances + self.get_buffer("absent")

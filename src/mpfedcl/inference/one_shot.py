@@ -49,7 +49,7 @@ from mpfedcl.methods import (
     prototype_rule,
 )
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.network.messages import check_name
+from mpfedcl.network.packing import check_name
 from mpfedcl.network.server.engine import digest_sums
 from mpfedcl.network.server.serve import SingleClient
 from mpfedcl.network.server.status import Status

@@ -15,7 +15,6 @@ import numpy
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import identify_file
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
 from mpfedcl.data.npz_archive import open_unlabeled_samples
 from mpfedcl.data.samples import (
@@ -136,7 +135,7 @@ def _list_images(path: Path, wanted: ImageFormat) -> list[NamedSample]:
 def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> Samples:
     """Return the samples of an npz file or a table."""
     if path.suffix.lower() == ".npz" and not path.is_dir():
-        store = open_unlabeled_samples(lambda: path.open("rb"), str(path), identify_file(path))
+        store = open_unlabeled_samples(path)
         (found,) = store.inspect()
         if found.vector_width != wanted.vector_width:
             raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")

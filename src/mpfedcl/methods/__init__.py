@@ -12,10 +12,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points, import_class
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.method_settings import (
-    built_in_sections,
-    declare,
-)
+from mpfedcl.experiment.method_settings import built_in_sections, declare
 from mpfedcl.experiment.names import METHODS, check_method_name, is_built_in
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous
@@ -99,15 +96,13 @@ _LONGEST_NAME = 60
 
 def built_in_methods() -> dict[str, type[Method]]:
     """Return the methods of this folder by name, sorted."""
-    for name in METHODS:
-        importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    ours = [
-        cls
-        for cls in _subclasses(Method)
-        # Base classes have no name of their own.
-        if cls.__module__.startswith(__name__) and "name" in vars(cls)
-    ]
-    return {name: cls for name in METHODS for cls in ours if cls.name == name}
+    return {name: _import_built_in(name) for name in METHODS}
+
+
+def _import_built_in(name: str) -> type[Method]:
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    return next(cls for cls in classes if issubclass(cls, Method) and cls.name == name)
 
 
 def check_method(method: type[Method]) -> None:
@@ -128,7 +123,7 @@ def check_method(method: type[Method]) -> None:
 def find_method(name: str) -> type[Method]:
     """Return a method by name, or a custom class by `package.module:Class`."""
     check_method_name(name)
-    return built_in_methods()[name] if is_built_in(name) else _import_method(name)
+    return _import_built_in(name) if is_built_in(name) else _import_method(name)
 
 
 def name_methods(methods: Iterable[str]) -> dict[str, str]:
@@ -195,7 +190,3 @@ def _declare_settings(name: str, method: type[Method]) -> None:
             f"method is {name!r}, whose setting {needed[0]!r} has no default; it must have one."
         )
     declare(name, kind)
-
-
-def _subclasses(cls: type[Method]) -> list[type[Method]]:
-    return [each for child in cls.__subclasses__() for each in (child, *_subclasses(child))]

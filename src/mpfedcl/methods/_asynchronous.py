@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods.base import Method, Server
+from mpfedcl.experiment.method_settings import AsoFedSettings, FedAsyncSettings, FedATSettings
+from mpfedcl.methods.base import Batch, Context, Method, Server
 
 
 class Arrival(NamedTuple):
@@ -44,7 +44,7 @@ class Asynchronous(Method, ABC):
     family = "asynchronous"
     keeps = "nothing"
     timing: ClassVar[Literal["arrivals", "tiers", "ticks"]] = "arrivals"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"systems__kind": "lognormal"})
+    defaults: ClassVar[Mapping[str, Any]] = {"systems__kind": "lognormal"}
 
     @property
     def num_tiers(self) -> int:
@@ -60,10 +60,16 @@ class Asynchronous(Method, ABC):
         return state
 
 
-def half_squared_distance(params: Tensors, start: Tensors) -> Tensor:
-    """Return |w - w_start|²/2, through which the gradient flows to w."""
-    distances = [(params[name] - start[name]).square().sum() for name in params]
-    return sum(distances[1:], distances[0]) / 2
+class AsynchronousProximal(Asynchronous, ABC):
+    """An asynchronous method whose clients minimize f_i(w) + pull/2 |w - w_sent|^2."""
+
+    settings: AsoFedSettings | FedAsyncSettings | FedATSettings
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        """Return cross-entropy + pull/2 |w - w_sent|^2."""
+        distances = [(params[name] - context.start[name]).square().sum() for name in params]
+        proximity = self.settings.pull / 2 * sum(distances[1:], distances[0])
+        return super().loss(params, batch, context) + proximity
 
 
 def mix(old: Tensors, new: Tensors, share: float) -> Tensors:

@@ -5,7 +5,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -99,15 +98,13 @@ class ClosedForm(PrototypeRule, Method):
     trains = False
     clustering = "mean"
     normalizes = True
-    defaults = MappingProxyType(
-        {
-            "rounds": 1,
-            "encoder__name": "random-filters",
-            "model__name": "mlp",
-            "model__norm": "none",
-        }
-    )
-    search_space = MappingProxyType({})
+    defaults = {
+        "rounds": 1,
+        "encoder__name": "random-filters",
+        "model__name": "mlp",
+        "model__norm": "none",
+    }
+    search_space = {}
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
@@ -265,25 +262,19 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Fit the classifier; without any statistics it is unchanged."""
-        if self.private_sums is not None:
-            return self._serve_noisy(server, tally)
-        self._nothing_sent = not any(len(each) for each in tally.prototypes.values())
+        if self.private_sums is None:
+            self._nothing_sent = not any(len(each) for each in tally.prototypes.values())
+        else:
+            self._nothing_sent = not bool(tally.sums["counts"].any())
         if self._nothing_sent:
             return server
         pool = PrototypePool.gather(
             tally.prototypes, num_classes=self.num_classes, num_prototypes=1
         )
-        return self._serve(server, tally.sums, pool)
-
-    def _serve_noisy(self, server: Server, tally: Tally) -> Server:
-        """Fit the classifier to noisy sums, as if one client had them all."""
+        if self.private_sums is None:
+            return self._serve(server, tally.sums, pool)
+        # Noisy sums are fitted as if one client had them all.
         own = {name: tally.sums[name] for name in ("counts", "sums", "moment")}
-        self._nothing_sent = not bool(own["counts"].any())
-        if self._nothing_sent:
-            return server
-        pool = PrototypePool.gather(
-            tally.prototypes, num_classes=self.num_classes, num_prototypes=1
-        )
         return self.refit(server, self.pool_of_one(own), pool)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Methods whose clients each train a part of the model: some units of every hidden layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -67,7 +66,8 @@ class PartialModel(FedAvg, ABC):
         """Return the share of hidden units that no client has in this round."""
         if not broadcast.units:
             return {}
-        had = [torch.stack(each).any(0) for each in _by_layer(list(broadcast.units.values()))]
+        parts = list(broadcast.units.values())
+        had = [torch.stack([part[layer] for part in parts]).any(0) for layer in parts[0]]
         idle = sum(int((~each).sum()) for each in had)
         return {"parts": {"untrained_units": idle / sum(len(each) for each in had)}}
 
@@ -121,7 +121,3 @@ def mean_of_holders(params: Tensors, means: Tensors, tally: Tally) -> Tensors:
         # Bit-identical to the mean if all or no clients trained a parameter.
         found[name] = torch.where(share == 1, mean, torch.where(share == 0, params[name], moved))
     return found
-
-
-def _by_layer(units: Sequence[Tensors]) -> list[list[Tensor]]:
-    return [[each[layer] for each in units] for layer in units[0]]

@@ -1,7 +1,5 @@
 """Methods whose clients train a personal model next to the one that they send."""
 
-from typing import NamedTuple
-
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
@@ -12,17 +10,11 @@ from mpfedcl.methods.messages import Broadcast
 _OTHER, _SPEED, _OTHERS_SPEED = "other.", "speed.", "other speed."
 
 
-class Turn(NamedTuple):
-    """The value that a step sees: whether the personal model is trained in it."""
-
-    is_personal: bool
-
-
 class TwoModels(FedAvg):
     """FedAvg; each batch trains the personal model first, then the one that is sent.
 
     The two models swap places after each step, and each has its own velocity. A subclass changes
-    the gradients in `adjust`, where `context.received.is_personal` is true for the personal model.
+    the gradients in `adjust`, where `context.received` is true for the personal model.
     """
 
     family = "personal models"
@@ -40,7 +32,7 @@ class TwoModels(FedAvg):
 
     def prepare(self, broadcast: Broadcast) -> PerStep:
         """Train the personal model in even steps."""
-        return PerStep(lambda step: Turn(step % 2 == 0))
+        return PerStep(lambda step: step % 2 == 0)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
         """Begin with the personal model; both velocities are 0."""

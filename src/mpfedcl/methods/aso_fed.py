@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
-
-from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import AsoFedSettings
-from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
-from mpfedcl.methods.base import Batch, Context, LocalTraining, Server
+from mpfedcl.methods._asynchronous import Arrival, AsynchronousProximal
+from mpfedcl.methods.base import Context, LocalTraining, Server
 
 
-class AsoFed(Asynchronous):
+class AsoFed(AsynchronousProximal):
     """Each change is weighted by its client's samples; slow clients take larger steps.
 
     Server, for each update: w <- w - n_i / n (w_sent - w_i). Client: steps along r (g - g_before +
@@ -30,9 +27,7 @@ class AsoFed(Asynchronous):
     sends = "how its model has changed"
     keeps = "its gradients and how long it takes"
     settings: AsoFedSettings
-    search_space = MappingProxyType(
-        {**Asynchronous.search_space, "asofed__pull": (0.001, 0.01, 0.1)}
-    )
+    search_space = {**AsynchronousProximal.search_space, "asofed__pull": (0.001, 0.01, 0.1)}
 
     def init_client(self, params: Tensors) -> Tensors:
         """Start without gradients; `delays` has the total seconds and the number of updates."""
@@ -48,11 +43,6 @@ class AsoFed(Asynchronous):
         """Continue with the gradients of the last update."""
         past = {name: value for name, value in context.state.items() if name != "delays"}
         return context.start, past
-
-    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Return cross-entropy + pull/2 |w - w_sent|^2."""
-        proximity = self.settings.pull * half_squared_distance(params, context.start)
-        return super().loss(params, batch, context) + proximity
 
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 
@@ -29,9 +28,7 @@ class AsyncShare(Asynchronous):
     keeps = "nothing; the server keeps how often each client answers"
     timing = "ticks"
     settings: AsyncShareSettings
-    search_space = MappingProxyType(
-        {**Asynchronous.search_space, "async_share__staleness": (0.0, 0.5, 1.0)}
-    )
+    search_space = {**Asynchronous.search_space, "async_share__staleness": (0.0, 0.5, 1.0)}
 
     def weigh(self, update: Update, server: Server) -> float:
         """Return n_k / f_k, with f_k the running mean of arrivals per tick, including this one."""

@@ -2,8 +2,7 @@
 
 import math
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +12,6 @@ from mpfedcl.experiment.method_settings import CmflSettings
 from mpfedcl.methods.base import Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
-
-
-class LastUpdate(NamedTuple):
-    """The change of the model in the last round that changed it, and this round's threshold."""
-
-    change: Tensors
-    threshold: float
 
 
 class Cmfl(FedAvg):
@@ -39,21 +31,19 @@ class Cmfl(FedAvg):
     totals_suffice = False
     may_withhold = True
     settings: CmflSettings
-    search_space = MappingProxyType(
-        {**FedAvg.search_space, "cmfl__threshold": (0.5, 0.6, 0.7, 0.8)}
-    )
+    search_space = {**FedAvg.search_space, "cmfl__threshold": (0.5, 0.6, 0.7, 0.8)}
 
-    def prepare(self, broadcast: Broadcast) -> LastUpdate:
+    def prepare(self, broadcast: Broadcast) -> tuple[Tensors, float]:
         """Return the last global update and the threshold of this round."""
-        return LastUpdate(broadcast.extra, self._threshold(broadcast.round))
+        return broadcast.extra, self._threshold(broadcast.round)
 
     def finish(
         self, params: Tensors, context: Context, num_steps: int
     ) -> tuple[Tensors | None, Tensors]:
         """Withhold an update of low relevance; all clients upload until the model has changed."""
-        last: LastUpdate = context.received
-        changes = {name: params[name] - context.start[name] for name in last.change}
-        if last.change and agreement(changes, last.change) < last.threshold:
+        last, threshold = context.received
+        changes = {name: params[name] - context.start[name] for name in last}
+        if last and agreement(changes, last) < threshold:
             return None, context.state
         return super().finish(params, context, num_steps)
 

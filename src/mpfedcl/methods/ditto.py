@@ -1,7 +1,5 @@
 """Ditto (Li et al., ICML 2021)."""
 
-from types import MappingProxyType
-
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import DittoSettings
 from mpfedcl.methods._two_models import TwoModels
@@ -20,9 +18,7 @@ class Ditto(TwoModels):
     interpretation = "Both models see the same batches, one after the other."
     keeps = "its own model"
     settings: DittoSettings
-    search_space = MappingProxyType(
-        {**TwoModels.search_space, "ditto__weight": (0.1, 0.3, 1.0, 3.0)}
-    )
+    search_space = {**TwoModels.search_space, "ditto__weight": (0.1, 0.3, 1.0, 3.0)}
 
     def init_client(self, params: Tensors) -> Tensors:
         """Start the personal model at the first global one."""
@@ -36,7 +32,7 @@ class Ditto(TwoModels):
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """Return g + λ (v - w) for the personal model."""
-        pull = self.settings.weight if context.received.is_personal else 0.0
+        pull = self.settings.weight if context.received else 0.0
         if pull:
             gradients = {n: g + pull * (params[n] - context.start[n]) for n, g in gradients.items()}
         return super().adjust(gradients, params, context)

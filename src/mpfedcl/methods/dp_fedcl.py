@@ -1,7 +1,6 @@
 """DP-FedCL: MP-FedCL with prototypes from DBSCAN (Qiao et al., 2023)."""
 
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -21,8 +20,8 @@ class DpFedCL(MpFedCL):
     sends = "its model, prototypes of DBSCAN's clusters"
     clustering = "dbscan"
     settings: DbscanSettings
-    defaults = MappingProxyType({"prototypes__padding": "fill"})
-    search_space = MappingProxyType({**CONTRAST_SEARCH_SPACE, "dbscan__eps": (None, 0.1, 0.2, 0.4)})
+    defaults = {"prototypes__padding": "fill"}
+    search_space = {**CONTRAST_SEARCH_SPACE, "dbscan__eps": (None, 0.1, 0.2, 0.4)}
 
     def summarize(
         self, embeddings: Sequence[Tensor], labels: Sequence[Tensor], seeds: Sequence[int]

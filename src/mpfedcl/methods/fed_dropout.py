@@ -1,7 +1,5 @@
 """Federated Dropout (Caldas et al., 2018)."""
 
-from types import MappingProxyType
-
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import FedDropoutSettings
@@ -25,7 +23,7 @@ class FedDropout(PartialModel):
         "A parameter is averaged over the clients that trained it; no lossy compression."
     )
     settings: FedDropoutSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fed_dropout__scale": (False, True)})
+    search_space = {**FedAvg.search_space, "fed_dropout__scale": (False, True)}
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

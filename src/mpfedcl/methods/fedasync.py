@@ -2,23 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
-from torch import Tensor
-
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedAsyncSettings
-from mpfedcl.methods._asynchronous import (
-    Arrival,
-    Asynchronous,
-    freshness,
-    half_squared_distance,
-    mix,
-)
-from mpfedcl.methods.base import Batch, Context, Server
+from mpfedcl.methods._asynchronous import Arrival, AsynchronousProximal, freshness, mix
+from mpfedcl.methods.base import Server
 
 
-class FedAsync(Asynchronous):
+class FedAsync(AsynchronousProximal):
     """Each update is mixed into the global model as it arrives; stale updates count less.
 
     Server: w <- (1 - m s) w + m s w_i, with the mixing weight m and s = (staleness + 1)^-a. Clients
@@ -32,14 +22,7 @@ class FedAsync(Asynchronous):
         "Staleness follows from the virtual clock, while the paper draws it; it counts from 0."
     )
     settings: FedAsyncSettings
-    search_space = MappingProxyType(
-        {**Asynchronous.search_space, "fedasync__mixing": (0.3, 0.6, 0.9)}
-    )
-
-    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Return cross-entropy + pull/2 |w - w_sent|^2."""
-        proximity = self.settings.pull * half_squared_distance(params, context.start)
-        return super().loss(params, batch, context) + proximity
+    search_space = {**AsynchronousProximal.search_space, "fedasync__mixing": (0.3, 0.6, 0.9)}
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
         """Return w <- (1 - α s) w + α s w_i, one client at a time."""

@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
-from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedATSettings
-from mpfedcl.methods._asynchronous import Arrival, Asynchronous, half_squared_distance
-from mpfedcl.methods.base import Batch, Context, Server
+from mpfedcl.methods._asynchronous import Arrival, AsynchronousProximal
+from mpfedcl.methods.base import Server
 
 
-class FedAT(Asynchronous):
+class FedAT(AsynchronousProximal):
     """Synchronous rounds within tiers of equally fast clients; slow tiers have larger weights.
 
     After a round of tier m of M, w_m is the mean of its clients, its number of rounds T_m grows by
@@ -31,17 +28,12 @@ class FedAT(Asynchronous):
     keeps = "nothing; the server keeps a model for each tier"
     timing = "tiers"
     settings: FedATSettings
-    search_space = MappingProxyType({**Asynchronous.search_space, "fedat__pull": (0.0, 0.1, 0.4)})
+    search_space = {**AsynchronousProximal.search_space, "fedat__pull": (0.0, 0.1, 0.4)}
 
     @property
     def num_tiers(self) -> int:
         """The number of tiers in the settings."""
         return self.settings.tiers
-
-    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
-        """Return cross-entropy + pull/2 |w - w_sent|^2."""
-        proximity = self.settings.pull * half_squared_distance(params, context.start)
-        return super().loss(params, batch, context) + proximity
 
     def arrive(self, server: Server, arrivals: Sequence[Arrival]) -> Server:
         """Return w_m <- the tier's mean; w <- Σ_m T_(M+1-m) / ΣT w_m, T_m the rounds of tier m."""

@@ -22,7 +22,7 @@ class FedAvgFT(TwoModels):
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """Move only the classifier of the personal model."""
-        if context.received.is_personal:
+        if context.received:
             gradients = {
                 n: g if n.startswith("classifier.") else zeros_like(g) for n, g in gradients.items()
             }

@@ -4,12 +4,7 @@ from typing import Any
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
-from mpfedcl.methods._one_shot import (
-    OneShot,
-    class_means,
-    describe_metric,
-    fit_classes,
-)
+from mpfedcl.methods._one_shot import OneShot, class_means, describe_metric, fit_classes
 from mpfedcl.methods.messages import Broadcast
 
 

@@ -1,7 +1,5 @@
 """FedDyn (Acar et al., ICLR 2021)."""
 
-from types import MappingProxyType
-
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
@@ -24,9 +22,7 @@ class FedDyn(FedAvg):
     interpretation = "Clients are weighted by samples, also in h."
     keeps = "its gradient; the server: the mean gradient"
     settings: FedDynSettings
-    search_space = MappingProxyType(
-        {**FedAvg.search_space, "feddyn__alpha": (0.01, 0.03, 0.1, 0.3)}
-    )
+    search_space = {**FedAvg.search_space, "feddyn__alpha": (0.01, 0.03, 0.1, 0.3)}
 
     def init_server(self, params: Tensors) -> Server:
         """Start h at zero; it is never sent."""

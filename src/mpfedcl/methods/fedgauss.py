@@ -26,13 +26,7 @@ from mpfedcl.gaussian import (
     unpack_symmetric,
     within_from_moment,
 )
-from mpfedcl.methods._one_shot import (
-    OneShot,
-    class_means,
-    degrees_of,
-    fit_classes,
-    is_total,
-)
+from mpfedcl.methods._one_shot import OneShot, class_means, degrees_of, fit_classes, is_total
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
 
@@ -95,7 +89,8 @@ class FedGauss(OneShot):
         shrinkage = choose_shrinkage(covariance, scale, means, counts)
         if is_total(sums):
             effects = estimate_effects_of_totals(sums, everywhere, covariance.trace)
-            degrees = _degrees_of_totals(sums)
+            total = float(sums["counts"].sum() - sums["groups"].sum())
+            degrees = Degrees(total, float(sums["degrees_squared"]), int(sums["free_clients"]))
         else:
             effects = estimate_effects(groups, everywhere, covariance.trace)
             degrees = Degrees.of(groups.degrees)
@@ -214,11 +209,6 @@ class FedGauss(OneShot):
 
 def _overall_mean(pool: GaussianPool) -> Tensor:
     return (pool.counts.unsqueeze(1) * pool.means).sum(0) / pool.counts.sum().clamp(min=1)
-
-
-def _degrees_of_totals(totals: Tensors) -> Degrees:
-    total = float(totals["counts"].sum() - totals["groups"].sum())
-    return Degrees(total, float(totals["degrees_squared"]), int(totals["free_clients"]))
 
 
 def _classes(totals: Tensors) -> Components:

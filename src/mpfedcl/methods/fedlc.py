@@ -1,7 +1,5 @@
 """FedLC, logits calibration (Zhang et al., ICML 2022)."""
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -29,7 +27,7 @@ class FedLC(FedAvg):
         "loss has no lower bound."
     )
     settings: FedLCSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fedlc__tau": (0.1, 0.5, 1.0, 2.0)})
+    search_space = {**FedAvg.search_space, "fedlc__tau": (0.1, 0.5, 1.0, 2.0)}
 
     def describe(self, labels: Tensor) -> Tensors:
         """Return the margins of all classes."""

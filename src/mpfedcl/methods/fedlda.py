@@ -2,12 +2,7 @@
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
-from mpfedcl.methods._one_shot import (
-    OneShot,
-    degrees_of,
-    describe_metric,
-    fit_classes,
-)
+from mpfedcl.methods._one_shot import OneShot, degrees_of, describe_metric, fit_classes
 
 
 class FedLDA(OneShot):

@@ -1,7 +1,5 @@
 """FedMMD, two-stream federated learning (Yao et al., VCIP 2018 and arXiv 2019)."""
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,7 @@ class FedMmd(FedAvg):
     paper = "Yao et al., VCIP 2018 and arXiv 2019"
     interpretation = "The discrepancy has no lower threshold."
     settings: FedMmdSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fedmmd__weight": (0.01, 0.1, 1.0)})
+    search_space = {**FedAvg.search_space, "fedmmd__weight": (0.01, 0.1, 1.0)}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return cross-entropy + weight * MMD² of trained and received outputs."""

@@ -1,7 +1,6 @@
 """FedNova, normalized averaging (Wang et al., NeurIPS 2020)."""
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from torch import zeros_like
 
@@ -27,7 +26,7 @@ class FedNova(FedAvg):
     totals_suffice = False
     needs_sgd = True
     settings: FedNovaSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fednova__momentum": (0.0, 0.5, 0.9)})
+    search_space = {**FedAvg.search_space, "fednova__momentum": (0.0, 0.5, 0.9)}
 
     def init_server(self, params: Tensors) -> Server:
         """Start with a velocity of zero if the server has momentum."""

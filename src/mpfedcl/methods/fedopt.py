@@ -1,7 +1,6 @@
 """FedOpt: FedAvgM, FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021)."""
 
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -24,13 +23,11 @@ class FedOpt(FedAvg):
     paper = "Reddi et al., ICLR 2021"
     keeps = "nothing; the server: its momentum, and mean squares"
     settings: FedOptSettings
-    search_space = MappingProxyType(
-        {
-            **FedAvg.search_space,
-            "fedopt__optimizer": ("sgd", "adam", "yogi", "adagrad"),
-            "fedopt__lr": (0.003, 0.01, 0.03, 0.1, 1.0),
-        }
-    )
+    search_space = {
+        **FedAvg.search_space,
+        "fedopt__optimizer": ("sgd", "adam", "yogi", "adagrad"),
+        "fedopt__lr": (0.003, 0.01, 0.03, 0.1, 1.0),
+    }
 
     def init_server(self, params: Tensors) -> Server:
         """Start with zero momentum and v = tau²."""

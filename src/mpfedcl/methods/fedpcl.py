@@ -1,7 +1,6 @@
 """FedPCL, prototype-wise contrastive learning (Tan et al., NeurIPS 2022)."""
 
-from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,13 +11,6 @@ from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contrast
-
-
-class PrototypeTargets(NamedTuple):
-    """Targets of the loss: class means averaged over clients, and those of each client."""
-
-    averaged: ContrastTargets
-    each: ContrastTargets
 
 
 class FedPcl(SharesPrototypes):
@@ -44,21 +36,20 @@ class FedPcl(SharesPrototypes):
     normalizes = True
     compares_with_own = True
     settings: FedPclSettings
-    search_space = MappingProxyType(
-        {**Method.search_space, "fedpcl__temperature": (0.07, 0.2, 0.5)}
-    )
+    search_space = {**Method.search_space, "fedpcl__temperature": (0.07, 0.2, 0.5)}
 
-    def prepare(self, broadcast: Broadcast) -> PrototypeTargets:
-        """Prepare the pool; the mean over owners replaces the classes that a client lacks."""
+    def prepare(self, broadcast: Broadcast) -> tuple[ContrastTargets, ContrastTargets]:
+        """Return the class means averaged over clients, and those of each client, as targets.
+
+        The average replaces the classes that a client lacks.
+        """
         pool = broadcast.pool
-        return PrototypeTargets(
-            prepare_contrast(pool.averaged_over_owners()), prepare_contrast(pool, "all")
-        )
+        return prepare_contrast(pool.averaged_over_owners()), prepare_contrast(pool, "all")
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return L_g + L_p; both are 0 before there are prototypes."""
         embeddings, logits = context.apply(params, batch.inputs)
-        z, received = self.project(embeddings), context.received
+        z = self.project(embeddings)
         averaged, each = (
             contrastive_loss(
                 z,
@@ -68,7 +59,7 @@ class FedPcl(SharesPrototypes):
                 temperature=self.settings.temperature,
                 reach=self.max_norm**2,
             )
-            for targets in received
+            for targets in context.received
         )
         # Engines need a gradient for every parameter, including the untrained classifier.
         return averaged + each + 0 * batch.cross_entropy(logits)

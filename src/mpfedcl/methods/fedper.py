@@ -1,7 +1,6 @@
 """FedPer (Arivazhagan et al., 2019)."""
 
 from functools import cached_property
-from types import MappingProxyType
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
@@ -25,7 +24,7 @@ class FedPer(FedAvg):
     keeps = "its last layers"
     primary_predictor = "personal_classifier"
     settings: FedPerSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fedper__layers": (1, 2)})
+    search_space = {**FedAvg.search_space, "fedper__layers": (1, 2)}
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from operator import attrgetter
-from types import MappingProxyType
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -20,13 +18,6 @@ from mpfedcl.methods.base import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
-
-
-class WeightedTargets(NamedTuple):
-    """The global prototypes, and the weight of the contrastive loss."""
-
-    targets: ContrastTargets
-    alpha: float
 
 
 class FedProc(SharesPrototypes, FedAvg):
@@ -49,35 +40,32 @@ class FedProc(SharesPrototypes, FedAvg):
     sends_pool = False
     clustering = "mean"
     settings: FedProcSettings
-    defaults = MappingProxyType({"fedproc__rounds": attrgetter("rounds")})
-    search_space = MappingProxyType(
-        {**FedAvg.search_space, "fedproc__temperature": (0.1, 0.5, 1.0)}
-    )
+    defaults = {"fedproc__rounds": attrgetter("rounds")}
+    search_space = {**FedAvg.search_space, "fedproc__temperature": (0.1, 0.5, 1.0)}
 
     def alpha(self, round_number: int) -> float:
         """Return the weight of the contrast: 1 - (r - 1) / T, and 0 after round T."""
         return max(0.0, 1 - (round_number - 1) / (self.settings.rounds or self.experiment.rounds))
 
-    def prepare(self, broadcast: Broadcast) -> WeightedTargets:
-        """Prepare the global prototypes; before there are any, alpha is 0."""
+    def prepare(self, broadcast: Broadcast) -> tuple[ContrastTargets, float]:
+        """Return the global prototypes as targets, and alpha, which is 0 before there are any."""
         pool = class_means_pool(broadcast.extra, broadcast.pool)
-        return WeightedTargets(
-            prepare_contrast(pool), self.alpha(broadcast.round) if len(pool) else 0.0
-        )
+        return prepare_contrast(pool), self.alpha(broadcast.round) if len(pool) else 0.0
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return alpha * contrastive loss + (1 - alpha) * cross-entropy."""
         embeddings, logits = context.apply(params, batch.inputs)
-        received: WeightedTargets = context.received
+        received: tuple[ContrastTargets, float] = context.received
+        targets, alpha = received
         contrast = contrastive_loss(
             normalize(embeddings, dim=-1, eps=1e-12),
             batch.labels,
             batch.mask,
-            received.targets,
+            targets,
             temperature=self.settings.temperature,
             reach=UNIT_NORM,
         )
-        return received.alpha * contrast + (1 - received.alpha) * batch.cross_entropy(logits)
+        return alpha * contrast + (1 - alpha) * batch.cross_entropy(logits)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Average the models; update the prototypes of the classes that clients held."""

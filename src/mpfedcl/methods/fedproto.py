@@ -1,8 +1,5 @@
 """FedProto (Tan et al., AAAI 2022)."""
 
-from types import MappingProxyType
-from typing import NamedTuple
-
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
@@ -11,13 +8,6 @@ from mpfedcl.methods._prototypes import SharesPrototypes
 from mpfedcl.methods.base import Batch, Context, Method
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool
-
-
-class GlobalPrototypes(NamedTuple):
-    """One vector per class [C, d], and a mask [C] of the classes that have one."""
-
-    vectors: Tensor
-    present: Tensor
 
 
 class FedProto(SharesPrototypes):
@@ -38,13 +28,11 @@ class FedProto(SharesPrototypes):
     clustering = "mean"
     normalizes = False
     settings: FedProtoSettings
-    search_space = MappingProxyType(
-        {**Method.search_space, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)}
-    )
+    search_space = {**Method.search_space, "fedproto__weight": (0.1, 0.5, 1.0, 4.0)}
 
-    def prepare(self, broadcast: Broadcast) -> GlobalPrototypes:
-        """Return the global prototypes by class."""
-        return GlobalPrototypes(broadcast.pool.class_means(), broadcast.pool.present)
+    def prepare(self, broadcast: Broadcast) -> tuple[Tensor, Tensor]:
+        """Return the global prototypes [C, d], and a mask [C] of the classes that have one."""
+        return broadcast.pool.class_means(), broadcast.pool.present
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return cross-entropy + lambda * MSE(v, global prototype of the class).
@@ -52,9 +40,9 @@ class FedProto(SharesPrototypes):
         Samples whose class has no prototype yet are left out of the second mean.
         """
         embeddings, logits = context.apply(params, batch.inputs)
-        received: GlobalPrototypes = context.received
-        squares = (embeddings - received.vectors[batch.labels]).square().mean(dim=-1)
-        pulled = Batch(batch.inputs, batch.labels, batch.mask & received.present[batch.labels])
+        vectors, present = context.received
+        squares = (embeddings - vectors[batch.labels]).square().mean(dim=-1)
+        pulled = Batch(batch.inputs, batch.labels, batch.mask & present[batch.labels])
         return batch.cross_entropy(logits) + self.settings.weight * pulled.mean(squares)
 
     def reference(self, pool: PrototypePool) -> PrototypePool:

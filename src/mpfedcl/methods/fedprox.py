@@ -1,7 +1,5 @@
 """FedProx (Li et al., MLSys 2020)."""
 
-from types import MappingProxyType
-
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
@@ -17,7 +15,7 @@ class FedProx(FedAvg):
     summary = "FedAvg with a proximal term: weights stay near the global ones"
     paper = "Li et al., MLSys 2020"
     settings: FedProxSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)})
+    search_space = {**FedAvg.search_space, "fedprox__mu": (0.001, 0.01, 0.1, 1.0)}
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return cross-entropy + mu/2 |w - w_global|^2."""

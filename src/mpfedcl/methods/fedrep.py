@@ -1,7 +1,6 @@
 """FedRep (Collins et al., ICML 2021)."""
 
 import math
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class FedRep(Method):
     primary_predictor = "personal_classifier"
     needs_sgd = True
     settings: FedRepSettings
-    search_space = MappingProxyType({**Method.search_space, "fedrep__head_epochs": (1, 5, 10)})
+    search_space = {**Method.search_space, "fedrep__head_epochs": (1, 5, 10)}
 
     def shared(self, parameter: str) -> bool:
         """Keep the classifier with each client."""

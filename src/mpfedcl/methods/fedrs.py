@@ -1,7 +1,5 @@
 """FedRS, restricted softmax (Li and Zhan, KDD 2021)."""
 
-from types import MappingProxyType
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ class FedRS(FedAvg):
     paper = "Li and Zhan, KDD 2021"
     interpretation = "A class's bias is scaled with its weights."
     settings: FedRSSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "fedrs__alpha": (0.1, 0.5, 0.9)})
+    search_space = {**FedAvg.search_space, "fedrs__alpha": (0.1, 0.5, 0.9)}
 
     def describe(self, labels: Tensor) -> Tensors:
         """Return the scales of all classes."""

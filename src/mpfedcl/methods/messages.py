@@ -34,13 +34,10 @@ class Broadcast:
         """Return the broadcast on a device."""
         return replace(
             self,
-            params={name: value.to(device) for name, value in self.params.items()},
-            extra={name: value.to(device) for name, value in self.extra.items()},
+            params=_move(self.params, device),
+            extra=_move(self.extra, device),
             pool=self.pool.to(device),
-            units={
-                client: {layer: mask.to(device) for layer, mask in units.items()}
-                for client, units in self.units.items()
-            },
+            units={client: _move(units, device) for client, units in self.units.items()},
         )
 
     @property
@@ -131,15 +128,12 @@ class Update:
     def to(self, device: torch.device) -> Self:
         """Return a written-out update on a device."""
         assert not isinstance(self.averaged, StackMember)
-        averaged = self.averaged
-        if averaged is not None:
-            averaged = {name: value.to(device) for name, value in averaged.items()}
         return replace(
             self,
-            averaged=averaged,
+            averaged=None if self.averaged is None else _move(self.averaged, device),
             prototypes=self.prototypes.to(device),
-            summed={name: value.to(device) for name, value in self.summed.items()},
-            coding={name: value.to(device) for name, value in self.coding.items()},
+            summed=_move(self.summed, device),
+            coding=_move(self.coding, device),
         )
 
     def written_out(self) -> Self:
@@ -211,6 +205,10 @@ def fill_part(update: Update, broadcast: Broadcast) -> Update:
     filled = {n: torch.where(masks[n], averaged[n], broadcast.params[n]) for n in sent}
     left_out = sum(int((~masks[name]).sum()) for name in sent)
     return replace(update, averaged={**averaged, **filled}, left_out=left_out)
+
+
+def _move(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    return {name: value.to(device) for name, value in tensors.items()}
 
 
 def _num_bytes(tensors: Mapping[str, Tensor]) -> int:

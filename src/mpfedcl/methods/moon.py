@@ -1,7 +1,5 @@
 """MOON, model-contrastive federated learning (Li, He and Song, CVPR 2021)."""
 
-from types import MappingProxyType
-
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
@@ -24,7 +22,7 @@ class Moon(FedAvg):
     interpretation = "No projection head is added: the inputs of the classifier are compared."
     keeps = "its last model"
     settings: MoonSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "moon__mu": (0.1, 1.0, 5.0)})
+    search_space = {**FedAvg.search_space, "moon__mu": (0.1, 1.0, 5.0)}
 
     def init_client(self, params: Tensors) -> Tensors:
         """Start with the global model as the last model: the contrast is then constant."""

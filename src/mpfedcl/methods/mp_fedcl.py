@@ -1,6 +1,6 @@
 """MP-FedCL: multi-prototype federated contrastive learning (Qiao et al., 2023)."""
 
-from types import MappingProxyType
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,15 +17,13 @@ from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
 
 _STEPS_KEPT = 64
-"""Draws that are kept for the next client; those of later steps are made again, to bound memory."""
+"""Draws that are kept for the next client; more would take too much memory."""
 
-CONTRAST_SEARCH_SPACE = MappingProxyType(
-    {
-        **Method.search_space,
-        "contrast__weight": (0.1, 0.3, 1.0, 3.0),
-        "contrast__temperature": (0.07, 0.2, 0.5),
-    }
-)
+CONTRAST_SEARCH_SPACE = {
+    **Method.search_space,
+    "contrast__weight": (0.1, 0.3, 1.0, 3.0),
+    "contrast__temperature": (0.07, 0.2, 0.5),
+}
 """The search space of every method with the contrastive loss."""
 
 
@@ -45,7 +43,7 @@ class MpFedCL(SharesPrototypes):
     sends = "its model, up to K prototypes per class"
     primary_predictor = "personal_prototype"
     primary_predictor_global: PredictorName | None = "global_prototype"
-    search_space = MappingProxyType({**CONTRAST_SEARCH_SPACE, "prototypes__per_class": (2, 3, 4)})
+    search_space = {**CONTRAST_SEARCH_SPACE, "prototypes__per_class": (2, 3, 4)}
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
@@ -59,12 +57,24 @@ class MpFedCL(SharesPrototypes):
                 "must be left out: that loss is not a mean over clients, so a sample would bias it."
             )
 
-    def prepare(self, broadcast: Broadcast) -> "ContrastTargets | SampledContrast":
-        """Pad the pool into the grid of clients, slots and classes."""
+    def prepare(self, broadcast: Broadcast) -> ContrastTargets | PerStep:
+        """Pad the pool into the grid of clients, slots and classes.
+
+        With `contrast.sample`, each step has a random subset of the pool's clients, the same for
+        all clients and engines; the mean over all draws is the full loss.
+        """
         grid = PoolGrid.pad(broadcast.pool, self.experiment.prototypes.padding or "all")
-        if self._draws(broadcast):
-            return SampledContrast(grid, self.experiment, broadcast.round)
-        return grid.targets()
+        if not self._draws(broadcast):
+            return grid.targets()
+
+        @lru_cache(_STEPS_KEPT)
+        def draw(step: int) -> ContrastTargets:
+            key = (self.experiment.seed, broadcast.round, "sample of the pool", step)
+            order = torch.randperm(len(grid.slots), generator=generator(*key))
+            drawn = order[: self.experiment.contrast.sample].sort().values
+            return grid.targets(drawn.to(grid.slots.device))
+
+        return PerStep(draw)
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return cross-entropy + weight * L_R."""
@@ -107,28 +117,3 @@ def _count_prototypes(pool: PrototypePool) -> dict[str, Any]:
         # A number of prototypes, and how often a client has that many of a class.
         "histogram": {str(number): count for number, count in enumerate(found) if count},
     }
-
-
-class SampledContrast(PerStep):
-    """A random subset of the pool's clients per step: the mean over all draws is the full loss.
-
-    All clients see the same draw in the same step, whichever engine trains them.
-    """
-
-    def __init__(self, grid: PoolGrid, experiment: Experiment, round_number: int) -> None:
-        super().__init__(self._draw)
-        self.grid = grid
-        self._experiment = experiment
-        self._round = round_number
-        self._steps: dict[int, ContrastTargets] = {}
-
-    def _draw(self, step: int) -> ContrastTargets:
-        if step in self._steps:
-            return self._steps[step]
-        key = (self._experiment.seed, self._round, "sample of the pool", step)
-        order = torch.randperm(len(self.grid.slots), generator=generator(*key))
-        drawn = order[: self._experiment.contrast.sample].sort().values
-        targets = self.grid.targets(drawn.to(self.grid.slots.device))
-        if len(self._steps) < _STEPS_KEPT:
-            self._steps[step] = targets
-        return targets

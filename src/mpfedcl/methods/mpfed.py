@@ -1,7 +1,6 @@
 """MPFed (Qiao et al., ICOIN 2023), the predecessor of MP-FedCL."""
 
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -27,9 +26,7 @@ class MpFed(ProtoInference):
     )
     sends = "its model; in the last round also K prototypes per class"
     clustering = "kmeans"
-    search_space = MappingProxyType(
-        {**ProtoInference.search_space, "prototypes__per_class": (2, 3, 4)}
-    )
+    search_space = {**ProtoInference.search_space, "prototypes__per_class": (2, 3, 4)}
 
     def reference(self, pool: PrototypePool) -> PrototypePool:
         """Return K prototypes per class, merged from the clients' centroids by their shares."""

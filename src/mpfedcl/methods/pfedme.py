@@ -1,7 +1,5 @@
 """pFedMe (T Dinh, Tran and Nguyen, NeurIPS 2020)."""
 
-from types import MappingProxyType
-
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import PFedMeSettings
 from mpfedcl.methods.base import Context, LocalTraining, PerStep, Server, Tally
@@ -26,13 +24,11 @@ class PFedMe(FedAvg):
     primary_predictor_global = "global_classifier"
     needs_sgd = True
     settings: PFedMeSettings
-    search_space = MappingProxyType(
-        {
-            **FedAvg.search_space,
-            "pfedme__weight": (1.0, 5.0, 15.0),
-            "pfedme__lr": (0.01, 0.03, 0.09),
-        }
-    )
+    search_space = {
+        **FedAvg.search_space,
+        "pfedme__weight": (1.0, 5.0, 15.0),
+        "pfedme__lr": (0.01, 0.03, 0.09),
+    }
 
     def local_training(self, round_number: int) -> LocalTraining:
         """Take K steps of the personal model on each batch; the formula has no momentum."""

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -40,9 +39,7 @@ class ProtoAttention(SharesPrototypes, FedAvg):
     sends_pool = False
     clustering = "mean"
     settings: ProtoAttentionSettings
-    search_space = MappingProxyType(
-        {**FedAvg.search_space, "proto_attention__temperature": (0.3, 1.0, 3.0)}
-    )
+    search_space = {**FedAvg.search_space, "proto_attention__temperature": (0.3, 1.0, 3.0)}
 
     def weigh(self, update: Update, server: Server) -> float:
         """Return n exp(margin / temperature), or n before there are global class means."""

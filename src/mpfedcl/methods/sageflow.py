@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -36,13 +35,9 @@ class Sageflow(Asynchronous):
     )
     keeps = "nothing; the server has public images"
     timing = "ticks"
-    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {**Asynchronous.defaults, "public__size": 1000}
-    )
+    defaults: ClassVar[Mapping[str, Any]] = {**Asynchronous.defaults, "public__size": 1000}
     settings: SageflowSettings
-    search_space = MappingProxyType(
-        {**Asynchronous.search_space, "sageflow__entropy": (0.5, 1.0, 2.0)}
-    )
+    search_space = {**Asynchronous.search_space, "sageflow__entropy": (0.5, 1.0, 2.0)}
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)

@@ -1,7 +1,5 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020)."""
 
-from types import MappingProxyType
-
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
@@ -27,7 +25,7 @@ class Scaffold(FedAvg):
     keeps = "its control; the server: the mean control"
     needs_sgd = True
     settings: ScaffoldSettings
-    search_space = MappingProxyType({**FedAvg.search_space, "scaffold__server_lr": (0.5, 1.0)})
+    search_space = {**FedAvg.search_space, "scaffold__server_lr": (0.5, 1.0)}
 
     def init_server(self, params: Tensors) -> Server:
         """Start the server's control at zero; it is sent with each broadcast."""

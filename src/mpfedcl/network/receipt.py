@@ -21,7 +21,7 @@ from mpfedcl.gaussian.mechanism import gaussian_multiplier
 from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.messages import Introduction, pack_broadcast, pack_experiment
+from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experiment
 from mpfedcl.network.transport import FORMAT, Kind, Message, MessageError
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.releases import check_budget

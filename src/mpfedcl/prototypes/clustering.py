@@ -61,31 +61,17 @@ def cluster_prototypes(
     if isinstance(num_prototypes, int) and num_prototypes < 1:
         raise ValueError(f"num_prototypes is {num_prototypes}; it must be at least 1.")
     clients, classes = [embeddings], [labels]
+    common = {"num_classes": num_classes, "min_cluster_size": min_cluster_size}
     if method == "kmeans":
         if num_prototypes is None:
             raise ValueError("num_prototypes is None; k-means needs a number, at least 1, or auto.")
         return kmeans_prototypes(
-            clients,
-            classes,
-            [seed],
-            num_classes=num_classes,
-            num_prototypes=num_prototypes,
-            init=init,
-            min_cluster_size=min_cluster_size,
+            clients, classes, [seed], num_prototypes=num_prototypes, init=init, **common
         )[0]
     if method == "mean":
-        return mean_prototypes(
-            clients, classes, num_classes=num_classes, min_cluster_size=min_cluster_size
-        )[0]
+        return mean_prototypes(clients, classes, **common)[0]
     if method == "dbscan":
-        return dbscan_prototypes(
-            clients,
-            classes,
-            num_classes=num_classes,
-            eps=eps,
-            min_samples=min_samples,
-            min_cluster_size=min_cluster_size,
-        )[0]
+        return dbscan_prototypes(clients, classes, eps=eps, min_samples=min_samples, **common)[0]
     raise ValueError(
         f"method is {method!r}; it must be one of {', '.join(get_args(ClusteringMethod))}."
     )

@@ -1,12 +1,11 @@
 """The contrastive loss L_R between embeddings and the prototypes of a pool."""
 
 import math
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.nn.functional import embedding_bag
 
 from mpfedcl.prototypes.pool import Padding, PrototypePool
 
@@ -15,7 +14,7 @@ Form = Literal["slots", "pooled", "literal"]
 _LARGEST_EXPONENT = 80
 """exp(-80) is well above the smallest float32, so a sum of such terms keeps all its digits."""
 LARGEST_TABLE = 2**19
-"""Entries up to which a table of slices is the fastest way to sum them; lists from there on."""
+"""Entries up to which a product with a table of slices is the fastest way to sum them."""
 
 
 class ContrastTargets(NamedTuple):
@@ -37,33 +36,8 @@ class ContrastTargets(NamedTuple):
     """[C] bool, the classes that any client holds."""
     mean_targets: Tensor
     """[C, d] Σ_s weight_s U[s, c]: the mean vector of each class over the slices."""
-    members: "MemberTable | MemberLists"
-    """Which vectors stand in which slice, absent classes aside."""
-
-
-class MemberTable(NamedTuple):
-    """Members as a matrix: few slices are summed by one product."""
-
-    counts: Tensor
-    """[V, S] how often each vector stands in each slice."""
-
-
-class MemberLists(NamedTuple):
-    """Members as lists, both ways: with many slices a matrix would be nearly all zeros.
-
-    Only the class means, which stand in many slices, keep theirs.
-    """
-
-    means: Tensor
-    """[last of V, S] how often each class mean stands in each slice."""
-    vectors: Tensor
-    """The real prototypes of slice 0, then of slice 1, and so on."""
-    slice_starts: Tensor
-    """[S] where each slice's list begins."""
-    slices: Tensor
-    """The slices that prototype 0 stands in, then prototype 1, and so on."""
-    vector_starts: Tensor
-    """[M] where each prototype's list begins."""
+    table: Tensor | None
+    """[V, S] how often each vector stands in each slice, absent classes aside; None if large."""
 
 
 class PoolGrid(NamedTuple):
@@ -104,68 +78,33 @@ class PoolGrid(NamedTuple):
             # One slice of absent classes: the arithmetic of the loss goes through and yields 0.
             slices = torch.arange(len(vectors), device=present.device)[-len(present) :].unsqueeze(0)
             repeats = torch.ones_like(slices[:, 0])
-        counted = present if len(slots) else ~present
         if clients is not None:
             # What the drawn clients do not use costs nothing.
             used, places = torch.unique(slices, return_inverse=True)
             vectors, classes, slices = vectors[used], classes[used], places.view_as(slices)
         weights = repeats.to(vectors.dtype) / repeats.sum()
+        shares = vectors.new_zeros(len(present), len(vectors))
+        shares.scatter_add_(1, slices.T, weights.expand(len(present), -1))
+        table = None
+        if not len(slots) or len(slices) * len(vectors) <= LARGEST_TABLE:
+            counted = present if len(slots) else ~present
+            by_slice = vectors.new_zeros(len(slices), len(vectors))
+            by_slice.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
+            table = by_slice.T.contiguous()
         return ContrastTargets(
             vectors=vectors,
             classes=classes,
             slices=slices,
             weights=weights,
             present=present,
-            mean_targets=_average_slices(vectors, slices, weights),
-            members=_find_members(slices, counted, vectors, int((classes >= 0).sum())),
+            mean_targets=shares @ vectors,
+            table=table,
         )
 
 
 def prepare_contrast(pool: PrototypePool, padding: Padding = "all") -> ContrastTargets:
     """Lay a whole pool out for `contrastive_loss`."""
     return PoolGrid.pad(pool, padding).targets()
-
-
-def _average_slices(vectors: Tensor, slices: Tensor, weights: Tensor) -> Tensor:
-    """Return [C, d]: the mean over slices of the vector that each class has in them."""
-    num_classes = slices.shape[1]
-    shares = vectors.new_zeros(num_classes, len(vectors))
-    for row, column in zip(shares, slices.unbind(1), strict=True):
-        row.index_add_(0, column, weights)
-    return shares @ vectors
-
-
-def _find_members(
-    slices: Tensor, counted: Tensor, vectors: Tensor, num_real: int
-) -> "MemberTable | MemberLists":
-    """Note down which vectors stand in which slice, in the classes that are counted.
-
-    The first `num_real` vectors are prototypes, the others class means.
-    """
-    if len(slices) * len(vectors) <= LARGEST_TABLE:
-        return MemberTable(_count_members(slices, counted, vectors))
-    num_slices = len(slices)
-    real = (slices < num_real) & counted
-    places, members = real.nonzero()[:, 0], slices[real]
-    in_slice = torch.bincount(places, minlength=num_slices)
-    in_vector = torch.bincount(members, minlength=num_real)
-    # A slice's own row of the table counts means alone: prototypes are put aside.
-    aside = torch.where(real, num_real, slices) - num_real
-    means = _count_members(aside.clamp(min=0), counted & ~real, vectors[num_real:])
-    return MemberLists(
-        means,
-        members,
-        in_slice.cumsum(0) - in_slice,
-        places[members.argsort(stable=True)],
-        in_vector.cumsum(0) - in_vector,
-    )
-
-
-def _count_members(slices: Tensor, counted: Tensor, vectors: Tensor) -> Tensor:
-    """Return [V, S]: how often each vector stands in each slice, where it counts."""
-    table = vectors.new_zeros(len(slices), len(vectors))
-    table.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
-    return table.T.contiguous()
 
 
 def contrastive_loss(
@@ -202,7 +141,7 @@ def contrastive_loss(
         losses = _contrast_all(logits, label, targets)
     else:
         if 2 * reach / temperature <= _LARGEST_EXPONENT:
-            totals = _sum_powers(logits, targets.members, reach / temperature)
+            totals = _sum_powers(logits, targets, reach / temperature)
         else:
             totals = _sum_by_slice(logits, targets)
         losses = totals @ targets.weights - _aim(z, label, targets, literal=form == "literal")
@@ -290,25 +229,25 @@ def _find_reach(z: Tensor, vectors: Tensor) -> float:
     return bound * 1.001 if math.isfinite(bound) else math.inf
 
 
-def _sum_powers(logits: Tensor, members: MemberTable | MemberLists, top: float) -> Tensor:
+def _sum_powers(logits: Tensor, targets: ContrastTargets, top: float) -> Tensor:
     """Return [B, S]: log Σ_{a present} exp(logit) of each slice; no logit may exceed `top`."""
     powers = (logits - top).exp()
-    if isinstance(members, MemberTable):
-        sums = powers @ members.counts
-    else:
-        means, *lists = members
-        num_real = powers.shape[1] - len(means)
-        real = _ListSum.apply(powers[:, :num_real].T, *lists)  # type: ignore[no-untyped-call]
-        sums = real.T + powers[:, num_real:] @ means
-    return sums.log() + top
+    if targets.table is not None:
+        return (powers @ targets.table).log() + top
+    return _take(powers, targets.slices[:, targets.present]).sum(1).log() + top
 
 
 def _sum_by_slice(logits: Tensor, targets: ContrastTargets) -> Tensor:
     """Return [B, S]: log Σ_{a present} exp(logit) of each slice, for logits of any size."""
+    found = _take(logits, targets.slices)
+    return _mask(found, targets.present.unsqueeze(1)).logsumexp(dim=1)
+
+
+def _take(values: Tensor, slices: Tensor) -> Tensor:
+    """Return [B, C, S]: the values [B, V] in the slices [S, C]."""
     # Classes before slices: a softmax over ten neighboring numbers takes twice the time.
-    rows = targets.slices.T
-    logits = logits.index_select(1, rows.flatten()).reshape(len(logits), *rows.shape)
-    return _mask(logits, targets.present.unsqueeze(1)).logsumexp(dim=1)
+    rows = slices.T
+    return values.index_select(1, rows.flatten()).reshape(len(values), *rows.shape)
 
 
 def _aim(z: Tensor, label: Tensor, targets: ContrastTargets, *, literal: bool) -> Tensor:
@@ -330,32 +269,3 @@ def _contrast_all(logits: Tensor, label: Tensor, targets: ContrastTargets) -> Te
 def _mask(logits: Tensor, keep: Tensor) -> Tensor:
     """Put what is not kept out of a softmax's reach; finite, so that a row of nothing is no NaN."""
     return logits.masked_fill(~keep, torch.finfo(logits.dtype).min)
-
-
-class _ListSum(torch.autograd.Function):
-    """out[s] = Σ_{v in the list of s} x[v] for rows x [V, B]; its derivative is the same, turned.
-
-    torch has this as `embedding_bag`, which knows neither `vmap` nor derivatives of derivatives.
-    """
-
-    @staticmethod
-    def forward(rows: Tensor, members: Tensor, starts: Tensor, *_turned: Tensor) -> Tensor:
-        return embedding_bag(members, rows.contiguous(), starts, mode="sum")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        members, starts, turned, turned_starts = ctx.saved_tensors
-        turned_sum = _ListSum.apply(slopes[0], turned, turned_starts, members, starts)  # type: ignore[no-untyped-call]
-        return turned_sum, None, None, None, None
-
-    @staticmethod
-    def vmap(_info: Any, in_dims: tuple[int | None, ...], rows: Tensor, *lists: Tensor) -> Any:
-        # Rows may be as long as they like: clients side by side are longer rows.
-        assert in_dims[0] is not None
-        rows = rows.movedim(in_dims[0], 1)
-        sums = _ListSum.apply(rows.flatten(1), *lists)  # type: ignore[no-untyped-call]
-        return sums.view(len(sums), *rows.shape[1:]), 1

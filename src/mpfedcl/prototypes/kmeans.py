@@ -79,10 +79,18 @@ def group_samples(
     )
 
 
-def mean_by(vectors: Tensor, index: Tensor, size: int) -> Tensor:
-    """Return [size, d]: the mean of the vectors of each index, zeros where there is none."""
+def mean_by(vectors: Tensor, index: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
+    """Return [size, d]: the mean of the vectors of each index, zeros where there is none.
+
+    With `weights` [len(vectors)] it is the weighted mean; they must be 0 or at least 1.
+    """
+    if weights is None:
+        totals = torch.bincount(index, minlength=size)
+    else:
+        totals = weights.new_zeros(size).index_add_(0, index, weights)
+        vectors = weights.unsqueeze(1) * vectors
     sums = vectors.new_zeros(size, vectors.shape[1]).index_add_(0, index, vectors)
-    return sums / torch.bincount(index, minlength=size).clamp(min=1).unsqueeze(1)
+    return sums / totals.clamp(min=1).unsqueeze(1)
 
 
 def _check_shapes(embeddings: Tensor, labels: Tensor, reference: Tensor) -> None:
@@ -166,15 +174,7 @@ def run_kmeans(
     points gets one cluster for each of them. A larger one gets K, or fewer where points lie closer
     together than the rounding of their products. With `weights` [P] a sample counts as so many.
     """
-    rows = _lay_out(groups)
-    points = groups.points.index_select(0, rows.sample.flatten())
-    blocks = Blocks(
-        points.view(*rows.sample.shape, points.shape[1]),
-        rows.mask,
-        rows.group,
-        len(groups),
-        None if weights is None else weights[rows.sample] * rows.mask,
-    )
+    blocks, sample = _lay_out(groups, weights)
     clusters, unsolved, middle = choose_centers(blocks, groups.sizes, draws, spread=spread)
     if bool(unsolved.any()):
         kept = None
@@ -187,19 +187,12 @@ def run_kmeans(
         moved = run_lloyd(blocks, clusters if kept is None else clusters[kept], draws.shape[1])
         clusters = moved if kept is None else clusters.index_copy(0, kept, moved)
     result = torch.empty_like(groups.group)
-    result[rows.sample.flatten()] = clusters.flatten()
+    result[sample.flatten()] = clusters.flatten()
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    sample: Tensor
-    mask: Tensor
-    group: Tensor
-
-
-def _lay_out(groups: Groups) -> _Rows:
-    """Place the samples of each group in the rows of its blocks."""
+def _lay_out(groups: Groups, weights: Tensor | None) -> tuple[Blocks, Tensor]:
+    """Return the samples of each group in blocks, and which sample [B, ROWS] each row holds."""
     device = groups.sizes.device
     num_blocks = (groups.sizes + (ROWS - 1)) // ROWS
     group = torch.arange(len(groups), device=device).repeat_interleave(num_blocks)
@@ -208,7 +201,12 @@ def _lay_out(groups: Groups) -> _Rows:
     position = block.unsqueeze(1) * ROWS + torch.arange(ROWS, device=device)
     size = groups.sizes[group].unsqueeze(1)
     sample = groups.order[groups.starts[group].unsqueeze(1) + position.minimum(size - 1)]
-    return _Rows(sample, position < size, group)
+    mask = position < size
+    points = groups.points.index_select(0, sample.flatten()).view(
+        *sample.shape, groups.points.shape[1]
+    )
+    each = None if weights is None else weights[sample] * mask
+    return Blocks(points, mask, group, len(groups), each), sample
 
 
 def choose_centers(

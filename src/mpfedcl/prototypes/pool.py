@@ -73,13 +73,6 @@ class PrototypePool:
 
     Make one with `gather`. It never changes: `with_client` and `without` return new pools.
 
-    Args:
-        vectors: [M, d] prototypes as they are; none is scaled or padded.
-        labels, counts, owners: [M] class, number of samples, and index into `names` of each.
-        names: The clients that have prototypes, sorted.
-        num_classes: C, whether or not a class has prototypes.
-        num_prototypes: K, the most that a client may have of a class; None for any number.
-
     Example:
         >>> import torch
         >>> from mpfedcl import PrototypePool, cluster_prototypes
@@ -93,7 +86,7 @@ class PrototypePool:
     """
 
     vectors: Tensor
-    """[M, d]"""
+    """[M, d] prototypes as they are; none is scaled or padded."""
     labels: Tensor
     """[M] int64 classes."""
     counts: Tensor
@@ -103,6 +96,7 @@ class PrototypePool:
     names: tuple[str, ...]
     """Clients that have prototypes, sorted."""
     num_classes: int
+    """C, whether or not a class has prototypes."""
     num_prototypes: int | None = None
     """K, the most that a client may have of a class; None for any number."""
 
@@ -196,18 +190,16 @@ class PrototypePool:
 
     def only(self, name: str) -> Self:
         """Return the pool with one client's prototypes alone."""
-        return self.gather(
-            {name: self.of(name)},
-            num_classes=self.num_classes,
-            num_prototypes=self.num_prototypes,
-        )
+        return self._gather_alike({name: self.of(name)})
 
     def with_client(self, name: str, prototypes: Prototypes) -> Self:
         """Return the pool with one more client, in its place by name."""
+        others = {each: self.of(each) for each in self.names}
+        return self._gather_alike({**others, name: prototypes})
+
+    def _gather_alike(self, prototypes: Mapping[str, Prototypes]) -> Self:
         return self.gather(
-            {**{each: self.of(each) for each in self.names}, name: prototypes},
-            num_classes=self.num_classes,
-            num_prototypes=self.num_prototypes,
+            prototypes, num_classes=self.num_classes, num_prototypes=self.num_prototypes
         )
 
     def without(self, name: str) -> Self:
@@ -285,9 +277,8 @@ class PrototypePool:
         label -1 and distance infinity; a query that is not finite, label -1 and distance NaN.
         """
         rows, distance = self.nearest_rows(z)
-        if not len(self):
-            return rows, distance
-        return self.labels.to(z.device)[rows].where(rows >= 0, -1), distance
+        labels = torch.cat([self.labels, self.labels.new_full((1,), -1)]).to(z.device)
+        return labels[rows], distance
 
     @torch.no_grad()
     def nearest_rows(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +294,8 @@ class PrototypePool:
         # By class, so that the first of equal distances is the lowest class.
         labels, order = self.labels.to(z.device).sort(stable=True)
         vectors = self.vectors.to(z)[order]
-        rows = find_nearest(z, vectors, labels)
+        pieces = torch.split(z, max(1, _CHUNK // len(vectors)))
+        rows = torch.cat([_find_nearest(piece, vectors, labels) for piece in pieces])
         distance = (z - vectors[rows]).norm(dim=1)
         usable = z.isfinite().all(dim=1)
         return order[rows].where(usable, -1), distance.where(usable, torch.nan)
@@ -312,17 +304,18 @@ class PrototypePool:
     def distances_by_class(self, z: Tensor) -> Tensor:
         """Return [B, C]: min_m |z - u_m| over the u_m of each class; infinity where it has none."""
         every = torch.cdist(z, self.vectors.to(z), compute_mode="donot_use_mm_for_euclid_dist")
-        found = z.new_full((len(z), self.num_classes), torch.inf)
-        places = self.labels.to(z.device).expand(len(z), -1)
-        return found.scatter_reduce_(1, places, every, "amin")
+        return self._largest_by_class(every.neg()).neg()
 
     @torch.no_grad()
     def similarities_by_class(self, z: Tensor) -> Tensor:
         """Return [B, C]: max_m z.u_m over the u_m of each class; -infinity where it has none."""
-        every = z @ self.vectors.to(z).T
-        found = z.new_full((len(z), self.num_classes), -torch.inf)
-        places = self.labels.to(z.device).expand(len(z), -1)
-        return found.scatter_reduce_(1, places, every, "amax")
+        return self._largest_by_class(z @ self.vectors.to(z).T)
+
+    def _largest_by_class(self, values: Tensor) -> Tensor:
+        """Return [B, C] for one value [B, M] per prototype; -infinity where a class has none."""
+        found = values.new_full((len(values), self.num_classes), -torch.inf)
+        places = self.labels.to(values.device).expand(len(values), -1)
+        return found.scatter_reduce_(1, places, values, "amax")
 
     def averaged_over_owners(self) -> Self:
         """Return FedProto's global prototypes: a pool with one per class, owned by "global".
@@ -340,11 +333,8 @@ class PrototypePool:
         """Return a pool with one prototype per class, the mean by counts, owned by "global"."""
         if not len(self):
             return replace(self, num_prototypes=1)
-        counts = self.counts.to(self.vectors.dtype).unsqueeze(1)
-        sums = torch.zeros_like(self.vectors[:1]).repeat(self.num_classes, 1)
-        sums.index_add_(0, self.labels, counts * self.vectors)
-        totals = torch.zeros_like(sums[:, :1]).index_add_(0, self.labels, counts)
-        return self._one_per_class(sums / totals.clamp(min=1))
+        counts = self.counts.to(self.vectors.dtype)
+        return self._one_per_class(mean_by(self.vectors, self.labels, self.num_classes, counts))
 
     def _one_per_class(self, vectors: Tensor) -> Self:
         """Return a pool of the vectors [C, d] of the classes that are present."""
@@ -420,8 +410,11 @@ def merge_prototypes(pool: PrototypePool, most: int, generator: torch.Generator)
     weights = pool.counts.to(pool.vectors.dtype)
     clusters = run_kmeans(groups, draws, spread=True, weights=weights)
     key, place = torch.unique(groups.group * num_clusters + clusters, return_inverse=True)
-    vectors, counts = _average(pool, place, len(key))
-    return _own_by_groups(pool, vectors, groups.labels[key // num_clusters], counts)
+    # In double precision: thousands of prototypes may become one.
+    means = mean_by(pool.vectors.double(), place, len(key), pool.counts.double())
+    counts = torch.zeros_like(key).index_add_(0, place, pool.counts)
+    labels = groups.labels[key // num_clusters]
+    return _own_by_groups(pool, means.to(pool.vectors.dtype), labels, counts)
 
 
 def spread_kept(full: PrototypePool, merged: PrototypePool) -> float:
@@ -432,18 +425,6 @@ def spread_kept(full: PrototypePool, merged: PrototypePool) -> float:
     """
     before = _scatter(full)
     return _scatter(merged) / before if before > 0 else 1.0
-
-
-def _average(pool: PrototypePool, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the mean by counts, and the counts, of the prototypes of each place."""
-    weights = pool.counts.double()
-    counts = torch.zeros(size, dtype=torch.int64, device=place.device)
-    counts.index_add_(0, place, pool.counts)
-    # In double precision: thousands of prototypes may become one.
-    sums = torch.zeros(size, pool.dimension, dtype=torch.float64, device=place.device)
-    sums.index_add_(0, place, pool.vectors.double() * weights.unsqueeze(1))
-    totals = sums.new_zeros(size).index_add_(0, place, weights)
-    return (sums / totals.clamp(min=1).unsqueeze(1)).to(pool.vectors.dtype), counts
 
 
 def _own_by_groups(
@@ -460,42 +441,27 @@ def _own_by_groups(
     chosen = largest_first[by_owner]
     num_owners = int(owners.max()) + 1
     digits = len(str(num_owners))
-    return PrototypePool(
+    return replace(
+        pool,
         vectors=vectors[chosen],
         labels=labels[by_owner],
         counts=counts[chosen],
         owners=owners[by_owner],
         names=tuple(f"group-{number + 1:0{digits}}" for number in range(num_owners)),
-        num_classes=pool.num_classes,
-        num_prototypes=pool.num_prototypes,
     )
 
 
 def _scatter(pool: PrototypePool) -> float:
-    weights = pool.counts.double().unsqueeze(1)
-    vectors = pool.vectors.double()
-    sums = vectors.new_zeros(pool.num_classes, pool.dimension)
-    sums.index_add_(0, pool.labels, weights * vectors)
-    totals = weights.new_zeros(pool.num_classes, 1).index_add_(0, pool.labels, weights)
-    centers = sums / totals.clamp(min=1)
-    return float((weights * (vectors - centers[pool.labels]).square()).sum())
+    vectors, weights = pool.vectors.double(), pool.counts.double()
+    centers = mean_by(vectors, pool.labels, pool.num_classes, weights)
+    return float((weights.unsqueeze(1) * (vectors - centers[pool.labels]).square()).sum())
 
 
-# Nearest neighbors
-
-
-def find_nearest(z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+def _find_nearest(z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
     """Return [B]: the row of `vectors` [M, d] nearest to each row of z.
 
     argmin_m |z - u_m|; M must be at least 1. The label of that row is the nearest one's to the last
     bit, the first of a tie; among rows of one label rounding may decide.
-    """
-    pieces = torch.split(z, max(1, _CHUNK // len(vectors)))
-    return torch.cat([_find_piece(piece, vectors, labels) for piece in pieces])
-
-
-def _find_piece(z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
-    """As `find_nearest`, for as many queries as fit.
 
     |z - u|² / 2 less |z|² / 2 is |u|² / 2 - z·u: one product. Where rounding could have decided
     between two labels, those queries alone are measured again by differences.

@@ -1,9 +1,13 @@
 """The model card of a finished run, for readers and for model hubs."""
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
+from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
@@ -16,24 +20,17 @@ from mpfedcl.report.reproduction import (
     run_command,
     without_local_paths,
 )
-from mpfedcl.report.tables import (
+from mpfedcl.report.tables import TextTable, predictors_table, text_table
+from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     TEST_TITLES,
-    TextTable,
     calibration_sentence,
-    code_block,
     describe_mean,
     describe_server_model,
     deviation,
-    enumerate_names,
-    escape_markdown,
     judged_by,
-    mean,
     percent,
-    predictors_table,
     printable_name,
-    text_table,
-    yaml_string,
 )
 from mpfedcl.runs.directory import RunDirectory
 
@@ -290,7 +287,7 @@ def _predictors_section(subject: CardSubject) -> str:
             lowest = "All of them have the same accuracy."
         lines.append(
             f"Over the {len(values):,} evaluated clients the primary metric is "
-            f"{percent(mean(values))} % with a standard deviation of {percent(deviation(values))} "
+            f"{percent(fmean(values))} % with a standard deviation of {percent(deviation(values))} "
             f"(ddof 1). {lowest}\n"
         )
     if calibration := calibration_sentence(summary):
@@ -413,3 +410,28 @@ def _reproduction_section(subject: CardSubject) -> str:
         f"## Reproduction\n\n{code_block(command, 'sh')}{needs}\nVersions: {versions}; "
         f"threads {subject.summary['threads']}.\n"
     )
+
+
+# Markdown and YAML
+
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|&~$@]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
+"""Characters that Markdown acts on within a line, and those in addresses, which some readers turn
+into links."""
+
+
+def escape_markdown(name: str) -> str:
+    """Return a name that Markdown shows as plain text within a line or a cell."""
+    return _SPECIAL.sub(r"\\\1", printable_name(name).strip()) or "(no name)"
+
+
+def code_block(text: str, language: str = "") -> str:
+    """Return a block of code that no line of the text can end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return f"{ticks}{language}\n{text}\n{ticks}\n"
+
+
+def yaml_string(value: str) -> str:
+    """Return a quoted string for YAML, which accepts the strings of JSON."""
+    return json.dumps(printable_name(value), ensure_ascii=False)

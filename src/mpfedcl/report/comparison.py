@@ -3,21 +3,22 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, combinations, pairwise, zip_longest
+from statistics import fmean
 from typing import Any
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_by_method
 from mpfedcl.methods import PREDICTORS, TESTS, Test, find_method, is_built_in
-from mpfedcl.report.figures import MethodStyle, style_of
+from mpfedcl.report.figures import MethodStyle
 from mpfedcl.report.run import RunRecords, find_worst_client_and_class
-from mpfedcl.report.tables import (
+from mpfedcl.report.tables import cell, predictors_table
+from mpfedcl.report.wording import (
     ONE_TEST,
     PREDICTOR_GROUPS,
     PREDICTOR_TITLES,
-    cell,
     choose_evenly,
     describe_mean,
     describe_server_model,
@@ -25,12 +26,8 @@ from mpfedcl.report.tables import (
     explain_divergence,
     explain_marks,
     explain_prior,
-    finite_values,
-    mean,
+    known_values,
     mean_and_deviation,
-    predictors_table,
-    round_significant,
-    rounded,
     title_tests,
 )
 from mpfedcl.rounds.metrics import pool_bins
@@ -40,6 +37,8 @@ from mpfedcl.studies.statistics import LEVEL, find_best, mark_best, paired_diffe
 MOST_CLIENTS = 40
 """Columns of a heat map with a client each; more clients are sorted into `PARTS`."""
 PARTS = 20
+_MOST_POINTS = 400
+"""Points of a curve, so that a page stays small."""
 _DEALT = re.compile(r"client-\d+")
 """Clients that a partition has made: with another seed, such a client is another one."""
 _FAIRNESS_TITLES = {
@@ -53,41 +52,36 @@ _FAIRNESS_TITLES = {
 # Groups
 
 
-def describe_seed_group(
-    name: str,
-    runs: Sequence[RunRecords],
-    places: Sequence[int],
-    most: int,
-    style: MethodStyle | None = None,
-) -> Json:
-    """Return curves and costs of runs of one name; `places` are their places in the document."""
+def describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodStyle) -> Json:
+    """Return curves and costs of runs of one name."""
     accuracy: Json = {test: {} for test in TESTS}
     for test in TESTS:
         for predictor in PREDICTORS:
-            several = [_accuracy_by_round(run, test, predictor) for run in runs]
-            if curve := _mean_curve(several, most):
+            if curve := _mean_curve([_accuracy_by_round(run, test, predictor) for run in runs]):
                 accuracy[test][predictor] = curve
-    losses = [{line.round: line.loss for line in run.rounds} for run in runs]
     evaluated = {
         number for curves in accuracy.values() for each in curves.values() for number in each["x"]
     }
     return {
         "name": name,
-        "style": (style or style_of(runs[0].experiment.method)).to_json(),
+        "style": style,
         "shared_test": all(run.has_shared_test for run in runs),
-        "end": {test: [rounded(run.primary_metric(test), 4) for run in runs] for test in TESTS},
+        "end": {test: [run.primary_metric(test) for run in runs] for test in TESTS},
         "diverged": [run.has_diverged for run in runs],
         "costs": [
-            {"bytes": sum(run.bytes.values()), "seconds": rounded(training_seconds(run.seconds), 3)}
+            {"bytes": sum(run.bytes.values()), "seconds": training_seconds(run.seconds)}
             for run in runs
         ],
         "calibration": {test: _describe_calibration(runs, test) for test in TESTS},
         "judged_by": runs[0].predictors,
         "one_shot": runs[0].is_one_shot,
-        "runs": list(places),
+        "runs": runs,
         "seeds": [run.experiment.seed for run in runs],
-        "curves": {"accuracy": accuracy, "loss": _mean_curve(losses, most)},
-        "costs_by_round": _describe_round_costs(runs, evaluated),
+        "curves": {
+            "accuracy": accuracy,
+            "loss": _mean_curve([{line.round: line.loss for line in run.rounds} for run in runs]),
+        },
+        "costs_by_round": _describe_round_costs(runs, sorted(evaluated)),
         "seconds": _mean_cost([run.seconds for run in runs]),
         "bytes": _mean_cost([run.bytes for run in runs]),
     }
@@ -99,24 +93,24 @@ def _accuracy_by_round(run: RunRecords, test: Any, predictor: Any) -> dict[int, 
     return {number: table[predictor] for number, table in tables.items() if predictor in table}
 
 
-def _mean_curve(several: Sequence[dict[int, float | None]], most: int) -> Json | None:
-    """Return mean and deviation in the rounds that all runs have, at most `most` of them.
+def _mean_curve(several: Sequence[dict[int, float | None]]) -> Json | None:
+    """Return mean and deviation in the rounds that all runs have; of many rounds in some.
 
     `lost` counts the runs without a value there: they diverged.
     """
     known = {
-        number: finite_values([each[number] for each in several])
+        number: known_values([each[number] for each in several])
         for number in several[0]
         if all(number in each for each in several)
     }
     common = [number for number, values in known.items() if values]
     if not common:
         return None
-    chosen = [common[place] for place in choose_evenly(len(common), most)]
+    chosen = [common[place] for place in choose_evenly(len(common), _MOST_POINTS)]
     values = [known[number] for number in chosen]
-    curve: Json = {"x": chosen, "mean": [round_significant(mean(each), 5) for each in values]}
+    curve: Json = {"x": chosen, "mean": [fmean(each) for each in values]}
     if len(several) > 1:
-        curve["std"] = [round_significant(deviation(each), 3) or 0.0 for each in values]
+        curve["std"] = [deviation(each) or 0.0 for each in values]
         lost = [len(several) - len(each) for each in values]
         curve |= {"lost": lost} if any(lost) else {}
     return curve
@@ -127,32 +121,27 @@ def _mean_cost(runs: Sequence[Mapping[str, float]]) -> Json:
     total = Counter[str]()
     for run in runs:
         total.update(run)
-    return {part: rounded(cost / len(runs), 3) for part, cost in total.items()}
+    return {part: cost / len(runs) for part, cost in total.items()}
 
 
-def _describe_round_costs(runs: Sequence[RunRecords], rounds: Iterable[int]) -> Json:
+def _describe_round_costs(runs: Sequence[RunRecords], rounds: Sequence[int]) -> Json:
     """Return megabytes and virtual seconds by the end of some rounds, as the mean over runs.
 
     Virtual seconds are left out if a run has no virtual clock.
     """
-    chosen = sorted(rounds)
-    several = {
-        "megabytes": [_sum_megabytes(run) for run in runs],
-        "virtual_seconds": [
-            {line.round: line.virtual_seconds for line in run.rounds} for run in runs
-        ],
-    }
-    found: Json = {"round": chosen}
-    for name, costs in several.items():
-        values = [finite_values([each.get(number) for each in costs]) for number in chosen]
+    costs: dict[str, list[dict[int, float | None]]] = {"megabytes": [], "virtual_seconds": []}
+    for run in runs:
+        numbers = [line.round for line in run.rounds]
+        sent = accumulate(sum(line.bytes.values()) / 1e6 for line in run.rounds)
+        clock = (line.virtual_seconds for line in run.rounds)
+        costs["megabytes"].append(dict(zip(numbers, sent, strict=True)))
+        costs["virtual_seconds"].append(dict(zip(numbers, clock, strict=True)))
+    found: Json = {"round": rounds}
+    for name, several in costs.items():
+        values = [known_values([each.get(number) for each in several]) for number in rounds]
         if all(len(each) == len(runs) for each in values):
-            found[name] = [round_significant(mean(each), 5) for each in values]
+            found[name] = [fmean(each) for each in values]
     return found
-
-
-def _sum_megabytes(run: RunRecords) -> dict[int, float | None]:
-    totals = accumulate(sum(line.bytes.values()) / 1e6 for line in run.rounds)
-    return {line.round: total for line, total in zip(run.rounds, totals, strict=True)}
 
 
 def _describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
@@ -166,11 +155,11 @@ def _describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None
 # Differences between groups
 
 
-def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[str]:
+def find_ranking_obstacles(groups: Sequence[Json]) -> list[str]:
     """Return why groups cannot be ranked, each reason in a few words."""
     found = []
     tasks, encoders = set(), set()
-    for experiment in (runs[place].experiment for group in groups for place in group["runs"]):
+    for experiment in (run.experiment for group in groups for run in group["runs"]):
         data = (experiment.dataset, experiment.partition)
         tasks.add(repr([experiment.clients, *(part.model_dump_json() for part in data)]))
         if not _has_own_encoder(experiment):
@@ -183,7 +172,7 @@ def find_ranking_obstacles(groups: Sequence[Json], runs: Sequence[RunRecords]) -
         found.append("seeds differ")
     # A one-shot method is complete after one round.
     ends: dict[str, list[int]] = {
-        group["name"]: sorted({_last_evaluated_round(runs[place]) for place in group["runs"]})
+        group["name"]: sorted({run.last_evaluated_round for run in group["runs"]})
         for group in groups
         if not group["one_shot"]
     }
@@ -204,18 +193,14 @@ def _has_own_encoder(experiment: Experiment) -> bool:
     return own is not None and own == experiment.encoder.name
 
 
-def _last_evaluated_round(run: RunRecords) -> int:
-    return run.last_evaluated.round if run.last_evaluated else 0
-
-
-def describe_comparison(groups: Sequence[Json], runs: Sequence[Json], *, is_paired: bool) -> Json:
+def describe_comparison(groups: Sequence[Json], *, is_paired: bool) -> Json:
     """Return paired differences to the first group and to the best, and accuracy per client.
 
     Groups that share neither data nor seeds have no pairs.
     """
     return {
         "differences": _describe_differences(groups) if is_paired and len(groups) > 1 else None,
-        "heat": _describe_heat(groups, runs) if len(groups) > 1 else None,
+        "heat": _describe_heat(groups) if len(groups) > 1 else None,
     }
 
 
@@ -275,8 +260,8 @@ def _difference_rows(
         lost = [*_diverged_seeds(groups[int(name)]), *_diverged_seeds(groups[int(other)])]
         rows.append({
             "group": int(name),
-            **{end: rounded(getattr(found, end, None), 3) for end in ("mean", "low", "high")},
-            "seeds": [None if None in (x, y) else rounded(x - y, 3) for x, y in pairs],  # type: ignore[operator]
+            **{end: getattr(found, end, None) for end in ("mean", "low", "high")},
+            "seeds": [None if x is None or y is None else x - y for x, y in pairs],
             "lost": [seed in lost for seed in _all_seeds(groups)],
         })  # fmt: skip
     return rows
@@ -286,19 +271,19 @@ def _diverged_seeds(group: Json) -> list[int]:
     return [seed for seed, gone in zip(group["seeds"], group["diverged"], strict=True) if gone]
 
 
-def _describe_heat(groups: Sequence[Json], runs: Sequence[Json]) -> Json | None:
+def _describe_heat(groups: Sequence[Json]) -> Json | None:
     """Return rows and columns of accuracy per client; None if runs list different clients."""
-    if any(each["population"] > len(each["clients"]) for each in runs):
-        return None
     by_group = []
     for group in groups:
         by_client: dict[str, list[float | None]] = {}
         for run in group["runs"]:
-            for client in runs[run]["clients"]:
+            clients = run.described["clients"]
+            if run.num_clients > len(clients):
+                return None
+            for client in clients:
                 by_client.setdefault(client["name"], []).append(client["accuracy"])
         by_group.append(by_client)
     found = client_grid(by_group)
-    found["values"] = [[rounded(each) for each in row] for row in found["values"]]
     return found if len(found["columns"]) > 1 else None
 
 
@@ -338,14 +323,14 @@ def client_grid(by_group: Sequence[Mapping[str, Sequence[float | None]]]) -> Jso
 
 def sorted_parts(values: Sequence[float | None], parts: int = PARTS) -> list[float]:
     """Return the means of equal parts of the sorted numbers, from the lowest; NaN of none."""
-    known = sorted(finite_values(values))
+    known = sorted(known_values(values))
     ends = [len(known) * part // parts for part in range(parts + 1)]
     return [_mean_or_nan(known[start:end]) for start, end in pairwise(ends)]
 
 
 def _mean_or_nan(values: Sequence[float | None]) -> float:
-    found = mean(finite_values(values))
-    return math.nan if found is None else found
+    known = [value for value in known_values(values) if not math.isnan(value)]
+    return fmean(known) if known else math.nan
 
 
 # Tables
@@ -368,26 +353,15 @@ def run_predictors_table(run: RunRecords) -> Json:
     return table
 
 
-def comparison_tables(
-    groups: Sequence[Json],
-    runs: Sequence[RunRecords],
-    content: Sequence[Json],
-    obstacles: Sequence[str] = (),
-) -> list[Json]:
+def comparison_tables(groups: Sequence[Json], obstacles: Sequence[str]) -> list[Json]:
     """Return the primary metrics of several groups, their fairness, then all predictors.
 
     With obstacles to a ranking none is marked as best, and the obstacles are named.
     """
-    return [
-        _primary_table(groups, runs, obstacles),
-        _fairness_table(groups, content),
-        *_predictor_tables(groups, runs),
-    ]
+    return [_primary_table(groups, obstacles), _fairness_table(groups), *_predictor_tables(groups)]
 
 
-def _primary_table(
-    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
-) -> Json:
+def _primary_table(groups: Sequence[Json], obstacles: Sequence[str]) -> Json:
     titles = title_tests(groups)
     rows = []
     for group in groups:
@@ -409,16 +383,14 @@ def _primary_table(
         "caption": f"Accuracy in % of the last round: {over}, each method by its primary metric",
         "columns": ["method", *titles.values(), "MB sent", "seconds"],
         "rows": rows,
-        "notes": _primary_notes(groups, runs, obstacles),
+        "notes": _primary_notes(groups, obstacles),
     }
 
 
-def _primary_notes(
-    groups: Sequence[Json], runs: Sequence[RunRecords], obstacles: Sequence[str]
-) -> list[str]:
+def _primary_notes(groups: Sequence[Json], obstacles: Sequence[str]) -> list[str]:
     num_seeds = len(_all_seeds(groups))
     predictors = [each for group in groups for each in group["judged_by"].values()]
-    encoders = {group["name"]: runs[group["runs"][0]].experiment.encoder.name for group in groups}
+    encoders = {group["name"]: group["runs"][0].experiment.encoder.name for group in groups}
     one_shot = [group["name"] for group in groups if group["one_shot"]]
     notes = [
         ONE_TEST if len(title_tests(groups)) == 1 else "",
@@ -441,11 +413,11 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f}" if not 0 < count < 50_000 else f"{count / 1e6:.3f}"
 
 
-def _fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
+def _fairness_table(groups: Sequence[Json]) -> Json:
     """Return the worst client, tenths, spread and the worst class of each group."""
     rows = []
     for group in groups:
-        runs = [content[place] for place in group["runs"]]
+        runs = [run.described for run in group["runs"]]
         worst = [find_worst_client_and_class(run) for run in runs]
         measured = [run["fairness"] or {} for run in runs]
         classes = [each["accuracy"] if each else None for _, each in worst]
@@ -453,7 +425,7 @@ def _fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
             ", ".join(dict.fromkeys(each["name"] for each in column if each))
             for column in zip(*worst, strict=True)
         ]
-        jain = mean(finite_values([each.get("jain") for each in measured]))
+        jain = known_values([each.get("jain") for each in measured])
         numbers = [
             mean_and_deviation([each.get(key) for each in measured]) for key in _FAIRNESS_TITLES
         ]
@@ -461,7 +433,7 @@ def _fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
             cell(group["name"]),
             cell(numbers[0], note=names[0]),
             *(cell(each) for each in numbers[1:]),
-            cell("-" if jain is None else f"{jain:.3f}"),
+            cell(f"{fmean(jain):.3f}" if jain else "-"),
             cell(mean_and_deviation(classes), note=names[1]),
         ])  # fmt: skip
     return {
@@ -476,7 +448,7 @@ def _fairness_table(groups: Sequence[Json], content: Sequence[Json]) -> Json:
     }
 
 
-def _predictor_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> list[Json]:
+def _predictor_tables(groups: Sequence[Json]) -> list[Json]:
     """Return all predictors on each test set: those without a label prior, then those with one."""
     tables = []
     for test, title in title_tests(groups).items():
@@ -485,7 +457,7 @@ def _predictor_tables(groups: Sequence[Json], runs: Sequence[RunRecords]) -> lis
             for group in groups:
                 row = [cell(group["name"])]
                 for predictor in predictors:
-                    values = [runs[place].value(test, predictor) for place in group["runs"]]
+                    values = [run.value(test, predictor) for run in group["runs"]]
                     is_primary = predictor == group["judged_by"][test]
                     row.append(cell(mean_and_deviation(values), strong=is_primary))
                 rows.append(row)

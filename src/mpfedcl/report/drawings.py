@@ -5,6 +5,7 @@ marker in each figure.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ from mpfedcl.report.figures import (
     name_columns,
     name_rows,
 )
-from mpfedcl.report.tables import (
+from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     choose_evenly,
     deviation,
-    finite_values,
+    known_values,
     title_tests,
 )
 
@@ -75,7 +76,12 @@ def draw_lines(
     """
     reach = [place for line in lines if not line.get("level") for place in line["x"]] or [1]
     for number, line in enumerate(lines):
-        style = _line_style(number, line.get("style"))
+        look = line.get("style") or MethodStyle(
+            number % len(PALETTE),
+            number % len(MARKERS),
+            number // len(PALETTE) % len(DASHES),
+        )
+        style = look.line()
         places, values = line["x"], numpy.array(line["mean"], dtype=float)
         spread = numpy.array(line.get("std") or [], dtype=float)
         if line.get("level"):
@@ -100,16 +106,6 @@ def draw_lines(
         mark_rounds(axes)
     else:
         axes.set_xlim(left=0)
-
-
-def _line_style(number: int, style: Json | None) -> dict[str, Any]:
-    if style is not None:
-        return MethodStyle(**style).line()
-    return {
-        "color": PALETTE[number % len(PALETTE)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
-    }
 
 
 def accuracy_drawing(groups: Sequence[Json], axis: str = "round", title: str = "") -> Drawing:
@@ -467,10 +463,6 @@ def comparison_drawings(groups: Sequence[Json], section: Json) -> dict[str, Draw
     return {name: drawing for name, drawing in found.items() if drawing}
 
 
-def _dot(group: Json) -> dict[str, Any]:
-    return MethodStyle(**group["style"]).dot()
-
-
 def _lost(groups: Sequence[Json]) -> str:
     return _LOST if any(any(group["diverged"]) for group in groups) else ""
 
@@ -488,8 +480,8 @@ def seeds_drawing(groups: Sequence[Json]) -> Drawing:
 
 def _draw_seeds(axes: Axes, groups: Sequence[Json], test: str) -> None:
     for row, group in enumerate(groups):
-        values, style = group["end"][test], _dot(group)
-        known = finite_values(values)
+        values, style = group["end"][test], group["style"].dot()
+        known = known_values(values)
         if known:
             middle = sum(known) / len(known)
             color = style["color"]
@@ -534,7 +526,7 @@ def differences_drawing(groups: Sequence[Json], section: Json, to: str = "first"
 def _draw_differences(axes: Axes, groups: Sequence[Json], chosen: Json) -> None:
     axes.axvline(0, color=SOFT, lw=1)
     for row, each in enumerate(chosen["rows"]):
-        style = _dot(groups[each["group"]])
+        style = groups[each["group"]]["style"].dot()
         if each["mean"] is None:
             axes.plot(0, row, "x", color=INK, ms=7, mew=1.8)
             continue
@@ -585,9 +577,9 @@ def _draw_tradeoff(axes: Axes, groups: Sequence[Json], test: str, cost: str) -> 
     for group, costs in zip(groups, spent, strict=True):
         seeds = zip(costs, group["end"][test], group["diverged"], strict=True)
         known = [(max(x, nothing), y, gone) for x, y, gone in seeds if y is not None]
-        style = _dot(group)
+        style = group["style"].dot()
         for x, y, gone in known:
-            look = {"marker": "x", "color": INK} if gone else {**style, "alpha": 0.6}
+            look: Any = {"marker": "x", "color": INK} if gone else {**style, "alpha": 0.6}
             axes.plot(x, y, ls="", ms=3.5, **look)
         middle = [numpy.mean([each[place] for each in known]) for place in (0, 1)] if known else []
         label = escape_math(group["name"], 40)
@@ -626,7 +618,7 @@ def _draw_reliability(axes: Axes, groups: Sequence[Json], test: str) -> None:
     lines = [
         {
             "name": f"{group['name']}: ECE {found['error']} %",
-            "style": {**group["style"], "dash": 0},
+            "style": replace(group["style"], dash=0),
             "x": [100 * probability for _, _, probability in found["bins"]],
             "mean": [100 * correct / count for count, correct, _ in found["bins"]],
         }

@@ -12,7 +12,8 @@ from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.report.result_folders import ResultFolder
 from mpfedcl.report.results import LoadedComparison, read_result
 from mpfedcl.report.run import RunRecords
-from mpfedcl.report.tables import TextTable, finite_values, text_table
+from mpfedcl.report.tables import TextTable, text_table
+from mpfedcl.report.wording import known_values
 from mpfedcl.rounds.metrics import pool_bins
 from mpfedcl.rounds.record import training_seconds
 from mpfedcl.runs.directory import RunDirectory
@@ -94,7 +95,7 @@ def _collect_method(runs: Sequence[RunRecords]) -> Json:
         "fairness": [each.fairness and each.fairness.to_json() for each in summaries],
         "calibration": {
             test: {
-                "error": finite_values([(line.calibration_error or {}).get(test) for line in last]),
+                "error": known_values([(line.calibration_error or {}).get(test) for line in last]),
                 "bins": pool_bins((line.calibration_bins or {}).get(test, []) for line in last),
             }
             for test in TESTS

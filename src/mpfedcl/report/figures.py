@@ -25,7 +25,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mpfedcl.report.tables import printable_name
+from mpfedcl.report.wording import printable_name
 
 PALETTE = (
     "#0072b2", "#d55e00", "#00845f", "#b5528d", "#2a8fc9",
@@ -341,10 +341,6 @@ class MethodStyle:
     def dot(self) -> dict[str, Any]:
         """Return the style as matplotlib's arguments of single points."""
         return {"color": PALETTE[self.color], "marker": MARKERS[self.marker]}
-
-    def to_json(self) -> dict[str, int]:
-        """Return the places."""
-        return {"color": self.color, "marker": self.marker, "dash": self.dash}
 
 
 _FAMILIAR = ("fedgauss", "mp-fedcl", "fedavg", "fedproto", "sp-fedcl", "fedprox", "local")

@@ -9,6 +9,8 @@ import html
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
+import numpy
+
 from mpfedcl.core.json_files import Json
 from mpfedcl.report.drawings import (
     accuracy_drawing,
@@ -24,10 +26,8 @@ from mpfedcl.report.drawings import (
     reliability_drawing,
 )
 from mpfedcl.report.figures import DARK_COLORS, FIGURE_ID, Drawing
-from mpfedcl.report.tables import MARKS, fairness_sentence, printable_name
+from mpfedcl.report.wording import MARKS, fairness_sentence, printable_name
 
-_MOST_DETAILED = 12
-"""Runs that a comparison shows in detail: one per method."""
 _MOST_MISTAKES = 6
 _MARK_TITLES = {"best": "best mean", "within": "not clearly behind the best"}
 _COST_AXES = {"megabytes": "By megabytes sent", "virtual_seconds": "By virtual time"}
@@ -173,14 +173,13 @@ def number_figures(shown: str, prefix: str) -> Markup:
 # The blocks of a section
 
 
-def section_blocks(section: Json, document: Json) -> list[Markup]:
+def section_blocks(section: Json) -> list[Markup]:
     """Return the blocks of a run, a comparison or a search."""
     tables = [show_table(table) for table in section["tables"] if not table.get("later")]
     result = [block("Result", tables)] if tables else []
     if section["kind"] == "tuning":
         return result + _search_blocks(section)
-    groups = [document["groups"][place] for place in section["groups"]]
-    firsts = [document["runs"][group["runs"][0]] for group in groups]
+    groups, shown = section["groups"], section.get("details", [])
     parts = [*result, _show_rounds(groups)]
     if len(groups) > 1:
         parts += _show_differences(groups, section)
@@ -192,21 +191,21 @@ def section_blocks(section: Json, document: Json) -> list[Markup]:
         parts.append(block("All predictors", details("Tables", later)))
     if section.get("command"):
         parts.append(block("Reproduce", show_command(section["command"], "The whole comparison:")))
-    if not section.get("detail"):
+    if not shown:
         return parts
-    parts.append(_show_partition(firsts[0]))
+    parts.append(_show_partition(shown[0]))
     if section["kind"] == "run":
-        return parts + _run_blocks(firsts[0])
+        return parts + _run_blocks(shown[0])
     detailed = [
         details(
             f"{group['name']}, seed {group['seeds'][0]}",
             tag("div", _run_blocks(run), class_="flow"),
         )
-        for group, run in zip(groups[:_MOST_DETAILED], firsts, strict=False)
+        for group, run in zip(groups, shown, strict=False)
     ]
     about = "The first seed of each method. mpfedcl report RUN shows any other run."
-    if len(groups) > _MOST_DETAILED:
-        about += f" The first {_MOST_DETAILED} methods are here."
+    if len(groups) > len(shown):
+        about += f" The first {len(shown)} methods are here."
     heading = tag("div", tag("h3", "Runs in detail"), sentence(about), class_="chooser")
     return [*parts, heading, tag("div", detailed, class_="runs-in-detail")]
 
@@ -301,15 +300,14 @@ def _show_confusion(found: Json) -> Markup:
     if "missing" in found:
         return block("Confusion matrix", sentence(found["missing"]))
     classes, counts = found["classes"], found["all"]
-    wrong = sorted(
-        (-count, truth, predicted)
-        for truth, row in enumerate(counts)
-        for predicted, count in enumerate(row)
-        if count and truth != predicted
-    )
+    wrong = [
+        (-count, *place)
+        for place, count in numpy.ndenumerate(counts)
+        if count and place[0] != place[1]
+    ]
     rows = [
         (classes[truth], classes[predicted], f"{-count:,} of {sum(counts[truth]):,}")
-        for count, truth, predicted in wrong[:_MOST_MISTAKES]
+        for count, truth, predicted in sorted(wrong)[:_MOST_MISTAKES]
     ]
     mistakes = text_cells("Most frequent mistakes", ["true class", "predicted as", "samples"], rows)
     shown = show_table(mistakes) if rows else sentence("No sample was predicted as another class.")
@@ -362,7 +360,8 @@ def render_page(document: Json) -> str:
         )
         for place, section in enumerate(sections)
     ]
-    shown = [_show_section(section, document, place) for place, section in enumerate(sections)]
+    alone = len(sections) == 1
+    shown = [_show_section(each, place, alone=alone) for place, each in enumerate(sections)]
     parts = {
         "TITLE": tag("title", printable_name(str(document["title"]))),
         "POLICY": html.escape(_content_security_policy(style, script)),
@@ -386,15 +385,14 @@ def render_page(document: Json) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _show_section(section: Json, document: Json, place: int) -> Markup:
-    alone = len(document["sections"]) == 1
+def _show_section(section: Json, place: int, *, alone: bool) -> Markup:
     return tag(
         "section",
         # A single section has the title of the page.
         tag("h2", section["title"], id_=f"heading-{place}", class_="unseen" if alone else None),
         (tag("p", each, class_="about") for each in section["about"] if each),
         tag("p", section["folder"], class_="folder") if section.get("folder") else None,
-        tag("div", section_blocks(section, document), class_="flow"),
+        tag("div", section_blocks(section), class_="flow"),
         class_="report",
         id_=f"section-{place}",
         aria_labelledby=f"heading-{place}",

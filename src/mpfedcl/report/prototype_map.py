@@ -24,7 +24,7 @@ from mpfedcl.methods import (
     prototype_rule,
 )
 from mpfedcl.models import Model
-from mpfedcl.report.tables import choose_evenly
+from mpfedcl.report.wording import choose_evenly
 
 MOST_SAMPLES = 400
 MOST_PROTOTYPES = 1500

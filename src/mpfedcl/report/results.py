@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_partition
@@ -21,8 +21,8 @@ from mpfedcl.report.document import compare_runs
 from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, partition_drawing
 from mpfedcl.report.figures import Drawing, DrawnFigure
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders, find_tuning_files
-from mpfedcl.report.run import RunRecords, describe_run
-from mpfedcl.report.tables import enumerate_names, text_table
+from mpfedcl.report.run import RunRecords
+from mpfedcl.report.tables import text_table
 from mpfedcl.report.tuning import describe_tuning, format_settings, read_searches, scores_drawing
 from mpfedcl.rounds.record import training_seconds
 from mpfedcl.runs.directory import RunDirectory
@@ -331,7 +331,7 @@ class LoadedRun(Loaded):
     @property
     def figures(self) -> Mapping[str, Drawing]:
         """accuracy; partition, if it is known."""
-        groups = compare_runs([(self._records, describe_run(self._records))])["groups"]
+        groups = compare_runs([self._records])["groups"]
         title = f"{self._records.method_name} on {self._records.data[0]}"
         accuracy = accuracy_drawing(groups, title=title)
         return Offers({"accuracy": accuracy, **_partition_of(self._records)})
@@ -379,7 +379,7 @@ class LoadedComparison(Loaded):
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
         """accuracy, clients, rounds, runs; differences, if methods can be compared."""
         tables, groups = _tables_of_runs(self._records), self._described["groups"]
-        if not find_ranking_obstacles(groups, self._records):
+        if not find_ranking_obstacles(groups):
             tables["differences"] = partial(long_differences, groups)
         return tables
 
@@ -395,7 +395,7 @@ class LoadedComparison(Loaded):
 
     @cached_property
     def _described(self) -> Json:
-        return compare_runs([(each, describe_run(each)) for each in self._records])
+        return compare_runs(self._records)
 
     def _headline(self) -> tuple[str, Json]:
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"

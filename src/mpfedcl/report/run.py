@@ -1,11 +1,14 @@
 """One run: its records, and the content that a report shows of it."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, read_json_file, validate_content
@@ -19,7 +22,7 @@ from mpfedcl.report.reproduction import (
     file_command,
     run_command,
 )
-from mpfedcl.report.tables import choose_evenly, rounded, tests_differ
+from mpfedcl.report.wording import choose_evenly, tests_differ
 from mpfedcl.rounds.metrics import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
@@ -126,6 +129,11 @@ class RunRecords:
         return next((line for line in reversed(self.rounds) if line.accuracy), None)
 
     @property
+    def last_evaluated_round(self) -> int:
+        """The number of that round; 0 if there is none."""
+        return self.last_evaluated.round if self.last_evaluated else 0
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Seconds of all rounds by phase."""
         return _add(line.seconds for line in self.rounds)
@@ -151,7 +159,7 @@ class RunRecords:
         """Return the predictor whose mean is that of the clients' accuracies."""
         # A report imports no foreign method.
         line = next((line for line in self.rounds if line.accuracy), None)
-        fairness = _measure_spread(line)
+        fairness = measure_spread(line)
         if line is None or line.accuracy is None or fairness is None:
             return Method.primary_predictor
         for predictor, value in line.accuracy["local_test"].items():
@@ -173,78 +181,63 @@ class RunRecords:
         """Name of the folder."""
         return self.path.resolve().name or str(self.path)
 
+    @cached_property
+    def described(self) -> Json:
+        """Clients, classes, confusion, partition and absences, as a page shows them."""
+        last = self.last_evaluated
+        # Under a privacy budget the data of clients are not shown.
+        partition = self.partition if self.privacy is None else None
+        fairness = measure_spread(last)
+        return {
+            "setting": ", ".join(self.data),
+            "rounds": self.rounds[-1].round if self.rounds else 0,
+            "planned": self.experiment.rounds,
+            "finished": self.summary is not None,
+            "predictor": self.predictors["local_test"],
+            "read_in": self.last_evaluated_round,
+            "clients": _describe_clients(partition, last),
+            "population": self.num_clients,
+            "fairness": fairness.to_json() if fairness else None,
+            "confusion": _describe_confusion(self),
+            "partition": _describe_holdings(partition)
+            if partition
+            else {
+                "missing": "The run has no partition.json."
+                if self.privacy is None
+                else "Under a privacy budget the data of clients are not shown."
+            },
+            "absences": _describe_absences(self),
+        }
+
 
 def _add(rounds: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
+    total: Any = Counter[str]()
     for costs in rounds:
-        for part, cost in costs.items():
-            total[part] = total.get(part, 0) + cost
-    return total
+        total.update(costs)
+    return dict(total)
 
 
 def _read_optional(path: Path, schema: Any) -> Any:
     return read_json_file(path, schema) if path.is_file() else None
 
 
-def describe_run(records: RunRecords) -> Json:
-    """Return clients, classes, confusion, partition and absences of a run."""
-    last = records.last_evaluated
-    # Under a privacy budget the data of clients are not shown.
-    partition = records.partition if records.privacy is None else None
-    fairness = _measure_spread(last)
-    return {
-        "name": records.name,
-        "method": records.method_name,
-        "seed": records.experiment.seed,
-        "setting": ", ".join(records.data),
-        "rounds": records.rounds[-1].round if records.rounds else 0,
-        "planned": records.experiment.rounds,
-        "finished": records.summary is not None,
-        "damaged": records.damaged,
-        "predictor": records.predictors["local_test"],
-        "read_in": last.round if last else None,
-        "clients": _describe_clients(partition, last),
-        "population": records.num_clients,
-        "fairness": fairness.to_json() if fairness else None,
-        "confusion": _describe_confusion(records),
-        "partition": _describe_holdings(partition)
-        if partition
-        else {
-            "missing": "The run has no partition.json."
-            if records.privacy is None
-            else "Under a privacy budget the data of clients are not shown."
-        },
-        "absences": _describe_absences(records),
-    }
-
-
 def _describe_clients(partition: Partition | None, last: RoundRecord | None) -> list[Json]:
-    """Return accuracy on the local test set and number of samples of each client."""
+    """Return the accuracy of each client on its local test set."""
     accuracy = (last.accuracy_per_client if last else None) or {}
-    holdings = partition.clients if partition else {}
-    names = list(holdings) or list(accuracy)
+    names = list(partition.clients if partition else ()) or list(accuracy)
     if len(names) > _MOST_CLIENTS:
         # The evaluated clients with the lowest accuracy.
         known = sorted((value, name) for name, value in accuracy.items() if value is not None)
         listed = {name for _, name in known[:_MOST_CLIENTS]}
         names = [name for name in names if name in listed]
-    return [
-        {
-            "name": name,
-            "accuracy": rounded(accuracy.get(name)),
-            "train": sum(holdings[name].train) if name in holdings else None,
-            "test": holdings[name].test if name in holdings else None,
-        }
-        for name in names
-    ]
+    return [{"name": name, "accuracy": accuracy.get(name)} for name in names]
 
 
-def _measure_spread(line: RoundRecord | None) -> Fairness | None:
+def measure_spread(line: RoundRecord | None) -> Fairness | None:
     """Return the spread of accuracy over all clients evaluated in a round, listed or not."""
     if line is None:
         return None
-    values = (line.accuracy_per_client or {}).values()
-    return line.accuracy_spread or measure_fairness(rounded(each) for each in values)
+    return line.accuracy_spread or measure_fairness((line.accuracy_per_client or {}).values())
 
 
 def _describe_holdings(partition: Partition) -> Json:
@@ -292,7 +285,6 @@ def describe_settings(records: RunRecords) -> Json:
         from_file = federation_start(file)
     return {
         "toml": records.experiment.to_toml(),
-        "file": "experiment.toml",
         "file_command": from_file,
         "how": how,
         "command": command,
@@ -331,27 +323,25 @@ def _describe_confusion(records: RunRecords) -> Json:
 
 
 def _sum_confusion(found: Confusion) -> Json:
-    size = range(len(found.classes))
-    total = [[sum(each[i][j] for each in found.clients.values()) for j in size] for i in size]
-    silent = [sum(each[i] for each in found.unanswered.values()) for i in size]
-    tested = [sum(total[i]) + silent[i] for i in size]
+    total = numpy.sum(list(found.clients.values()), axis=0)
+    silent = numpy.sum(list(found.unanswered.values()) or [[0] * len(total)], axis=0)
+    tested = total.sum(axis=1) + silent
     by_class = [
-        {"name": name, "tested": tested[i]}
-        | {"accuracy": rounded(100 * total[i][i] / max(1, tested[i]))}
-        for i, name in enumerate(found.classes)
+        {"name": name, "tested": int(of), "accuracy": 100 * float(right) / max(1, int(of))}
+        for name, of, right in zip(found.classes, tested, total.diagonal(), strict=True)
     ]
-    return {"classes": found.classes, "all": total, "unanswered": silent, "by_class": by_class}
+    return {
+        "classes": found.classes,
+        "all": total.tolist(),
+        "unanswered": silent.tolist(),
+        "by_class": by_class,
+    }
 
 
-def describe_run_prototypes(records: RunRecords, *, with_map: bool) -> Json:
+def describe_run_prototypes(records: RunRecords) -> Json:
     """Return the prototype map of a run, or the reason why there is none."""
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
-    if not with_map and (records.path / "pool.safetensors").is_file():
-        return {
-            "missing": "In a comparison only the first seed of each method has a map; a report of "
-            "this run has one."
-        }
     partition = RunDirectory(records.path).read_json("partition.json")
     return describe_prototype_map(
         records.path, records.experiment, partition, records.partition.classes

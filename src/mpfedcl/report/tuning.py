@@ -11,7 +11,8 @@ from mpfedcl.core.json_files import Json, read_json_file
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.report.figures import PALETTE, SOFT, Drawing, Panel, escape_math, mark_rounds
 from mpfedcl.report.reproduction import tune_command
-from mpfedcl.report.tables import PREDICTOR_TITLES, cell, percent
+from mpfedcl.report.tables import cell
+from mpfedcl.report.wording import PREDICTOR_TITLES, percent
 from mpfedcl.studies.tuning import Trial, TuningFile, TuningResult
 
 _OPTIMISTIC = (

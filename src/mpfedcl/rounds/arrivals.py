@@ -20,7 +20,7 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.engine import ArrivalEngine, RemoteArrivalEngine
 from mpfedcl.rounds.loop import RoundCounts, RoundLoop
-from mpfedcl.rounds.population import Others, sample_names
+from mpfedcl.rounds.population import sample_names
 from mpfedcl.rounds.record import ArrivalRecord
 from mpfedcl.rounds.state import ArrivalState, Dispatch, RoundState, SentModel
 from mpfedcl.rounds.systems import SystemModel, sort_into_tiers
@@ -310,7 +310,7 @@ class VirtualArrivals(ArrivalLoop):
             ]
         else:
             away = {each.client for each in self._arrivals.counts.under_way}
-            idle = Others(self._tiers[0], away)
+            idle = [name for name in self._tiers[0] if name not in away]
             chosen = [(name, 0) for name in self._draw(idle, self._concurrency - len(away))]
         if chosen:
             self._dispatch(chosen)
@@ -336,15 +336,14 @@ class VirtualArrivals(ArrivalLoop):
 
     def _first_due(self, under_way: list[Dispatch]) -> list[Dispatch]:
         """Return the next arrivals; the round of a tier ends with the last of its clients."""
-        if self._rule.timing == "tiers":
-            last = {each.tier: 0.0 for each in under_way}
-            for each in under_way:
-                last[each.tier] = max(last[each.tier], each.due)
-            under_way = [each.model_copy(update={"due": last[each.tier]}) for each in under_way]
-        first = min(under_way, key=lambda each: (each.due, each.client))
-        if self._rule.timing == "tiers":
-            return [each for each in under_way if each.tier == first.tier]
-        return [first]
+        if self._rule.timing != "tiers":
+            return [min(under_way, key=lambda each: (each.due, each.client))]
+        ends: dict[int, float] = {}
+        for each in under_way:
+            ends[each.tier] = max(each.due, ends.get(each.tier, 0.0))
+        first = min(under_way, key=lambda each: (ends[each.tier], each.client)).tier
+        end = ends[first]
+        return [each.model_copy(update={"due": end}) for each in under_way if each.tier == first]
 
 
 class WallArrivals(ArrivalLoop):

@@ -137,16 +137,9 @@ class UpdateCollector:
             # Only the leading process writes them, and receives them one at a time.
             own = (pack_named(name, sums) for name, sums in self.client_sums.items())
             self.client_sums = dict(map(unpack_named, peers.gather_to_leader(own)))
-        states, self.prototypes = exchange_prototypes(self.state(), self.prototypes, peers)
-        self.absorb(states)
-
-    def state(self) -> dict[str, Any]:
-        """Return the plain values of this process for `absorb`."""
-        names = (*_BY_CLIENT, "withheld", "processed", "bytes_up", "largest")
-        return {name: getattr(self, name) for name in names}
-
-    def absorb(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the plain values by those of all processes, in order of rank."""
+        plain = (*_BY_CLIENT, "withheld", "processed", "bytes_up", "largest")
+        own_state = {name: getattr(self, name) for name in plain}
+        states, self.prototypes = exchange_prototypes(own_state, self.prototypes, peers)
         for name in _BY_CLIENT:
             setattr(self, name, {n: value for each in states for n, value in each[name].items()})
         self.withheld = [name for each in states for name in each["withheld"]]

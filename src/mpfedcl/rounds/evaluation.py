@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, Self
 
 from torch import Tensor
@@ -106,25 +105,19 @@ class RoundEvaluation:
         self, primary: PredictorName, took_part: Collection[str], *, with_bins: bool
     ) -> dict[str, Any]:
         """Return the fields of a round's record; `primary` is the predictor listed per client."""
-        listed = list_accuracies(self.per_client(primary), took_part)
+        rows, spread = list_accuracies(self.per_client(primary), took_part)
         fields: dict[str, Any] = {
             "accuracy": self.table(),
-            "accuracy_per_client": listed.rows,
-            "accuracy_spread": listed.spread,
+            "accuracy_per_client": rows,
+            "accuracy_spread": spread,
         }
         if with_bins:
-            fields["calibration_error"] = self.calibration_error()
-            fields["calibration_bins"] = self.calibration_bins()
+            fields["calibration_error"] = {
+                test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS
+            }
+            described = {test: describe_bins(bins) for test, bins in self.bins.items()}
+            fields["calibration_bins"] = {t: bins for t, bins in described.items() if bins} or None
         return fields
-
-    def calibration_error(self) -> dict[Test, float | None]:
-        """Return the expected calibration error in percent; None if undefined."""
-        return {test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS}
-
-    def calibration_bins(self) -> dict[Test, list[list[float]]] | None:
-        """Return the bins of that error that hold images; None if there are none."""
-        found = {test: describe_bins(bins) for test, bins in self.bins.items()}
-        return {test: bins for test, bins in found.items() if bins} or None
 
     def _mean(self, test: Test, predictor: PredictorName) -> float | None:
         column = self.columns[test][predictor]
@@ -254,11 +247,6 @@ def choose_spacing(rounds: int, training: float, between: float, last: float) ->
         60
     """
     budget = max(rounds * training / 4 - last, rounds * training / 20)
-    for power in count():
-        for digit in (1, 2, 3, 5):
-            every: int = digit * 10**power
-            if every >= rounds:
-                return rounds
-            if (rounds - 1) // every * between <= budget:
-                return every
-    raise AssertionError("unreachable: spacings grow beyond the number of rounds")
+    spacings = (digit * 10**power for power in range(len(str(rounds))) for digit in (1, 2, 3, 5))
+    cheap = (n for n in spacings if n < rounds and (rounds - 1) // n * between <= budget)
+    return next(cheap, rounds)

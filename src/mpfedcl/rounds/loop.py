@@ -204,8 +204,13 @@ class RoundLoop:
             broadcast, merged = self.broadcast(), self._pooling.remarks()
             chosen = self._choose(broadcast.round, absent)
             broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
-            waiting = self._wait_for(broadcast, chosen)
-            reached = chosen if waiting is None else waiting.in_time
+            reached, waiting = chosen, None
+            if self._systems is not None:
+                enough, bytes_up = self._experiment.network.enough, self._validator.bytes_up
+                waiting = WaitingRound(
+                    self._systems, broadcast, chosen, enough=enough, bytes_up=bytes_up
+                )
+                reached = waiting.in_time
         collector = self._make_collector(broadcast, reached)
         evaluated = self._choose_to_evaluate(broadcast.round, reached) if evaluate else []
         most = self._experiment.most_personal_models
@@ -312,7 +317,7 @@ class RoundLoop:
         state = self.state
         return RelativeBounds(
             self._experiment.validation,
-            self._population.median_size if self.engine.sizes else None,
+            self._population.median_size,
             state.median_norm,
             state.reputations,
         )
@@ -344,13 +349,6 @@ class RoundLoop:
         """Return the content of the leading process in every process."""
         peers = self.engine.peers
         return content if peers is None else peers.broadcast(content)
-
-    def _wait_for(self, broadcast: Broadcast, chosen: Sequence[str]) -> WaitingRound | None:
-        """Return the clients that answer in time on the virtual clock; None without one."""
-        if self._systems is None:
-            return None
-        enough, bytes_up = self._experiment.network.enough, self._validator.bytes_up
-        return WaitingRound(self._systems, broadcast, chosen, enough=enough, bytes_up=bytes_up)
 
     def _choose_to_evaluate(self, round_number: int, chosen: list[str]) -> list[str]:
         """Return the clients whose personal models are evaluated."""

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+import numpy
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -169,38 +170,31 @@ def jain_index(values: Sequence[float]) -> float:
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-class ListedAccuracies(NamedTuple):
-    """The accuracies of single clients in a record."""
-
-    rows: dict[str, float | None] | None
-    """By client; None if nothing was evaluated."""
-    spread: AccuracySpread | None
-    """Over all evaluated clients, if not every client has a row."""
-
-
 def list_accuracies(
     accuracies: Mapping[str, float | None], took_part: Collection[str]
-) -> ListedAccuracies:
-    """Return rows of all clients or, of more than 1,000, of the evaluated participants.
+) -> tuple[dict[str, float | None], AccuracySpread | None]:
+    """Return the accuracies by client that a record lists, and the spread over all if some miss.
+
+    All clients are listed or, of more than 1,000, the evaluated participants.
 
     Example:
         >>> many = {f"client-{number}": number / 20 for number in range(2000)}
-        >>> listed = list_accuracies(many, ["client-7", "client-9"])
-        >>> listed.rows, listed.spread.quartiles, listed.spread.clients
+        >>> rows, spread = list_accuracies(many, ["client-7", "client-9"])
+        >>> rows, spread.quartiles, spread.clients
         ({'client-7': 0.35, 'client-9': 0.45}, [24.9875, 49.975, 74.9625], 2000)
     """
     if len(accuracies) <= MOST_LISTED:
-        return ListedAccuracies(dict(accuracies), None)
+        return dict(accuracies), None
     present = set(took_part)
     rows: dict[str, float | None] = {
         name: each for name, each in accuracies.items() if each is not None and name in present
     }
     fairness = measure_fairness(accuracies.values())
     if fairness is None:
-        return ListedAccuracies(rows, None)
-    known = sorted(each for each in accuracies.values() if each is not None)
-    quartiles = [_quantile(known, share) for share in (0.25, 0.5, 0.75)]
-    return ListedAccuracies(rows, AccuracySpread(**dict(fairness), quartiles=quartiles))
+        return rows, None
+    known = [each for each in accuracies.values() if each is not None]
+    quartiles = numpy.quantile(known, [0.25, 0.5, 0.75]).round(4).tolist()
+    return rows, AccuracySpread(**dict(fairness), quartiles=quartiles)
 
 
 def mean_accuracy(record: Mapping[str, Any]) -> float | None:
@@ -209,10 +203,3 @@ def mean_accuracy(record: Mapping[str, Any]) -> float | None:
         return float(spread["mean"])
     known = [each for each in (record["accuracy_per_client"] or {}).values() if each is not None]
     return sum(known) / len(known) if known else None
-
-
-def _quantile(ascending: list[float], share: float) -> float:
-    place = share * (len(ascending) - 1)
-    below = int(place)
-    above = min(below + 1, len(ascending) - 1)
-    return round(ascending[below] + (place - below) * (ascending[above] - ascending[below]), 4)

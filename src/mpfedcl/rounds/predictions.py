@@ -362,14 +362,9 @@ class PersonalScorer:
 
     def bins(self, test: Test, predictor: PredictorName, num_clients: int) -> BinSums:
         """Return the calibration bins; empty ones for a prototype rule."""
-        kind, scores, size = (
-            PredictorKind.of(predictor),
-            self._on(test).scores,
-            len(self.tests.labels),
-        )
-        is_much = (
-            test == "global_test" and num_clients * size * scores.shape[1] > _MOST_BINNED_SCORES
-        )
+        kind, scores = PredictorKind.of(predictor), self._on(test).scores
+        size = num_clients * len(self.tests.labels) * scores.shape[1]
+        is_much = test == "global_test" and size > _MOST_BINNED_SCORES
         if kind.rule == "prototype" or is_much or not len(scores):
             return add_bins([])
         if kind.prior != "none":

@@ -74,10 +74,11 @@ def exchange_prototypes(
     device = next((each.vectors.device for each in rows.values()), torch.device("cpu"))
     reports: list[Any] = []
     found: dict[str, Prototypes] = {}
-    for part in peers.gather(pack_prototypes(report, rows)):
-        theirs, prototypes = unpack_prototypes(part)
+    for part in peers.gather(pack_named(json.dumps([report, list(rows)]), stack_prototypes(rows))):
+        header, tensors = unpack_named(part)
+        theirs, names = json.loads(header)
         reports.append(theirs)
-        found |= prototypes
+        found |= unstack_prototypes(names, tensors)
     return reports, {name: found[name].to(device) for name in sorted(found)}
 
 
@@ -90,18 +91,6 @@ def unpack_named(part: bytes) -> tuple[str, Tensors]:
     """Return what `pack_named` was given."""
     name, _, content = part.partition(b"\0")
     return name.decode(), load(content)
-
-
-def pack_prototypes(report: Any, rows: Mapping[str, Prototypes]) -> bytes:
-    """Return plain values and clients' prototypes as bytes."""
-    return pack_named(json.dumps([report, list(rows)]), stack_prototypes(rows))
-
-
-def unpack_prototypes(part: bytes) -> tuple[Any, dict[str, Prototypes]]:
-    """Return what `pack_prototypes` was given."""
-    header, tensors = unpack_named(part)
-    report, names = json.loads(header)
-    return report, unstack_prototypes(names, tensors)
 
 
 def stack_prototypes(rows: Mapping[str, Prototypes]) -> Tensors:

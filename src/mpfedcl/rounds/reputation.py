@@ -26,7 +26,7 @@ from torch import Tensor
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment.settings import ValidationSettings
-from mpfedcl.methods.messages import Broadcast, StackMember, Update
+from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.rounds.aggregation import Aggregator, Peers
 from mpfedcl.rounds.processors.clip import Clip, changes_of, squared_change
 
@@ -46,6 +46,7 @@ _GREATEST = 6.0
 """Largest number of standard deviations that a round may count."""
 
 
+@torch.no_grad()
 def sketch(changes: Tensors) -> Tensor:
     """Return a count sketch [4096] of norm 1; zeros for a change of zero.
 
@@ -55,7 +56,7 @@ def sketch(changes: Tensors) -> Tensor:
     found = torch.zeros(_SIZE, dtype=torch.float64)
     for name, value in changes.items():
         places, signs = _draw(name, value.numel())
-        found.index_add_(0, places, signs * value.detach().flatten().cpu().double())
+        found.index_add_(0, places, signs * value.flatten().cpu().double())
     norm = float(found.norm())
     return found / norm if norm else found
 
@@ -129,6 +130,7 @@ class RelativeBounds:
         self.reputations = reputations
         self._settings = settings
         self._stated = settings.stated_sizes
+        self.strictness = settings.strictness
         self.odd_factor = settings.odd_factor
         """Ratio to chance above which a client's class means are rejected."""
         self._most_samples = math.inf if median_size is None else settings.share_cap * median_size
@@ -139,14 +141,6 @@ class RelativeBounds:
         """Return the norm to which changes are clipped, given the norms of a round."""
         found = [each for each in norms if each > 0]
         return self._settings.clip_factor * median(found) if found else None
-
-    def trust(self, client: str, reputations: Mapping[str, float]) -> float:
-        """Return the share of a client's weight that counts, given its reputation."""
-        return trusted(reputations.get(client, 0.0), self._settings.strictness)
-
-    def compare_directions(self, sketches: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return all reputations after a round with these changes."""
-        return update_reputations(self.reputations, sketches, self._settings.strictness)
 
     def check_claim(self, client: str, num_samples: int) -> str | None:
         """Return why a client's statistics cannot count in full, as sums must, or None."""
@@ -208,7 +202,9 @@ class BoundedAggregation:
         if share < 1:
             self._note(SHARE, update)
         self._norms[update.client] = math.sqrt(squared_change(update.averaged, self._broadcast))
-        self._sketches[update.client] = _sketch(update, self._broadcast)
+        written = update.written_out().averaged
+        assert isinstance(written, dict)
+        self._sketches[update.client] = sketch(changes_of(written, self._broadcast))
         if self._clip is None:
             self._waiting.append((update, weight * share))
         else:
@@ -220,8 +216,13 @@ class BoundedAggregation:
             return
         self._is_settled = True
         if self._bounds is not None:
-            self._gather(peers)
-            self.reputations = self._bounds.compare_directions(self._sketches)
+            for part in peers.gather(json.dumps(self._norms).encode()) if peers else []:
+                self._norms |= json.loads(part)
+            for part in peers.gather(pack_tensors(self._sketches)) if peers else []:
+                self._sketches |= load(part)
+            self.reputations = update_reputations(
+                self._bounds.reputations, self._sketches, self._bounds.strictness
+            )
             limit = self._bounds.norm_limit(list(self._norms.values()))
             if self._clip is None and limit is not None:
                 self._clip = Clip(limit, NORM)
@@ -240,18 +241,11 @@ class BoundedAggregation:
         """Return remarks for the round's record, after `result`."""
         return self._rule.remarks()
 
-    def _gather(self, peers: Peers | None) -> None:
-        """Gather the norms and sketches of the clients in other processes."""
-        for part in peers.gather(json.dumps(self._norms).encode()) if peers else []:
-            self._norms |= json.loads(part)
-        for part in peers.gather(pack_tensors(self._sketches)) if peers else []:
-            self._sketches |= load(part)
-
     def _pass_on_trusted(
         self, update: Update, weight: float, reputations: Mapping[str, float]
     ) -> None:
         assert self._bounds is not None
-        trust = self._bounds.trust(update.client, reputations)
+        trust = trusted(reputations.get(update.client, 0.0), self._bounds.strictness)
         if trust < 1:
             self._note(DIRECTION, update)
         self._pass_on(update, weight * trust)
@@ -266,12 +260,3 @@ class BoundedAggregation:
 
     def _note(self, bound: str, update: Update) -> None:
         self.processed.setdefault(bound, []).append(update.client)
-
-
-@torch.no_grad()
-def _sketch(update: Update, broadcast: Broadcast) -> Tensor:
-    averaged = update.averaged
-    if isinstance(averaged, StackMember):
-        averaged = averaged.stack.tensors(averaged.index)
-    assert averaged is not None
-    return sketch(changes_of(averaged, broadcast))

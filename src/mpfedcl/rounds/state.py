@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Self
 
-import torch
 from pydantic import Field
 
 from mpfedcl.core.json_files import FileContent
@@ -82,16 +81,6 @@ class ArrivalState:
             models={version: each for version, each in self.models.items() if version in needed},
         )
 
-    def to(self, device: torch.device) -> Self:
-        """Return the state on a device."""
-        models = {
-            version: SentModel(
-                *({n: v.to(device) for n, v in part.items()} for part in (each.params, each.extra))
-            )
-            for version, each in self.models.items()
-        }
-        return replace(self, models=models)
-
     def tensors(self) -> Tensors:
         """Return the models as named tensors, for a checkpoint."""
         return {
@@ -128,20 +117,3 @@ class RoundState:
     """The time of the virtual clock, if there is one."""
     arrivals: ArrivalState | None = None
     """The clients under way of an asynchronous method."""
-
-    def to(self, device: torch.device) -> Self:
-        """Return the state on a device."""
-        return replace(
-            self,
-            server=Server(
-                *(
-                    {name: value.to(device) for name, value in part.items()}
-                    for part in (self.server.params, self.server.extra, self.server.private)
-                )
-            ),
-            prototypes={
-                name: (received, rows.to(device))
-                for name, (received, rows) in self.prototypes.items()
-            },
-            arrivals=None if self.arrivals is None else self.arrivals.to(device),
-        )

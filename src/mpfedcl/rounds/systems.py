@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from inspect import isabstract
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import numpy
 
@@ -219,7 +219,6 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
         )
     if not issubclass(method, Asynchronous):
         return
-    required = f"with {experiment.method}, which is asynchronous, it must be"
     if issubclass(method, SharesPrototypes) or not method.trains:
         raise InvalidInput(
             f"method is {experiment.method!r}, which is asynchronous; it must be an "
@@ -235,30 +234,23 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"method is {experiment.method!r}, which sends parts of a model and is asynchronous; "
             "it must be one or the other."
         )
+
+    def refuse(setting: str, allowed: str) -> NoReturn:
+        required = f"with {experiment.method}, which is asynchronous, it must be"
+        raise InvalidInput(f"{setting}; {required} {allowed}.")
+
     if experiment.asked_workers > 1:
-        raise InvalidInput(
-            f"workers is {experiment.workers}; {required} 1: clients answer one after the other."
-        )
+        refuse(f"workers is {experiment.workers}", "1: clients answer one after the other")
     if experiment.secure_aggregation:
-        raise InvalidInput(
-            f"secure_aggregation is on; {required} off: there is no round whose clients could be "
-            "summed."
-        )
-    if experiment.privacy.has_budget:
-        raise InvalidInput(
-            f"privacy.epsilon is {experiment.privacy.epsilon:g}; {required} left out: the budget "
-            "counts rounds, and here clients answer as often as they can."
-        )
+        refuse("secure_aggregation is on", "off: no round has clients that could be summed")
+    if experiment.privacy.epsilon is not None:
+        counts = "left out: the budget counts rounds, and here clients answer as often as they can"
+        refuse(f"privacy.epsilon is {experiment.privacy.epsilon:g}", counts)
     if experiment.aggregation.rule != "mean":
-        raise InvalidInput(
-            f"aggregation.rule is {experiment.aggregation.rule!r}; {required} mean: other rules "
-            "compare the clients of a round."
-        )
+        rule = f"aggregation.rule is {experiment.aggregation.rule!r}"
+        refuse(rule, "mean: other rules compare the clients of a round")
     if experiment.validation.bounds == "on":
-        raise InvalidInput(
-            f"validation.bounds is 'on'; {required} auto or off: bounds compare the clients of a "
-            "round."
-        )
+        refuse("validation.bounds is 'on'", "auto or off: bounds compare the clients of a round")
 
 
 def check_clock(method: type[Method], experiment: Experiment) -> None:

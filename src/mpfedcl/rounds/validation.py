@@ -23,7 +23,7 @@ from mpfedcl.gaussian import MemberSums
 from mpfedcl.methods import CollectsStatistics, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import Prototypes
-from mpfedcl.rounds.aggregation.geometric_median import weiszfeld
+from mpfedcl.rounds.aggregation.by_distances import weiszfeld
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.processors.clip import squared_change
 
@@ -57,14 +57,11 @@ class UpdateValidator:
         """Tensors with the shapes and types of the summed statistics."""
         self._sizes = sizes
         self._label_counts = label_counts
-        self._trains = method.trains
         self._is_private = method.experiment.privacy.has_budget
         self._max_images = method.experiment.network.max_images
-        self._may_withhold = method.may_withhold
         self._num_classes = method.num_classes
         self._dimension = assembly.model.embedding_size
         self._most_prototypes = prototype_rule(method).max_prototypes
-        self._shares_prototypes = isinstance(method, SharesPrototypes)
         self._max_norm = method.experiment.validation.max_norm
         # The norm of a unit vector may exceed 1 by rounding, and 1 may be the bound.
         self._max_prototype_norm = min(1.001 * self._max_norm, prototype_rule(method).max_norm)
@@ -117,7 +114,7 @@ class UpdateValidator:
             return f"{update.client!r} is not a client of this federation"
         if type(update.num_samples) is not int or update.num_samples != expected:
             return f"num_samples is {update.num_samples!r}; this client has {expected}"
-        if update.loss is None and (self._is_private or not self._trains):
+        if update.loss is None and (self._is_private or not self._method.trains):
             return None
         if type(update.loss) is not float or not math.isfinite(update.loss):
             return f"loss is {update.loss!r}; it must be finite"
@@ -129,7 +126,11 @@ class UpdateValidator:
         self, averaged: Tensors | StackMember | None, broadcast: Broadcast
     ) -> str | None:
         if averaged is None:
-            return None if self._may_withhold else "it withholds its update; this method never does"
+            return (
+                None
+                if self._method.may_withhold
+                else "it withholds its update; this method never does"
+            )
         squares = squared_change(averaged, broadcast)
         # The sum of squares is finite only if every value is: one pass serves both checks.
         if not math.isfinite(squares):
@@ -154,7 +155,7 @@ class UpdateValidator:
     def _check_prototypes(self, update: Update, dtype: torch.dtype) -> str | None:
         prototypes = update.prototypes
         count = prototypes.labels.shape[0] if prototypes.labels.ndim == 1 else -1
-        if count and not self._shares_prototypes:
+        if count and not isinstance(self._method, SharesPrototypes):
             return "prototypes came although the method shares none"
         for problem in (
             _check_tensor("labels", prototypes.labels, torch.Size([count]), torch.int64),

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self
 
+import torch
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -20,13 +21,14 @@ from safetensors.torch import load
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, read_bounded, write_atomically
 from mpfedcl.core.json_files import FileContent, load_json, validate_content
-from mpfedcl.core.tensors import Tensors, digest, pack_tensors
+from mpfedcl.core.tensors import Tensors, digest, pack_tensors, take_group
 from mpfedcl.methods import Server
 from mpfedcl.rounds.prototype_pool import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.state import ArrivalCounts, ArrivalState, RoundState
 
 _KEPT = 2
+_CPU = torch.device("cpu")
 _MOST_TENSOR_BYTES = 2**40
 """More than any machine reads at once: rejects devices and pipes, but no large model."""
 
@@ -69,15 +71,9 @@ class PackedCheckpoint:
         stem = f"round-{self.round:06d}"
         write_atomically(folder / f"{stem}.safetensors", self.tensors)
         # The hash comes first, followed by the content that it covers.
-        signature = json.dumps({"sha256": digest(self.manifest.encode(), self.tensors)})
-        signed = f"{signature[:-1]}, {self.manifest[1:]}"
+        signed = f'{{"sha256": "{_sign(self.manifest, self.tensors)}", {self.manifest[1:]}'
         write_atomically(folder / f"{stem}.json", signed.encode())
         _drop_others(folder, stem)
-
-
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; keep the one before and delete the others."""
-    pack_checkpoint(checkpoint).save(folder)
 
 
 def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
@@ -86,10 +82,10 @@ def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
     return packed.manifest.encode() + b"\n" + packed.tensors
 
 
-def checkpoint_from_bytes(content: bytes) -> Checkpoint:
+def checkpoint_from_bytes(content: bytes, device: torch.device = _CPU) -> Checkpoint:
     """Return the checkpoint that `checkpoint_to_bytes` packed."""
     manifest, _, tensors = content.partition(b"\n")
-    return _unpack(load(tensors), json.loads(manifest))
+    return _unpack(load(tensors), json.loads(manifest), device)
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
@@ -133,43 +129,44 @@ def _drop_others(folder: Path, newest: str) -> None:
             path.unlink()
 
 
-def _sign(manifest: dict[str, Any], content: bytes) -> str:
-    return digest(json.dumps(manifest).encode(), content)
+def _sign(manifest: str, tensors: bytes) -> str:
+    return digest(manifest.encode(), tensors)
 
 
-def load_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def load_checkpoint(
+    folder: Path, device: torch.device = _CPU
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and the problems of newer ones."""
     problems: list[str] = []
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
-            return _load(path), problems
+            return _load(path, device), problems
         except (OSError, ValueError, KeyError, InvalidInput, SafetensorError) as error:
             problems.append(f"{path.with_suffix('').name} is damaged ({error})")
     return None, problems
 
 
-def _load(path: Path) -> Checkpoint:
+def _load(path: Path, device: torch.device) -> Checkpoint:
     manifest = load_json(read_bounded(path))
     content = read_bounded(path.with_suffix(".safetensors"), _MOST_TENSOR_BYTES)
     signed = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-    if signed != _sign(manifest, content):
+    if signed != _sign(json.dumps(manifest), content):
         raise ValueError("its hash does not match")
     # The hash detects damage, not tampering: a run may come from a stranger.
     validate_content(manifest, _Manifest, "its manifest", strict=True)
-    return _unpack(load(content), manifest)
+    return _unpack(load(content), manifest, device)
 
 
-def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
-    def below(prefix: str) -> Tensors:
-        start = prefix + "/"
-        return {n.removeprefix(start): v for n, v in tensors.items() if n.startswith(start)}
-
+def _unpack(tensors: Tensors, manifest: dict[str, Any], device: torch.device) -> Checkpoint:
+    """Return a checkpoint with the server's state on a device; the engine places the clients'."""
+    clients = take_group(tensors, "clients/")
+    tensors = {n: v.to(device) for n, v in tensors.items() if not n.startswith("clients/")}
     received: dict[str, int] = manifest["received"]
-    rows = unstack_prototypes(list(received), below("prototypes"))
-    server = Server(below("params"), below("extra"), below("private"))
+    rows = unstack_prototypes(list(received), take_group(tensors, "prototypes/"))
+    server = Server(*(take_group(tensors, f"{part}/") for part in ("params", "extra", "private")))
     arrivals = None
     if (counts := manifest.get("arrivals")) is not None:
-        arrivals = ArrivalState.read(ArrivalCounts(**counts), below("sent"))
+        arrivals = ArrivalState.read(ArrivalCounts(**counts), take_group(tensors, "sent/"))
     state = RoundState(
         manifest["round"],
         server,
@@ -179,7 +176,7 @@ def _unpack(tensors: Tensors, manifest: dict[str, Any]) -> Checkpoint:
         virtual_seconds=manifest.get("virtual_seconds", 0.0),
         arrivals=arrivals,
     )
-    return Checkpoint(state, below("clients"), manifest["record"])
+    return Checkpoint(state, clients, manifest["record"])
 
 
 class BackgroundWriter:

@@ -74,7 +74,7 @@ class RunDirectory:
 
     def settle(self, named: str = "RUN") -> None:
         """Complete a change that a crash has interrupted, before files are read."""
-        if is_changing(self.path):
+        if (self.path / _CHANGE).is_dir():
             type(self).resume(self.path, named).close()
 
     def holds_run(self) -> bool:
@@ -205,22 +205,20 @@ class RunDirectory:
             unanswered={name: each for name, each in silent.items() if any(each)},
         )
         # On one line: one number per line would triple the size.
-        text = json.dumps(content.to_json(), allow_nan=False) + "\n"
-        write_atomically(self.path / "confusion.json", text.encode())
+        self.write_json("confusion.json", content.to_json(), indent=None)
 
     def write_partition(self, content: dict[str, Any]) -> None:
         """Write the partition without unknown fields."""
         if "table" in (compact := compact_table(content)):
             # On one line, to save megabytes of spaces.
-            text = json.dumps(compact, allow_nan=False) + "\n"
-            write_atomically(self.path / "partition.json", text.encode())
+            self.write_json("partition.json", compact, indent=None)
             return
         partition = Partition.model_validate(content)
         self.write_json("partition.json", partition.model_dump(mode="json", exclude_unset=True))
 
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
+    def write_json(self, name: str, content: dict[str, Any], indent: int | None = 2) -> None:
         """Write a JSON file."""
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        text = json.dumps(content, indent=indent, allow_nan=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -276,11 +274,6 @@ def pack_pool(pool: PrototypePool) -> bytes:
         "owners": pool.owners,
     }
     return pack_tensors(tensors, note=("names", json.dumps(pool.names)))
-
-
-def is_changing(path: Path) -> bool:
-    """Return whether a change has begun and is not complete."""
-    return (path / _CHANGE).is_dir()
 
 
 def change_files(path: Path, written: Mapping[str, bytes], removed: Collection[str] = ()) -> None:

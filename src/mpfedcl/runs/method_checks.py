@@ -282,11 +282,9 @@ def _check_engines(kind: type[Method]) -> None:
 
 
 def _check_checkpoint(kind: type[Method]) -> None:
-    whole = _make_loop(kind)
-    record = _run(whole, ROUNDS - 1).run_round(evaluate=False)
-    first = _make_loop(kind)
-    for _ in range(ROUNDS - 1):
-        record = first.run_round(evaluate=False)
+    whole = _run(_make_loop(kind))
+    first = _run(_make_loop(kind), ROUNDS - 2)
+    record = first.run_round(evaluate=False)
     saved = Checkpoint(first.state, first.engine.state(), record.to_json())
     try:
         opened = checkpoint_from_bytes(checkpoint_to_bytes(saved))

@@ -4,7 +4,6 @@ import json
 import platform
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -230,13 +229,7 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on."""
     packages = ("mpfedcl", "torch", "numpy", "scikit-learn")
-    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
-
-
-@cache
-def _version(package: str) -> str:
-    # Cached, because the lookup reads the package's files.
-    return version(package)
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def _total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.client_states import sync_states
-from mpfedcl.engines.workers import WorkerGroup
+from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
@@ -130,7 +130,7 @@ class RunLoop:
             self._round_loop.private.log = None
         folder = Path(os.fsdecode(self._group.broadcast()))
         content = self._group.broadcast()
-        checkpoint = checkpoint_from_bytes(content) if content else None
+        checkpoint = checkpoint_from_bytes(content, self._assembly.device) if content else None
         # Another machine may not have the folder; states then stay in memory.
         self._restore_checkpoint(checkpoint, folder if folder.parent.is_dir() else None)
         while self._has_next_round(True):
@@ -269,7 +269,7 @@ class RunLoop:
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
         """Restore the newest valid checkpoint, if any, and the records up to it."""
-        checkpoint, problems = load_checkpoint(directory.checkpoints)
+        checkpoint, problems = load_checkpoint(directory.checkpoints, self._assembly.device)
         for problem in problems:
             observer.on_warning(f"Checkpoint {problem}; returning to the one before.")
         if problems and checkpoint is None:
@@ -299,7 +299,7 @@ class RunLoop:
                 f"{shown} does not fit the experiment; it must be as the run wrote it, or the run "
                 "must be started again in a new folder."
             ) from None
-        self._round_loop.state = checkpoint.state.to(self._assembly.device)
+        self._round_loop.state = checkpoint.state
 
     def _fits(self, checkpoint: Checkpoint) -> bool:
         """Return whether the shapes of a checkpoint are those of this model."""

@@ -14,12 +14,12 @@ from mpfedcl.data.client_split import is_same_partition
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import DispatchingEngine, DistributedEngine, InProcessEngine
 from mpfedcl.engines.hardware import cap_threads, find_device
-from mpfedcl.engines.workers import WorkerGroup, assign_clients, is_worker, open_worker_group
+from mpfedcl.engines.worker_group import WorkerGroup, assign_clients, is_worker, open_worker_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous
 from mpfedcl.models import Model
 from mpfedcl.models.feature_cache import shared_inputs
-from mpfedcl.privacy.secure_aggregation.checks import (
+from mpfedcl.privacy.secure_aggregation import (
     check_enough_clients,
     describe_secure_aggregation,
 )
@@ -28,8 +28,9 @@ from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Callbacks, FinalModels, Observer, RunResult
-from mpfedcl.runs.plan import Facts, Plan, choose_workers, plan, plan_evaluation
+from mpfedcl.runs.plan import Plan, plan, plan_evaluation
 from mpfedcl.runs.run_loop import RunLoop
+from mpfedcl.runs.worker_count import choose_workers
 
 _WORKER = "mpfedcl.runs.worker"
 """The program that each worker process runs."""
@@ -53,7 +54,7 @@ def resume_simulation(
     """Resume a run from its newest valid checkpoint, with changed settings."""
     _refuse_in_worker()
     with RunDirectory.resume(path) as directory:
-        planned = plan(directory.read_experiment().replace(**changes), Facts(run=path))
+        planned = plan(directory.read_experiment().replace(**changes), run=path)
         with _prepare(planned, observer, callbacks) as (simulation, attach):
             return simulation.run(directory, attach(path, observer))
 
@@ -65,10 +66,27 @@ def _prepare(
     """Start the processes of a planned run, load its data, and yield it with its callbacks."""
     for notice in planned.notices:
         observer.on_warning(notice)
-    attach = callbacks.attach(planned.experiment)
-    notices: list[str] = []
-    with _lead_processes(planned.experiment, notices) as (experiment, group):
-        yield _Simulation(experiment, group, notices), attach
+    experiment = planned.experiment
+    attach, choice = callbacks.attach(experiment), choose_workers(experiment)
+    notices = choice.notices
+    try:
+        with ExitStack() as stack:
+            group = None
+            try:
+                opened = open_worker_group(choice.count, _WORKER, experiment.worker_timeout)
+                group = stack.enter_context(opened)
+            except (LostWorker, OSError) as error:
+                if experiment.workers != "auto":
+                    raise
+                notices = (f"1 worker: others could not be started ({error}).",)
+            experiment = experiment.replace(workers=1 if group is None else group.size)
+            if group is not None:
+                group.broadcast(experiment.to_toml().encode())
+            yield _Simulation(experiment, group, notices), attach
+    except RunCutShort:
+        raise
+    except LostWorker as error:
+        raise LostWorker(f"a worker was lost before the first round ({error}).") from None
 
 
 def follow() -> None:
@@ -176,36 +194,6 @@ def _refuse_in_worker() -> None:
             "this process is a worker of torchrun, which must start the command itself: torchrun "
             "-m mpfedcl run. In Python, set workers of the experiment."
         )
-
-
-@contextmanager
-def _lead_processes(
-    experiment: Experiment, notices: list[str]
-) -> Iterator[tuple[Experiment, WorkerGroup | None]]:
-    """Open a process group for an experiment and send the experiment to its workers.
-
-    `notices` collects notices about the number of workers.
-    """
-    choice = choose_workers(experiment)
-    notices += choice.notices
-    try:
-        with ExitStack() as stack:
-            group = None
-            try:
-                opened = open_worker_group(choice.count, _WORKER, experiment.worker_timeout)
-                group = stack.enter_context(opened)
-            except (LostWorker, OSError) as error:
-                if experiment.workers != "auto":
-                    raise
-                notices[:] = [f"1 worker: others could not be started ({error})."]
-            experiment = experiment.replace(workers=1 if group is None else group.size)
-            if group is not None:
-                group.broadcast(experiment.to_toml().encode())
-            yield experiment, group
-    except RunCutShort:
-        raise
-    except LostWorker as error:
-        raise LostWorker(f"a worker was lost before the first round ({error}).") from None
 
 
 def _load_in_turn(

@@ -14,7 +14,7 @@ def main() -> int:
     end_with_leader()
     # Only now: they take seconds to load, in which the leader may be killed.
     from mpfedcl.core.errors import InvalidInput, LostWorker
-    from mpfedcl.engines.workers import LOST_ANOTHER
+    from mpfedcl.engines.worker_group import LOST_ANOTHER
     from mpfedcl.runs.simulation import follow
 
     try:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mpfedcl.data.public.originals import (
     check_labels,
     find_files,
     find_or_unpack,
+    to_arrays,
     to_bytes,
 )
 from mpfedcl.data.samples import Indices
@@ -35,27 +35,16 @@ _MOST_IDX_BYTES = 4 * 2**30
 
 def read_mnist(source: OriginalsFolder) -> DomainArrays | None:
     """Read MNIST from its four files; None if none of them is there."""
-    # Some copies spell train-images.idx3-ubyte.
-    dotted = [name.replace("-idx", ".idx") for name in MNIST_FILES]
-    found = [
-        source.find_file(name, f"{name}.gz", other, f"{other}.gz")
-        for name, other in zip(MNIST_FILES, dotted, strict=True)
-    ]
-    there = [path for path in found if path is not None]
-    if not there:
+    paths = find_files(source, MNIST_FILES, _spell_mnist)
+    if paths is None:
         return None
-    if len(there) < len(found):
-        lacking = [name for name, path in zip(MNIST_FILES, found, strict=True) if path is None]
-        raise InvalidInput(
-            f"{source.root} has {there[0].name} but lacks {', '.join(lacking)} (plain or .gz); all "
-            "four must be there."
-        )
-    train_images, train_labels, test_images, test_labels = there
-    return DomainArrays(
-        "mnist",
-        *_read_pair(train_images, train_labels),
-        *_read_pair(test_images, test_labels),
-    )
+    return to_arrays(_read_pair(*paths[:2]), _read_pair(*paths[2:]))
+
+
+def _spell_mnist(name: str) -> list[str]:
+    # Some copies spell train-images.idx3-ubyte.
+    dotted = name.replace("-idx", ".idx")
+    return [name, f"{name}.gz", dotted, f"{dotted}.gz"]
 
 
 def _read_pair(images: Path, labels: Path) -> tuple[Images, Indices]:
@@ -108,7 +97,7 @@ def read_mnist_m(source: OriginalsFolder) -> DomainArrays | None:
     )
     if paths is None:
         return None
-    return DomainArrays("mnist_m", *_read_listed_images(paths[0]), *_read_listed_images(paths[1]))
+    return to_arrays(_read_listed_images(paths[0]), _read_listed_images(paths[1]))
 
 
 def _read_listed_images(label_file: Path) -> tuple[Images, Indices]:
@@ -162,20 +151,16 @@ def read_svhn(source: OriginalsFolder) -> DomainArrays | None:
     paths = find_files(source, SVHN_FILES)
     if paths is None:
         return None
-    parts = [_read_matlab(path, range(1, 11)) for path in paths]
-    (train_images, train_labels), (test_images, test_labels) = parts
-    return DomainArrays("svhn", train_images, train_labels % 10, test_images, test_labels % 10)
+    train, test = (_read_matlab(path, range(1, 11)) for path in paths)
+    return to_arrays((train[0], train[1] % 10), (test[0], test[1] % 10))
 
 
 def read_synth(source: OriginalsFolder) -> DomainArrays | None:
     """Read SynthDigits from its files or its zip archive; None without them."""
-    paths = find_or_unpack(
-        source, SYNTH_FILES, [SYNTH_ARCHIVE], lambda path: path.name in SYNTH_FILES
-    )
+    paths = find_or_unpack(source, SYNTH_FILES, [SYNTH_ARCHIVE])
     if paths is None:
         return None
-    parts = [_read_matlab(path, range(10)) for path in paths]
-    return DomainArrays("synth", *parts[0], *parts[1])
+    return to_arrays(_read_matlab(paths[0], range(10)), _read_matlab(paths[1], range(10)))
 
 
 def _read_matlab(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
@@ -214,7 +199,7 @@ def read_usps(source: OriginalsFolder) -> DomainArrays | None:
     paths = find_files(source, USPS_FILES)
     if paths is None:
         return None
-    return DomainArrays("usps", *_read_libsvm(paths[0]), *_read_libsvm(paths[1]))
+    return to_arrays(_read_libsvm(paths[0]), _read_libsvm(paths[1]))
 
 
 def _read_libsvm(path: Path) -> tuple[Images, Indices]:
@@ -247,45 +232,36 @@ def read_femnist(source: OriginalsFolder) -> DomainArrays | None:
         source.find_folder([name], _holds_json) for name in ("train", "test", "all_data")
     )
     if train is None and test is None:
-        return None if whole is None else _join_writers(_read_writers(whole), None, whole)
+        return None if whole is None else _join_writers("train", _read_writers(whole))
     if train is None or test is None:
         lacking = "train" if train is None else "test"
         raise InvalidInput(
             f"{source.root} has no folder {lacking} with *.json; both train and test must be there "
             "(LEAF's preprocess.sh -t sample writes them)."
         )
-    return _join_writers(_read_writers(train), _read_writers(test), test)
+    trained, tested = _read_writers(train), _read_writers(test)
+    strange = sorted(tested.keys() - trained.keys())
+    if strange:
+        raise InvalidInput(
+            f"{test} has the writer {strange[0]!r}, which has no training samples; each writer's "
+            "own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
+        )
+    return _join_writers("train", trained) | _join_writers("test", tested)
 
 
 def _holds_json(folder: Path) -> bool:
     return any(folder.glob("*.json"))
 
 
-def _join_writers(train: _Samples, test: _Samples | None, where: Path) -> DomainArrays:
+def _join_writers(part: str, samples: _Samples) -> DomainArrays:
     """Return all writers' samples one after the other, in order of name."""
-    strange = sorted(set(test or ()) - set(train))
-    if strange:
-        raise InvalidInput(
-            f"{where} has the writer {strange[0]!r}, which has no training samples; each "
-            "writer's own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
-        )
-    images, labels, clients = _flatten_writers(train)
-    domain = DomainArrays("femnist", images, labels, train_clients=clients)
-    if not test:
-        return domain
-    images, labels, clients = _flatten_writers(test)
-    return replace(domain, test_images=images, test_labels=labels, test_clients=clients)
-
-
-def _flatten_writers(samples: _Samples) -> tuple[Images, Indices, Any]:
     names = sorted(samples)
     images, labels = zip(*(samples[name] for name in names), strict=True)
-    counts = [len(each) for each in labels]
-    return (
-        numpy.concatenate(images),
-        numpy.concatenate(labels),
-        numpy.repeat(numpy.array(names), counts),
-    )
+    return {
+        f"x_{part}": numpy.concatenate(images),
+        f"y_{part}": numpy.concatenate(labels).astype(numpy.uint8),
+        f"clients_{part}": numpy.repeat(numpy.array(names), [len(each) for each in labels]),
+    }
 
 
 def _read_writers(folder: Path) -> _Samples:

@@ -13,9 +13,9 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -51,7 +51,12 @@ def unpack_archive(archive: Path, folder: Path, is_wanted: MemberFilter) -> Path
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             with content() as source, target.open("wb") as file:
-                _copy(source, file, size, archive, name)
+                shutil.copyfileobj(source, file)
+            if target.stat().st_size != size:
+                raise InvalidInput(
+                    f"{archive} holds {name!r} in another size than the {size:,} bytes it "
+                    "declares; it must be a whole archive."
+                )
     return folder
 
 
@@ -64,21 +69,6 @@ def _check_name(archive: Path, name: str) -> PurePosixPath:
             "in it must be relative and without '..'."
         )
     return path
-
-
-def _copy(source: IO[bytes], file: IO[bytes], size: int, archive: Path, name: str) -> None:
-    """Copy exactly the declared number of bytes."""
-    left = size
-    while piece := source.read(min(2**20, left + 1)):
-        left -= len(piece)
-        if left < 0:
-            break
-        file.write(piece)
-    if left != 0:
-        raise InvalidInput(
-            f"{archive} holds {name!r} in another size than the {size:,} bytes it declares; it "
-            "must be a whole archive."
-        )
 
 
 @contextmanager
@@ -133,16 +123,14 @@ class OriginalsFolder:
 
     root: Path
     scratch: Path
-    levels: tuple[tuple[Path, ...], ...]
-    """The root, the folders in it, and the folders in those."""
 
-    @classmethod
-    def open(cls, root: Path, scratch: Path) -> "OriginalsFolder":
-        """List the folders of a source."""
-        levels: list[tuple[Path, ...]] = [(root,)]
+    @cached_property
+    def levels(self) -> list[list[Path]]:
+        """The root, the folders in it, and the folders in those."""
+        levels = [[self.root]]
         for _ in range(DEPTH):
-            levels.append(tuple(inner for folder in levels[-1] for inner in list_folders(folder)))
-        return cls(root, scratch, tuple(levels))
+            levels.append([inner for folder in levels[-1] for inner in list_folders(folder)])
+        return levels
 
     def find_file(self, *names: str) -> Path | None:
         """Return the file that has one of the names: the highest place, then the first name."""
@@ -165,7 +153,7 @@ class OriginalsFolder:
         """Return the content of an archive as a source of its own."""
         folder = self.scratch / archive.name
         folder.mkdir(parents=True, exist_ok=True)
-        return OriginalsFolder.open(unpack_archive(archive, folder, wanted), self.scratch)
+        return OriginalsFolder(unpack_archive(archive, folder, wanted), self.scratch)
 
 
 def _single(found: list[Path]) -> Path:
@@ -185,16 +173,21 @@ def list_folders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names) if not name.startswith(".")]
 
 
-def find_files(source: OriginalsFolder, names: Sequence[str]) -> list[Path] | None:
+def find_files(
+    source: OriginalsFolder,
+    names: Sequence[str],
+    spellings: Callable[[str], Sequence[str]] = lambda name: (name,),
+) -> list[Path] | None:
     """Return files that belong together, in order; None if none of them is there."""
-    found = {name: path for name in names if (path := source.find_file(name)) is not None}
-    lacking = [name for name in names if name not in found]
-    if found and lacking:
+    found = {name: source.find_file(*spellings(name)) for name in names}
+    there = [path for path in found.values() if path is not None]
+    lacking = [name for name, path in found.items() if path is None]
+    if there and lacking:
         raise InvalidInput(
-            f"{source.root} has {next(iter(found))} but lacks {', '.join(lacking)}; all of them "
-            "must be there."
+            f"{source.root} has {there[0].name} but lacks {', '.join(lacking)}; all of them must "
+            "be there."
         )
-    return list(found.values()) or None
+    return there or None
 
 
 def find_or_unpack(
@@ -254,26 +247,24 @@ SCRATCH = ".preparing"
 sets passes hidden entries over."""
 
 
-@dataclass(frozen=True)
-class DomainArrays:
-    """The images of one domain; the test part is None without an official split."""
-
-    name: str
-    train_images: Images
-    train_labels: Indices
-    test_images: Images | None = None
-    test_labels: Indices | None = None
-    train_clients: NDArray[numpy.str_] | None = None
-    """The client of each training image if the domain holds several clients, else None."""
-    test_clients: NDArray[numpy.str_] | None = None
+DomainArrays = dict[str, Any]
+"""A domain kept as an archive: its arrays by name, as `npz_archive` reads them."""
 
 
 @dataclass(frozen=True)
 class DomainFolders:
     """A domain kept as image files: the files of each class."""
 
-    name: str
     classes: Mapping[str, Sequence[Path]]
+
+
+def to_arrays(train: tuple[Images, Indices], test: tuple[Images, Indices]) -> DomainArrays:
+    """Return the images and labels of a domain with an official split."""
+    parts = {"train": train, "test": test}
+    return {
+        **{f"x_{part}": images for part, (images, _) in parts.items()},
+        **{f"y_{part}": labels.astype(numpy.uint8) for part, (_, labels) in parts.items()},
+    }
 
 
 @contextmanager
@@ -298,43 +289,31 @@ def is_prepared(folder: Path, domain: str) -> bool:
     return (folder / f"{domain}.npz").is_file() or (folder / domain).is_dir()
 
 
-def write_domain(folder: Path, scratch: Path, domain: DomainArrays | DomainFolders) -> None:
+def write_domain(
+    folder: Path, scratch: Path, name: str, domain: DomainArrays | DomainFolders
+) -> None:
     """Write a domain to the scratch folder and rename it into place, replacing an older one."""
-    if isinstance(domain, DomainArrays):
-        beside, place = _write_archive(scratch, domain), folder / f"{domain.name}.npz"
-        old = folder / domain.name
+    place, old = folder / f"{name}.npz", folder / name
+    beside = scratch / f"{name}.new"
+    if isinstance(domain, DomainFolders):
+        place, old = old, place
+        _write_folders(beside, domain)
     else:
-        beside, place = _write_folders(scratch, domain), folder / domain.name
-        old = folder / f"{domain.name}.npz"
+        with beside.open("wb") as file:
+            # Not compressed: disk is spent once, decompression would be spent by every run.
+            numpy.savez(file, **domain)
+            file.flush()
+            os.fsync(file.fileno())
     # A folder cannot be renamed over another one that holds something, so that it steps aside.
     for number, before in enumerate((old, place)):
         if before.is_dir():
-            before.rename(scratch / f"{domain.name}.old.{number}")
+            before.rename(scratch / f"{name}.old.{number}")
     beside.replace(place)
     old.unlink(missing_ok=True)
     sync_folder(folder)
 
 
-def _write_archive(scratch: Path, domain: DomainArrays) -> Path:
-    arrays: dict[str, Any] = {
-        "x_train": domain.train_images,
-        "y_train": domain.train_labels.astype(numpy.uint8),
-        "clients_train": domain.train_clients,
-        "x_test": domain.test_images,
-        "y_test": None if domain.test_labels is None else domain.test_labels.astype(numpy.uint8),
-        "clients_test": domain.test_clients,
-    }
-    beside = scratch / f"{domain.name}.npz"
-    with beside.open("wb") as file:
-        # Not compressed: disk is spent once, decompression would be spent by every run.
-        numpy.savez(file, **{key: array for key, array in arrays.items() if array is not None})
-        file.flush()
-        os.fsync(file.fileno())
-    return beside
-
-
-def _write_folders(scratch: Path, domain: DomainFolders) -> Path:
-    beside = scratch / f"{domain.name}.new"
+def _write_folders(beside: Path, domain: DomainFolders) -> None:
     for class_name, images in domain.classes.items():
         (beside / class_name).mkdir(parents=True)
         for image in images:
@@ -344,4 +323,3 @@ def _write_folders(scratch: Path, domain: DomainFolders) -> Path:
                 os.fsync(file.fileno())
         sync_folder(beside / class_name)
     sync_folder(beside)
-    return beside

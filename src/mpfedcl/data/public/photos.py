@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy
@@ -18,6 +17,7 @@ from mpfedcl.data.public.originals import (
     find_files,
     find_or_unpack,
     list_folders,
+    to_arrays,
 )
 from mpfedcl.data.samples import Indices
 from mpfedcl.experiment.datasets import find_specification
@@ -27,63 +27,47 @@ _PIXELS = 3 * _CIFAR_SIDE * _CIFAR_SIDE
 _MOST_CIFAR_BYTES = 2**30
 
 
-@dataclass(frozen=True)
-class CifarFiles:
-    """The files of one of the two sets, and the labels at the beginning of each record."""
-
-    name: str
-    train: tuple[str, ...]
-    test: str
-    archive: str
-    labels: tuple[tuple[str, int], ...]
-    """The name of each label and its number of values; the last one is the class."""
-
-    @property
-    def looked_for(self) -> str:
-        """The files to provide."""
-        return f"{', '.join((*self.train, self.test))}, or {self.archive}"
+CIFAR_10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+CIFAR_10_ARCHIVE = "cifar-10-binary.tar.gz"
+CIFAR_100_FILES = ("train.bin", "test.bin")
+CIFAR_100_ARCHIVE = "cifar-100-binary.tar.gz"
 
 
-CIFAR_10 = CifarFiles(
-    "cifar10",
-    tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test_batch.bin",
-    "cifar-10-binary.tar.gz",
-    (("class", 10),),
-)
-CIFAR_100 = CifarFiles(
-    "cifar100",
-    ("train.bin",),
-    "test.bin",
-    "cifar-100-binary.tar.gz",
-    (("superclass", 20), ("class", 100)),
-)
+def read_cifar_10(source: OriginalsFolder) -> DomainArrays | None:
+    """Read CIFAR-10 from its files or its archive; None without them."""
+    return _read_cifar(find_or_unpack(source, CIFAR_10_FILES, [CIFAR_10_ARCHIVE]), [10])
 
 
-def read_cifar(source: OriginalsFolder, files: CifarFiles) -> DomainArrays | None:
-    """Read a set from its files or its archive; None without them."""
-    paths = find_or_unpack(source, (*files.train, files.test), [files.archive])
+def read_cifar_100(source: OriginalsFolder) -> DomainArrays | None:
+    """Read CIFAR-100 with its fine labels; a record has one of 20 superclasses first."""
+    return _read_cifar(find_or_unpack(source, CIFAR_100_FILES, [CIFAR_100_ARCHIVE]), [20, 100])
+
+
+def _read_cifar(paths: list[Path] | None, classes: Sequence[int]) -> DomainArrays | None:
+    """Read files of which the last is the test set."""
     if paths is None:
         return None
-    parts = [_read_records(path, files.labels) for path in paths]
-    *train, test = parts
+    *train, test = (_read_records(path, classes) for path in paths)
     images, labels = (numpy.concatenate(each) for each in zip(*train, strict=True))
-    return DomainArrays(files.name, images, labels, *test)
+    return to_arrays((images, labels), test)
 
 
-def _read_records(path: Path, kinds: Sequence[tuple[str, int]]) -> tuple[Images, Indices]:
-    """Read records of label bytes and 32 x 32 red, green and blue planes."""
-    size, length = path.stat().st_size, len(kinds) + _PIXELS
+def _read_records(path: Path, classes: Sequence[int]) -> tuple[Images, Indices]:
+    """Read records of label bytes and 32 x 32 red, green and blue planes.
+
+    `classes` is the number of values of each label byte; the last one is the class.
+    """
+    size, length = path.stat().st_size, len(classes) + _PIXELS
     if size == 0 or size % length or size > _MOST_CIFAR_BYTES:
         raise InvalidInput(
             f"{path} has {size:,} bytes; it must be whole records of {length:,} bytes, one or more "
             f"and at most {_MOST_CIFAR_BYTES:,} bytes in all."
         )
     records = numpy.fromfile(path, numpy.uint8).reshape(-1, length)
-    for column, (_, count) in enumerate(kinds):
+    for column, count in enumerate(classes):
         # Superclasses are not kept; one beyond its range shows that the file is another.
         labels = check_labels(records[:, column], range(count), path, len(records))
-    planes = records[:, len(kinds) :].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
+    planes = records[:, len(classes) :].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
     return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
 
 
@@ -138,7 +122,7 @@ def read_office_domain(source: OriginalsFolder, domain: str) -> DomainFolders | 
         )
     # Decoded once and thrown away: a broken file should be named now, not by the first run.
     read_image_files([path for paths in classes.values() for path in paths], image_size=8)
-    return DomainFolders(domain, {name: classes[name] for name in OFFICE_CLASSES})
+    return DomainFolders({name: classes[name] for name in OFFICE_CLASSES})
 
 
 def name_class(folder: str) -> str | None:
@@ -211,9 +195,9 @@ def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainArrays 
     size = (_DOMAINNET_SIDE, _DOMAINNET_SIDE)
     decoded = resize_images(read_image_files(list(positions), size[0]), size, is_color=True)
     images: Images = decoded[[positions[path] for path in (*train, *test)]]
-    ends = len(train)
-    return DomainArrays(
-        domain, images[:ends], _label_by_folder(train), images[ends:], _label_by_folder(test)
+    count = len(train)
+    return to_arrays(
+        (images[:count], _label_by_folder(train)), (images[count:], _label_by_folder(test))
     )
 
 

@@ -58,9 +58,17 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         )
         for name in photos.DOMAINNET_DOMAINS
     },
-    **{
-        files.name: {files.name: _Recipe(partial(photos.read_cifar, files=files), files.looked_for)}
-        for files in (photos.CIFAR_10, photos.CIFAR_100)
+    "cifar10": {
+        "cifar10": _Recipe(
+            photos.read_cifar_10,
+            f"{', '.join(photos.CIFAR_10_FILES)}, or {photos.CIFAR_10_ARCHIVE}",
+        )
+    },
+    "cifar100": {
+        "cifar100": _Recipe(
+            photos.read_cifar_100,
+            f"{', '.join(photos.CIFAR_100_FILES)}, or {photos.CIFAR_100_ARCHIVE}",
+        )
     },
     "femnist": {"femnist": _Recipe(digits.read_femnist, digits.FEMNIST_FILES)},
 }
@@ -112,7 +120,7 @@ def prepare_set(
                 continue
             recipe = _RECIPES[name][domain]
             try:
-                read = recipe.read(OriginalsFolder.open(source, scratch))
+                read = recipe.read(OriginalsFolder(source, scratch))
             except OSError as error:
                 raise InvalidInput(
                     f"{error.filename or source} cannot be used ({error.strerror or error}); the "
@@ -121,7 +129,7 @@ def prepare_set(
             if read is None:
                 outcome.missing[domain] = recipe.looked_for
                 continue
-            write_domain(folder, scratch, read)
+            write_domain(folder, scratch, domain, read)
             outcome.prepared[domain] = _describe(read)
     return outcome
 
@@ -130,11 +138,11 @@ def _describe(domain: DomainArrays | DomainFolders) -> str:
     if isinstance(domain, DomainFolders):
         num_images = sum(len(images) for images in domain.classes.values())
         return f"{num_images:,} images of {len(domain.classes)} classes"
-    height, width = domain.train_images.shape[1:3]
-    color = "gray" if domain.train_images.ndim == 3 else "RGB"
-    counts = f"{len(domain.train_labels):,}"
-    if domain.test_labels is not None:
-        counts += f" training and {len(domain.test_labels):,} test"
-    clients = domain.train_clients
+    images, clients = domain["x_train"], domain.get("clients_train")
+    height, width = images.shape[1:3]
+    color = "gray" if images.ndim == 3 else "RGB"
+    counts = f"{len(images):,}"
+    if "x_test" in domain:
+        counts += f" training and {len(domain['x_test']):,} test"
     written = "" if clients is None else f" by {len(numpy.unique(clients)):,} writers"
     return f"{counts} images{written}, {height} x {width} {color}"

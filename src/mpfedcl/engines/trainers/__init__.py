@@ -90,13 +90,19 @@ class TrainerChoice:
             return [(self._loop, tasks)]
         if engine == "stacked":
             return [(self._stacked, tasks)]
-        layers = self._find_layers(tasks[0], received)
+        if not self._looked:
+            self._looked = True
+            self._layers = find_layers(self._method, self._model, tasks[0], received)
+        layers = self._layers
         self._factored.layers = self._direct.layers = layers or ()
         can_factor = layers is not None and self._can_factor(tasks)
         if engine == "factored":
             first = self._factored if can_factor else self._stacked
             return [(self._loop if first.name in self._failed else first, tasks)]
-        few = [task for task in tasks if can_factor and self._num_rows(task) <= MOST_ROWS]
+        epochs = self._experiment.train.epochs
+        few = [
+            task for task in tasks if can_factor and epochs * len(task.client.labels) <= MOST_ROWS
+        ]
         if len(few) < LEAST_TOGETHER:
             few = []
         names = {task.client.name for task in few}
@@ -143,15 +149,6 @@ class TrainerChoice:
                 f"({_shorten(error)}): CONTRIBUTING.md, under Add a method, says what a loss may "
                 "do under torch.func.vmap, and --engine loop trains without it."
             ) from error
-
-    def _find_layers(self, task: ClientTask, received: object) -> tuple[Layer, ...] | None:
-        if not self._looked:
-            self._looked = True
-            self._layers = find_layers(self._method, self._model, task, received)
-        return self._layers
-
-    def _num_rows(self, task: ClientTask) -> int:
-        return self._experiment.train.epochs * len(task.client.labels)
 
 
 def _shorten(error: Exception) -> str:

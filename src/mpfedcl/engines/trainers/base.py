@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import ClassVar, Protocol
+from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.experiment import Experiment
+from mpfedcl.methods import LocalTraining
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly
@@ -23,17 +24,18 @@ def draw_batches(
     client: ClientData,
     experiment: Experiment,
     round_number: int,
-    *,
-    epochs: int | None = None,
-    repeats: int = 1,
+    training: LocalTraining | None = None,
 ) -> list[Tensor]:
     """Return the samples of each step: a new order in each epoch, and a shorter last batch.
 
-    Without `epochs`, those of the experiment are used; each batch serves `repeats` steps.
+    Without `training`, each batch of the experiment's epochs serves one step.
     """
+    epochs, repeats = experiment.train.epochs, 1
+    if training is not None:
+        epochs, repeats = training.epochs, training.repeats
     size = min(len(client.labels), experiment.train.batch_size)
     batches: list[Tensor] = []
-    for epoch in range(experiment.train.epochs if epochs is None else epochs):
+    for epoch in range(epochs):
         key = generator(experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.labels.device)
         batches += [batch for batch in torch.split(order, size) for _ in range(repeats)]
@@ -80,14 +82,12 @@ def make_schedule(
     clients: Sequence[ClientData],
     experiment: Experiment,
     round_number: int | Sequence[int],
-    *,
-    epochs: int | None = None,
-    repeats: int = 1,
+    training: LocalTraining | None = None,
 ) -> Schedule:
     """Return the steps of several clients together, in one round or in a round for each client."""
     rounds = [round_number] * len(clients) if isinstance(round_number, int) else round_number
     drawn = [
-        (draw_batches(each, experiment, number, epochs=epochs, repeats=repeats), each)
+        (draw_batches(each, experiment, number, training), each)
         for each, number in zip(clients, rounds, strict=True)
     ]
     drawn.sort(key=lambda each: len(each[0]), reverse=True)
@@ -109,32 +109,33 @@ def make_schedule(
     )
 
 
-class TrainedClients(Protocol):
+class TrainedClients(ABC):
     """Some clients after their local training, in the order of `names`."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        """The clients."""
+    names: Sequence[str]
+    losses: Sequence[float]
+    """Mean training loss of each client."""
+    states: Sequence[Tensors]
+    """The state that each client keeps for the next round, next to parameters."""
 
-    @property
-    def losses(self) -> Sequence[float]:
-        """Mean training loss of each client."""
+    def __len__(self) -> int:
+        return len(self.names)
 
-    @property
-    def states(self) -> Sequence[Tensors]:
-        """The state that each client keeps for the next round, next to parameters."""
-
+    @abstractmethod
     def averaged(self, index: int) -> Tensors | StackMember | None:
         """Return the tensors of a client to be averaged; None if the client withholds them."""
 
+    @abstractmethod
     def params(self, index: int) -> Tensors:
         """Return the whole model of a client."""
 
+    @abstractmethod
     def embed(self) -> list[Tensor]:
         """Return every client's embeddings of its own training samples, in their order."""
 
-    def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embeddings and logits [models, B, ...] of clients `first` to `last` on inputs."""
+    @abstractmethod
+    def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings and logits [models, B, ...] of some clients' models on inputs."""
 
 
 def distinct_groups(groups: Iterable[TrainedClients]) -> list[TrainedClients]:
@@ -146,29 +147,14 @@ def predict_clients(
     group: TrainedClients, evaluator: Evaluator, wanted: Collection[str]
 ) -> Iterator[tuple[str, Predictions]]:
     """Yield the predictions of the wanted clients; few are held at a time."""
-    for first, last in find_ranges(group.names, wanted, evaluator.models_at_once):
-
-        def apply(inputs: Tensor, first: int = first, last: int = last) -> tuple[Tensor, Tensor]:
-            return group.predict(first, last, inputs)
-
-        yield from zip(group.names[first:last], evaluator.predict(apply), strict=True)
-
-
-def find_ranges(
-    names: Sequence[str], wanted: Collection[str], longest: int
-) -> Iterator[tuple[int, int]]:
-    """Yield the places of the wanted names as ranges, none longer than `longest`."""
-    first = None
-    for place, name in enumerate([*names, None]):
-        is_wanted = name is not None and name in wanted
-        if first is not None and (not is_wanted or place - first == longest):
-            yield first, place
-            first = None
-        if first is None and is_wanted:
-            first = place
+    places = [place for place, name in enumerate(group.names) if name in wanted]
+    for first in range(0, len(places), evaluator.models_at_once):
+        some = places[first : first + evaluator.models_at_once]
+        names = [group.names[place] for place in some]
+        yield from zip(names, evaluator.predict(partial(group.predict, some)), strict=True)
 
 
-class TrainedClient:
+class TrainedClient(TrainedClients):
     """One client with a model of its own."""
 
     def __init__(
@@ -201,13 +187,13 @@ class TrainedClient:
         """Return the embeddings of the client's training samples."""
         return [self._model.apply(self._params, self._client.inputs)[0]]
 
-    def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [1, B, ...]."""
         embeddings, logits = self._model.apply(self._params, inputs)
         return embeddings.unsqueeze(0), logits.unsqueeze(0)
 
 
-class TrainedStack:
+class TrainedStack(TrainedClients):
     """Several clients whose models are stacked: each parameter is one [clients, ...] tensor.
 
     `starts` are the shared parameters as each client received them; `finished` are the tensors that
@@ -252,15 +238,12 @@ class TrainedStack:
             for params, client in zip(models, self._clients, strict=True)
         ]
 
-    def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...]."""
-        some = {name: value[first:last] for name, value in self._params.items()}
-        return self._model.apply_many(some, inputs)
+        params = {name: value[list(some)] for name, value in self._params.items()}
+        return self._model.apply_many(params, inputs)
 
     # As `messages.UpdateStack`
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     @cached_property
     def template(self) -> Tensors:

@@ -46,11 +46,9 @@ class StartingParameters:
 
     def __init__(self, method: Method, starts: Sequence[Tensors]) -> None:
         self.common = {n: v for n, v in starts[0].items() if method.shared(n)}
-        self.own = {
-            n: torch.stack([start[n] for start in starts])
-            for n in starts[0]
-            if n not in self.common
-        }
+        self.own = stack_tensors(
+            [{n: v for n, v in start.items() if n not in self.common} for start in starts]
+        )
 
     def first(self, count: int) -> Tensors:
         """Return the own parameters of the first clients."""
@@ -58,11 +56,9 @@ class StartingParameters:
 
     def stacked(self, name: str, count: int) -> Tensor:
         """Return a parameter as [clients, ...]."""
-        return (
-            self.own[name]
-            if name in self.own
-            else self.common[name].expand(count, *(-1,) * self.common[name].dim())
-        )
+        if name in self.own:
+            return self.own[name]
+        return self.common[name].expand(count, *(-1,) * self.common[name].dim())
 
 
 class Factors:
@@ -96,14 +92,12 @@ class Factors:
             assert weight is not None
             fan_out, fan_in = weight.shape[-2:]
             # Zeros, because a client that has finished leaves the rows of later steps as they are.
-            self.rows[layer.weight] = (
-                self.inputs
-                if layer.takes_inputs
-                else weight.new_zeros(count, self.num_rows, fan_in)
-            )
             self.slopes[layer.weight] = weight.new_zeros(count, self.num_rows, fan_out)
             if layer.takes_inputs:
+                self.rows[layer.weight] = self.inputs
                 self.projected[layer.weight] = self.inputs @ weight.mT
+            else:
+                self.rows[layer.weight] = weight.new_zeros(count, self.num_rows, fan_in)
             if layer.bias is not None:
                 self.biases[layer.bias] = start.stacked(layer.bias, count).clone()
         self._descent = MomentumSGD(self.biases, lr, momentum) if self.biases else None
@@ -266,13 +260,13 @@ def is_smaller_written_out(factors: Factors) -> bool:
     return weights < factors.num_rows * sum(fan_in + fan_out for fan_in, fan_out in shapes)
 
 
-class TrainedFactors:
+class TrainedFactors(TrainedClients):
     """Several clients as their rows and slopes."""
 
     def __init__(self, model: Model, factors: Factors, losses: Sequence[float]) -> None:
         self.names = [client.name for client in factors.schedule.clients]
         self.losses = losses
-        self.states: Sequence[Tensors] = [{}] * len(self.names)
+        self.states = [{}] * len(self.names)
         self._model = model
         self.factors = factors
         self._start = factors.start
@@ -302,9 +296,9 @@ class TrainedFactors:
             found.append(own)
         return found
 
-    def predict(self, first: int, last: int, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...]."""
-        return self._predict(slice(first, last), inputs, None)
+        return self._predict(list(some), inputs, None)
 
     def to_stack(self) -> TrainedStack:
         """Return the same clients with their models written out."""
@@ -318,9 +312,6 @@ class TrainedFactors:
         )
 
     # As `messages.UpdateStack`
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     @property
     def template(self) -> Tensors:
@@ -379,7 +370,7 @@ class TrainedFactors:
         return {n: v.squeeze(0) for n, v in params.items()} if squeeze else params
 
     def _predict(
-        self, some: slice, inputs: Tensor, projected: Tensors | None
+        self, some: slice | list[int], inputs: Tensor, projected: Tensors | None
     ) -> tuple[Tensor, Tensor]:
         """Run the models on common inputs, or each on its own with their known products."""
         factors = self.factors

@@ -34,13 +34,8 @@ class LoopTrainer(Trainer):
         context = Context(self._model.apply, task.start, received, task.state, task.own)
         begun, memory = self._method.begin(context)
         training = self._method.local_training(round_number)
-        batches = draw_batches(
-            task.client,
-            self._experiment,
-            task.draw_number(round_number),
-            epochs=training.epochs,
-            repeats=training.repeats,
-        )
+        number = task.draw_number(round_number)
+        batches = draw_batches(task.client, self._experiment, number, training)
         context = replace(context, memory=memory)
         params, memory, loss = self._run_steps(task.client, batches, begun, context, round_number)
         averaged, state = self._method.finish(params, replace(context, memory=memory), len(batches))

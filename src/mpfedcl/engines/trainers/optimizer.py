@@ -4,27 +4,16 @@ torch.optim has the same, and takes the better part of a second to import a comp
 here uses.
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import TrainSettings
 
-_FUSED = ("cpu", "cuda")
-
-
-class Optimizer(Protocol):
-    """Changes parameters by their gradients."""
-
-    def step(self, gradients: list[Tensor], first: int | None = None) -> None:
-        """Change the parameters in place; of stacked ones, only those of the `first` clients."""
-
 
 def make_optimizer(
     params: Tensors, settings: TrainSettings, descent: tuple[float, float]
-) -> Optimizer:
+) -> "MomentumSGD | Adam":
     """Return the optimizer that settings name; `descent` is its learning rate and momentum."""
     lr, momentum = descent
     if settings.optimizer == "adam":
@@ -51,36 +40,20 @@ class MomentumSGD:
         params, velocity = self._params, self._velocity
         if first is not None:
             params, velocity = [p[:first] for p in params], [v[:first] for v in velocity]
-        if params[0].device.type in _FUSED:
-            # One pass over memory instead of three; it goes by memory, so layouts must agree.
-            gradients = [gradient.contiguous() for gradient in gradients]
-            torch._fused_sgd_(
-                params,
-                gradients,
-                velocity if self._momentum else [],
-                weight_decay=self._weight_decay,
-                momentum=self._momentum,
-                lr=self._lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=self._is_first,
-            )
-        else:
-            self._step_plainly(params, velocity, gradients)
+        # One pass over memory instead of three; it goes by memory, so layouts must agree.
+        torch._fused_sgd_(
+            params,
+            [gradient.contiguous() for gradient in gradients],
+            velocity if self._momentum else [],
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=self._lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=self._is_first,
+        )
         self._is_first = False
-
-    def _step_plainly(
-        self, params: list[Tensor], velocities: list[Tensor], gradients: list[Tensor]
-    ) -> None:
-        for value, velocity, gradient in zip(params, velocities, gradients, strict=True):
-            if self._weight_decay:
-                gradient = gradient.add(value, alpha=self._weight_decay)
-            if self._is_first:
-                velocity.copy_(gradient)
-            else:
-                velocity.mul_(self._momentum).add_(gradient)
-            value.sub_(velocity, alpha=self._lr)
 
 
 class Adam:
@@ -100,7 +73,7 @@ class Adam:
         self._steps += 1
         # Clients that have finished never come back: all that move have taken as many steps.
         params, means, squares = (
-            [value[:first] if first is not None else value for value in values]
+            values if first is None else [value[:first] for value in values]
             for values in (self._params, self._means, self._squares)
         )
         device = params[0].device

@@ -49,8 +49,7 @@ class StackedTrainer(Trainer):
             [task.client for task in tasks],
             self._experiment,
             [task.draw_number(round_number) for task in tasks],
-            epochs=training.epochs,
-            repeats=training.repeats,
+            training,
         )
         by_name = {task.client.name: task for task in tasks}
         tasks = [by_name[client.name] for client in schedule.clients]

@@ -38,7 +38,7 @@ from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
 from mpfedcl.network.client.state import ClientStateStore, FinalState, save_final_state
-from mpfedcl.network.messages import (
+from mpfedcl.network.packing import (
     Introduction,
     ReportedEvaluation,
     check_name,
@@ -51,7 +51,7 @@ from mpfedcl.network.messages import (
 from mpfedcl.network.transport import FORMAT, Kind, Message
 from mpfedcl.privacy.ledger import BudgetSpent
 from mpfedcl.privacy.releases import released_predictors
-from mpfedcl.privacy.secure_aggregation.checks import check_secure_aggregation
+from mpfedcl.privacy.secure_aggregation import check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly, assemble
@@ -135,7 +135,7 @@ class ClientRefusal(InvalidInput):
 
 
 class NetworkClient:
-    """Answers a server's requests with the messages of `messages.py`, and nothing else."""
+    """Answers a server's requests with the messages of `packing.py`, and nothing else."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings

@@ -18,7 +18,7 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.methods import Method
-from mpfedcl.network.messages import ReportedEvaluation
+from mpfedcl.network.packing import ReportedEvaluation
 from mpfedcl.network.transport import MessageError
 from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
 from mpfedcl.prototypes import PrototypePool

@@ -14,7 +14,7 @@ import torch
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Failure, Update
-from mpfedcl.network.messages import ReportedEvaluation, gather_evaluations, unpack_update
+from mpfedcl.network.packing import ReportedEvaluation, gather_evaluations, unpack_update
 from mpfedcl.network.server.engine import NetworkEngine, read_reply, select
 from mpfedcl.network.server.registry import POLL_SECONDS
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply

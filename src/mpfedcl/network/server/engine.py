@@ -15,7 +15,7 @@ from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
 from mpfedcl.methods import SharesPrototypes
 from mpfedcl.methods.messages import Broadcast, Failure, StackMember, Total, Update
-from mpfedcl.network.messages import (
+from mpfedcl.network.packing import (
     ReportedEvaluation,
     count_left_out,
     gather_evaluations,

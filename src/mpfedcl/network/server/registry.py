@@ -9,7 +9,7 @@ import torch
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.messages import DataFormat, Introduction, pack_experiment
+from mpfedcl.network.packing import DataFormat, Introduction, pack_experiment
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import FORMAT, AnswerLimit, Message, MessageError, Reply, Transport
 

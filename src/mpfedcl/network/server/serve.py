@@ -18,13 +18,13 @@ from mpfedcl.methods import Asynchronous
 from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.models import Model
 from mpfedcl.models.factory import make_model
-from mpfedcl.network.messages import DataFormat
+from mpfedcl.network.packing import DataFormat
 from mpfedcl.network.server.asynchronous import AsynchronousEngine
 from mpfedcl.network.server.engine import NetworkEngine, digest_sums
 from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
-from mpfedcl.privacy.secure_aggregation.checks import describe_secure_aggregation
+from mpfedcl.privacy.secure_aggregation import describe_secure_aggregation
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.evaluation import RoundEvaluation
@@ -32,7 +32,7 @@ from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.validation import UpdateValidator
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import NO_CALLBACKS, Callbacks, Observer, RunResult
-from mpfedcl.runs.plan import Facts, plan, resolve
+from mpfedcl.runs.plan import plan, resolve
 from mpfedcl.runs.run_loop import RunLoop
 
 _MOST_IDLE_ROUNDS = 3
@@ -89,7 +89,7 @@ def resume_serving(
 
 
 def _plan(experiment: Experiment, observer: Observer | None, run: Path | None = None) -> Experiment:
-    planned = plan(experiment, Facts(over_network=True, run=run))
+    planned = plan(experiment, over_network=True, run=run)
     for notice in planned.notices:
         (observer or Observer()).on_warning(notice)
     return planned.experiment

@@ -20,7 +20,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from mpfedcl.core.files import unused_folder, write_atomically
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.prototype_map import embed_test_images
-from mpfedcl.report.tables import printable_name
 from mpfedcl.report.tracking import (
     Tracker,
     client_scalars,
@@ -28,6 +27,7 @@ from mpfedcl.report.tracking import (
     round_scalars,
     write_notes,
 )
+from mpfedcl.report.wording import printable_name
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Record, RunResult
 

@@ -13,6 +13,7 @@ from mpfedcl.core.json_files import Json, parse_json
 from mpfedcl.inference.calibration import DRIFT_LOG, parse_drift_log
 from mpfedcl.report.comparison import describe_seed_group, run_predictors_table
 from mpfedcl.report.drawings import attendance_drawing, client_curves_drawing
+from mpfedcl.report.figures import style_of
 from mpfedcl.report.html import (
     Markup,
     block,
@@ -24,8 +25,7 @@ from mpfedcl.report.html import (
     text_cells,
 )
 from mpfedcl.report.prototype_map import describe_prototype_map
-from mpfedcl.report.run import RunRecords, describe_run, describe_settings
-from mpfedcl.report.tables import choose_evenly, round_significant
+from mpfedcl.report.run import RunRecords, describe_settings
 from mpfedcl.report.watch.files import (
     MOST_BYTES,
     IncrementalRecords,
@@ -34,6 +34,7 @@ from mpfedcl.report.watch.files import (
     parse_experiment,
     read_regular_file,
 )
+from mpfedcl.report.wording import choose_evenly
 from mpfedcl.rounds.metrics import MOST_LISTED
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
@@ -139,8 +140,9 @@ class RunPage:
         if records is None:
             return {"troubles": troubles or ["The run has no settings."]}
         try:
-            run = describe_run(records) | {"settings": describe_settings(records)}
-            group = describe_seed_group(records.experiment.method, [records], [0], _MOST_POINTS)
+            run = records.described | {"settings": describe_settings(records)}
+            method = records.experiment.method
+            group = describe_seed_group(method, [records], style_of(method))
             table = run_predictors_table(records)
         # A method that is not installed, for example.
         except InvalidInput as error:
@@ -184,9 +186,9 @@ class RunPage:
 def _show_blocks(content: Json) -> list[Markup]:
     """Return curves of clients and answers per round, and what the report shows of a run."""
     drawings = client_curves_drawing(content["clients"]), attendance_drawing(content["attendance"])
-    section = {"kind": "run", "tables": [content["table"]], "groups": [0], "detail": True}
-    document = {"runs": [content["run"]], "groups": [content["group"]]}
-    return [*map(show_figure, filter(None, drawings)), *section_blocks(section, document)]
+    section = {"kind": "run", "tables": [content["table"]]}
+    section |= {"groups": [content["group"]], "details": [content["run"]]}
+    return [*map(show_figure, filter(None, drawings)), *section_blocks(section)]
 
 
 def _show_progress(content: Json, last: Sequence[RoundRecord]) -> Markup:
@@ -272,7 +274,7 @@ def _curves(rounds: Sequence[RoundRecord], field: str, names: Sequence[str]) -> 
     for place in choose_evenly(len(known), _MOST_POINTS):
         line = known[place]
         found: dict[str, float | None] = getattr(line, field) or {}
-        values = {n: v for n, v in found.items() if v is not None and math.isfinite(v)}
+        values = {name: value for name, value in found.items() if value is not None}
         if not names:
             values = _quartiles(line, field, list(values.values()))
         for name in names or values:
@@ -282,7 +284,7 @@ def _curves(rounds: Sequence[RoundRecord], field: str, names: Sequence[str]) -> 
         {
             "name": name,
             "x": [number for number, _ in line],
-            "mean": [round_significant(value, 5) for _, value in line],
+            "mean": [value for _, value in line],
         }
         for name, line in points.items()
     ]

@@ -31,14 +31,7 @@ from mpfedcl.experiment.wording import describe_data
 from mpfedcl.inference.calibration import DRIFT_LOG
 from mpfedcl.report.document import compare_runs
 from mpfedcl.report.html import Markup, page_style, read_page_file, section_blocks, sentence, tag
-from mpfedcl.report.run import describe_run
-from mpfedcl.report.tables import (
-    choose_evenly,
-    finite_values,
-    mean,
-    round_significant,
-    rounded,
-)
+from mpfedcl.report.run import measure_spread
 from mpfedcl.report.watch.files import (
     MOST_FOLDERS,
     IncrementalRecords,
@@ -50,6 +43,7 @@ from mpfedcl.report.watch.files import (
     read_regular_file,
 )
 from mpfedcl.report.watch.run_page import LiveBlocks, RunPage, show_state
+from mpfedcl.report.wording import choose_evenly
 from mpfedcl.rounds.record import RoundRecord
 
 State = Literal["running", "finished", "stopped", "damaged"]
@@ -110,10 +104,8 @@ class ListedRun:
 
     def _add(self, line: RoundRecord) -> None:
         self._last = line
-        known = finite_values(list((line.accuracy_per_client or {}).values()))
-        spread = line.accuracy_spread
-        if (value := rounded(spread.mean if spread else mean(known))) is not None:
-            self._curve.append((line.round, value))
+        if (spread := measure_spread(line)) is not None:
+            self._curve.append((line.round, spread.mean))
         self._rejected += len(line.clients.rejected)
         self._missing += len(line.clients.missing)
 
@@ -156,7 +148,6 @@ class ListedRun:
             "changed": changed / 1e9,
             "round": last.round if last else 0,
             "accuracy": self._curve[-1][1] if self._curve else None,
-            "loss": round_significant(last.loss) if last else None,
             "curve": [self._curve[n] for n in choose_evenly(len(self._curve), _CURVE_POINTS)],
             "rejected": self._rejected,
             "missing": self._missing,
@@ -396,11 +387,12 @@ class WatchedRuns:
             try:
                 if page.records is None or not page.records.rounds:
                     raise InvalidInput(f"{page.path.name} has no round yet.")
-                found.append((page.records, describe_run(page.records)))
+                # Fails for a method that is not installed, for example.
+                _ = page.records.described
+                found.append(page.records)
             except InvalidInput as error:
                 troubles.append(str(error))
-        section = compare_runs(found) if found else {"groups": [], "tables": []}
-        return section | {"runs": [run for _, run in found], "troubles": troubles}
+        return (compare_runs(found) if found else {"groups": []}) | {"troubles": troubles}
 
     def show_comparison(self, ids: Sequence[str]) -> Markup:
         """Return the page of chosen runs; unknown ones are left out."""
@@ -437,9 +429,7 @@ def _comparison_blocks(section: Json) -> list[Markup]:
     troubles = [sentence(each) for each in section["troubles"]]
     if not section["groups"]:
         return [*troubles, sentence("None of these runs can be shown.")]
-    document = {"groups": section["groups"], "runs": section["runs"]}
-    places = list(range(len(section["groups"])))
-    return troubles + section_blocks(section | {"groups": places}, document)
+    return troubles + section_blocks(section)
 
 
 def make_app(runs: WatchedRuns) -> Starlette:

@@ -1,29 +1,33 @@
-"""Aggregation rules: each is a file of this folder, found by its name."""
-
-from functools import cache
-from importlib import import_module
+"""Aggregation rules by name."""
 
 from mpfedcl.core.plugins import entry_points, load
-from mpfedcl.experiment.names import AGGREGATION_RULES
 from mpfedcl.rounds.aggregation.base import Aggregator, Peers, RuleOverAll
+from mpfedcl.rounds.aggregation.by_distances import (
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+)
+from mpfedcl.rounds.aggregation.coordinate_wise import CoordinateMedian, TrimmedMean
+from mpfedcl.rounds.aggregation.mean import WeightedMean
 
-__all__ = ["Aggregator", "Peers", "RuleOverAll", "find_aggregator"]
+__all__ = ["RULES", "Aggregator", "Peers", "RuleOverAll", "find_aggregator"]
+
+RULES: dict[str, type[Aggregator]] = {
+    "centered-clipping": CenteredClipping,
+    "geometric-median": GeometricMedian,
+    "krum": Krum,
+    "mean": WeightedMean,
+    "median": CoordinateMedian,
+    "multi-krum": MultiKrum,
+    "trimmed-mean": TrimmedMean,
+}
+"""The built-in rules; `experiment.names.AGGREGATION_RULES` describes them without torch."""
 
 
-@cache
 def find_aggregator(rule: str) -> type[Aggregator]:
-    """Return the rule of a name that `aggregation.rule` allows: trimmed-mean is trimmed_mean.py."""
-    if rule not in AGGREGATION_RULES:
-        offered: type[Aggregator] = load(
-            entry_points("mpfedcl.aggregators")[rule], "aggregation.rule"
-        )
-        return offered
-    module = import_module(f"{__name__}.{rule.replace('-', '_')}")
-    found = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and issubclass(each, Aggregator)
-        and each.__module__ == module.__name__
-    ]
-    return found[0]
+    """Return a built-in rule, or one of another package, by its `aggregation.rule`."""
+    if rule in RULES:
+        return RULES[rule]
+    offered: type[Aggregator] = load(entry_points("mpfedcl.aggregators")[rule], "aggregation.rule")
+    return offered

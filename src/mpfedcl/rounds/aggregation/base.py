@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 from safetensors.torch import load
-from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
@@ -15,9 +14,6 @@ from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import AggregationSettings
 from mpfedcl.methods.messages import Update
-
-_FARTHEST = 1e6
-"""Multiple of the median distance beyond which an update is left out."""
 
 
 class Peers(Protocol):
@@ -162,59 +158,9 @@ class RuleOverAll(Aggregator):
         return [means_of([self._updates[name] for name in sorted(each)]) for each in buckets]
 
 
-class RuleByDistances(RuleOverAll):
-    """A rule that combines updates by weights that depend on their distances only.
-
-    It works on the distances [n, n], so that models are never stacked.
-    """
-
-    @abstractmethod
-    def shares(self, squared_distances: Tensor, attackers: int) -> Tensor:
-        """Return the weight of each update [n], float64; they sum to 1."""
-
-    def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
-        """Return the combination."""
-        squares = squared_distances(updates)
-        near = _find_near(squares)
-        updates = [updates[place] for place in near]
-        shares = self.shares(squares[near][:, near], min(attackers, self.most_attackers(len(near))))
-        # An update that is left out must not count, even if it holds NaN.
-        kept = [(each, float(share)) for each, share in zip(updates, shares, strict=True) if share]
-        return {
-            name: sum((share * each[name] for each, share in kept), torch.zeros_like(value))
-            for name, value in updates[0].items()
-        }
-
-
 def means_of(updates: Sequence[Tensors]) -> Tensors:
     """Return the plain means of updates."""
     return {name: torch.stack([each[name] for each in updates]).mean(0) for name in updates[0]}
-
-
-def squared_distances(updates: Sequence[Tensors]) -> Tensor:
-    """Return |x_i - x_j|² over all tensors [n, n], float64."""
-    device = next((value.device for value in updates[0].values()), torch.device("cpu"))
-    found = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=device)
-    for i, one in enumerate(updates):
-        for j, other in enumerate(updates[:i]):
-            squares = [(one[n] - other[n]).square().sum(dtype=torch.float64) for n in one]
-            found[i, j] = found[j, i] = sum(squares, found.new_zeros(()))
-    return found
-
-
-def _find_near(squared_distances: Tensor) -> list[int]:
-    """Return the updates without extreme outliers, which spoil the precision of distances."""
-    typical = squared_distances.median(dim=1).values
-    return (typical <= _FARTHEST**2 * typical.median()).nonzero().squeeze(1).tolist()
-
-
-def distances_to(shares: Tensor, squared_distances: Tensor) -> Tensor:
-    """Return |x_i - z| [n] of z = Σ_j shares_j x_j, shares that sum to 1.
-
-    |x_i - z|² = Σ_j s_j D_ij - ½ Σ_jk s_j s_k D_jk.
-    """
-    weighted = squared_distances @ shares
-    return (weighted - shares @ weighted / 2).clamp(min=0).sqrt()
 
 
 def _attackers(settings: AggregationSettings, num_clients: int) -> int:

@@ -1,4 +1,4 @@
-"""the mean by number of samples, as in FedAvg."""
+"""The mean by number of samples, as in FedAvg."""
 
 import torch
 

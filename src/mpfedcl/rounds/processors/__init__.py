@@ -1,25 +1,27 @@
-"""Processors change updates between clients and validation. Each is a file of this folder."""
+"""Processors change updates between clients and validation."""
 
-import pkgutil
 from collections.abc import Collection, MutableMapping
-from functools import cache
-from importlib import import_module
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.rounds.processors.base import STAGES, Processor
+from mpfedcl.rounds.processors.base import Processor
+from mpfedcl.rounds.processors.clip import Clip
+from mpfedcl.rounds.processors.compress import Compress
+from mpfedcl.rounds.processors.private_statistics import PrivateStatistics
 
-__all__ = ["STAGES", "Processor", "ProcessorChain"]
+__all__ = ["Processor", "ProcessorChain"]
+
+PROCESSORS: tuple[type[Processor], ...] = (Clip, PrivateStatistics, Compress)
+"""In the order at the client; the server reverses it."""
 
 
 class ProcessorChain:
-    """The processors that an experiment asks for, in the order of their stages."""
+    """The processors that an experiment asks for."""
 
     def __init__(self, experiment: Experiment) -> None:
-        made = [each.of(experiment) for each in _find_processors()]
-        asked = [each for each in made if each is not None]
-        self._processors = sorted(asked, key=lambda each: STAGES.index(each.stage))
+        made = [each.of(experiment) for each in PROCESSORS]
+        self._processors = [each for each in made if each is not None]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,21 +52,13 @@ class ProcessorChain:
     def unpack(self, update: Update, broadcast: Broadcast) -> Update:
         """Return the decompressed update, so that its shapes can be checked."""
         for each in reversed(self._processors):
-            if each.stage == "compress":
+            if isinstance(each, Compress):
                 update = each.incoming(update, broadcast)
         return update
 
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
-        """Process an unpacked update at the server: the last stage first."""
+        """Process an unpacked update at the server, in reverse order."""
         for each in reversed(self._processors):
-            if each.stage != "compress":
+            if not isinstance(each, Compress):
                 update = each.incoming(update, broadcast)
         return update
-
-
-@cache
-def _find_processors() -> tuple[type[Processor], ...]:
-    """Import the files of this folder, once: a chain is made in every round."""
-    for module in pkgutil.iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
-    return tuple(Processor.__subclasses__())

@@ -2,15 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, MutableMapping
-from typing import ClassVar, Literal, Self
+from dataclasses import replace
+from typing import ClassVar, Self
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Update
-
-Stage = Literal["clip", "noise", "compress", "mask"]
-STAGES: tuple[Stage, ...] = ("clip", "noise", "compress", "mask")
-"""The order at the client; the server reverses it."""
 
 
 class Processor(ABC):
@@ -21,7 +18,6 @@ class Processor(ABC):
     """
 
     name: ClassVar[str]
-    stage: ClassVar[Stage]
 
     @classmethod
     @abstractmethod
@@ -44,3 +40,8 @@ class Processor(ABC):
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
         """Return the update that is validated, given the untrusted one that arrived."""
         return update
+
+
+def mark(update: Update, name: str) -> Update:
+    """Return the update with the name of a processor that has changed it."""
+    return replace(update, processed=tuple(sorted({*update.processed, name})))

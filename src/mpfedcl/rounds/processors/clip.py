@@ -12,7 +12,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
 from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING
-from mpfedcl.rounds.processors.base import Processor
+from mpfedcl.rounds.processors.base import Processor, mark
 
 _STACKS_KEPT = 4
 """Stacks kept at a time: their clients alternate in name order."""
@@ -26,11 +26,10 @@ class Clip(Processor):
     """
 
     name = "clip"
-    stage = "clip"
 
-    def __init__(self, limit: float, mark: str = name) -> None:
+    def __init__(self, limit: float, marked_as: str = name) -> None:
         self._limit = limit
-        self._mark = mark
+        self._marked_as = marked_as
         self._stacks: dict[int, ClippedStack] = {}
 
     @classmethod
@@ -73,7 +72,7 @@ class Clip(Processor):
             else scale * change
             for name, change in changes.items()
         }
-        return _mark(replace(update, averaged=clipped), self._mark)
+        return mark(replace(update, averaged=clipped), self._marked_as)
 
     def _clip_member(self, update: Update, member: StackMember, broadcast: Broadcast) -> Update:
         """Clip within the stack, whose clients are summed without being written out."""
@@ -87,7 +86,7 @@ class Clip(Processor):
         if all(scale == 1 for scale in clipped.scales):
             return update
         update = replace(update, averaged=StackMember(clipped, member.index))
-        return _mark(update, self._mark) if clipped.scales[member.index] < 1 else update
+        return mark(update, self._marked_as) if clipped.scales[member.index] < 1 else update
 
 
 class ClippedStack:
@@ -155,7 +154,3 @@ def _scale(squares: float, limit: float) -> float:
     """
     length = math.sqrt(squares) if squares < math.inf else math.nan
     return limit / length if length > limit else 1.0
-
-
-def _mark(update: Update, mark: str) -> Update:
-    return replace(update, processed=tuple(sorted({*update.processed, mark})))

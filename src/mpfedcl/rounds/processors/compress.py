@@ -32,7 +32,6 @@ class Compress(Processor):
     """
 
     name = "compress"
-    stage = "compress"
 
     def __init__(self, kind: Literal["half", "int8", "topk"], keep: float, seed: int) -> None:
         self._kind = kind

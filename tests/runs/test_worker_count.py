@@ -1,4 +1,4 @@
-"""The plan of a run, mostly its number of workers: a rule of sizes and cores."""
+"""The number of workers of a run: a rule of sizes, cores and memory."""
 
 import multiprocessing
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.methods import find_method
-from mpfedcl.runs import plan
+from mpfedcl.runs import worker_count
 from mpfedcl.runs.observer import Observer
-from mpfedcl.runs.plan import (
+from mpfedcl.runs.worker_count import (
     RunSize,
     WorkerChoice,
     choose_workers,
@@ -38,7 +38,7 @@ def test_number_of_workers_depends_on_cores_clients_and_memory(
 ) -> None:
     choice = share_cores(RunSize(clients, seconds, int(num_bytes)), cores, 16 * 10**9)
     assert choice.count == number
-    assert len(choice.notices) == (seconds >= plan.LEAST_SECONDS)
+    assert len(choice.notices) == (seconds >= worker_count.LEAST_SECONDS)
 
 
 def long(**changes: Any) -> Experiment:
@@ -49,7 +49,7 @@ def long(**changes: Any) -> Experiment:
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "usable_cores", lambda: 4)
+    monkeypatch.setattr(worker_count, "usable_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -81,6 +81,15 @@ def test_threads_reduce_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -
     assert choose_workers(long()).count == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     assert choose_workers(long()) == WorkerChoice(1)
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_memory_of_the_container_limits_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The digits take 9.4 MB in each process, and half of the memory is for samples.
+    monkeypatch.setattr(worker_count, "usable_memory", lambda: 40 * 10**6)
+    choice = choose_workers(long())
+    assert choice.count == 2
+    assert "take much of the memory" in choice.notices[0]
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -124,7 +133,7 @@ def test_sizes_are_known_before_samples_are_opened(images: Path) -> None:
 def test_chosen_workers_are_reported_and_recorded(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
     said: list[str] = []
     experiment = small(
         images, clients=2, rounds=1, workers="auto", dtype="float64", model__hidden=HIDDEN
@@ -135,7 +144,7 @@ def test_chosen_workers_are_reported_and_recorded(
     run(experiment.replace(workers=1), tmp_path / "alone")
     assert_close_results(tmp_path / "run", tmp_path / "alone", 1e-5)
     # The number on record is kept.
-    monkeypatch.setattr(plan, "LEAST_SECONDS", 1e9)
+    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 1e9)
     assert resume(tmp_path / "run", rounds=2).experiment.workers == 2
 
 
@@ -143,7 +152,7 @@ def test_chosen_workers_are_reported_and_recorded(
 def test_run_continues_alone_if_no_worker_starts(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(worker_count, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr("mpfedcl.runs.simulation._WORKER", "mpfedcl.no_such_module")
     said: list[str] = []
     result = run(

@@ -1,4 +1,4 @@
-"""the coordinate-wise median, all clients alike (Yin et al., 2018)."""
+"""Coordinate-wise rules (Yin et al., 2018); all clients count alike."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from mpfedcl.rounds.aggregation.base import RuleOverAll
 
 
 class CoordinateMedian(RuleOverAll):
-    """Each number is the median of the clients' numbers; all clients count alike.
+    """Each number is the median of the clients' numbers.
 
     Of an even number of clients it is the mean of the two in the middle.
     """
@@ -23,3 +23,18 @@ class CoordinateMedian(RuleOverAll):
             # Halves first: the sum of two large numbers may overflow.
             medians[name] = ordered[low] / 2 + ordered[high] / 2 if low < high else ordered[low]
         return medians
+
+
+class TrimmedMean(RuleOverAll):
+    """Of each number the clients' f least and f greatest values are left out; the rest is averaged.
+
+    f are the attackers that `aggregation.attackers` allows for.
+    """
+
+    def combine(self, updates: Sequence[Tensors], attackers: int) -> Tensors:
+        """Return the trimmed means."""
+        kept = slice(attackers, len(updates) - attackers)
+        return {
+            name: torch.stack([each[name] for each in updates]).sort(dim=0).values[kept].mean(0)
+            for name in updates[0]
+        }

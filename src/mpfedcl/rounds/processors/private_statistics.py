@@ -1,4 +1,4 @@
-"""Clip and, with local DP, add noise to a client's statistics under a privacy budget."""
+"""Clip a client's statistics under a privacy budget and, with local DP, add noise to them."""
 
 from dataclasses import replace
 from typing import Self
@@ -7,18 +7,17 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.rounds.processors.base import Processor
+from mpfedcl.rounds.processors.base import Processor, mark
 
 
-class Noise(Processor):
-    """Does a client's part for private statistics; models are clipped by `clip`.
+class PrivateStatistics(Processor):
+    """Does a client's part for private statistics; models are clipped by `Clip`.
 
     With client-level DP, statistics are clipped at the client and again at the server. With
-    `privacy.model local`, the client adds noise too.
+    `privacy.model local`, the client adds noise too, and only then is an update marked.
     """
 
-    name = "noise"
-    stage = "noise"
+    name = "private statistics"
 
     def __init__(self, experiment: Experiment) -> None:
         self._settings = experiment.privacy
@@ -31,30 +30,29 @@ class Noise(Processor):
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
         """Clip the statistics and, with local DP, add noise."""
         mechanism = self._mechanism(update)
-        if mechanism is None or not (mechanism.is_local or mechanism.unit == "client"):
+        if mechanism is None:
             return update
         bounded = mechanism.bound(update.summed)
         if not mechanism.is_local:
             return _with_sums(update, bounded)
-        return _mark(_with_sums(update, mechanism.add_noise(bounded)))
+        return mark(_with_sums(update, mechanism.add_noise(bounded)), self.name)
 
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
         """Clip the statistics of a client that did not."""
         mechanism = self._mechanism(update)
-        if mechanism is None or mechanism.is_local or mechanism.unit == "record":
+        if mechanism is None or mechanism.is_local:
             return update
         return _with_sums(update, mechanism.bound(update.summed))
 
     def _mechanism(self, update: Update) -> PrivateSums | None:
-        if "counts" not in update.summed_shapes:
+        """Return the mechanism; None if clients do nothing, as for record-level central DP."""
+        shapes = update.summed_shapes
+        if "counts" not in shapes:
             return None
-        return PrivateSums.of(self._settings, has_moments="moment" in update.summed_shapes)
+        found = PrivateSums.of(self._settings, has_moments="moment" in shapes)
+        return found if found and (found.is_local or found.unit == "client") else None
 
 
 def _with_sums(update: Update, summed: Tensors) -> Update:
     like = update.summed_shapes
     return replace(update, summed={n: value.to(like[n].dtype) for n, value in summed.items()})
-
-
-def _mark(update: Update) -> Update:
-    return replace(update, processed=tuple(sorted({*update.processed, Noise.name})))

@@ -85,23 +85,11 @@ class WorkerGroup:
 
     def broadcast(self, content: bytes = b"") -> bytes:
         """Return the leader's bytes in every process."""
-
-        def exchange() -> bytes:
-            size = torch.tensor([len(content)])
-            dist.broadcast(size, 0)
-            return self._broadcast(content, int(size), 0)
-
-        return self._call(exchange)
+        return self._call(lambda: self._share(content, 0))
 
     def gather(self, content: bytes) -> list[bytes]:
         """Return the bytes of every process in every process, by rank."""
-
-        def exchange() -> list[bytes]:
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([len(content)]))
-            return [self._broadcast(content, int(s), rank) for rank, s in enumerate(sizes)]
-
-        return self._call(exchange)
+        return self._call(lambda: [self._share(content, rank) for rank in range(self.size)])
 
     def gather_to_leader(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the parts of all processes to the leader, one at a time; others yield nothing."""
@@ -115,12 +103,16 @@ class WorkerGroup:
                 self._call(lambda part=part: _send(part))  # type: ignore[misc]
             self._call(lambda: _send(b""))
 
-    def _broadcast(self, content: bytes, size: int, source: int) -> bytes:
-        if not size:
+    def _share(self, content: bytes, source: int) -> bytes:
+        """Return the content of one process in every process."""
+        is_source = self.rank == source
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, source)
+        if not int(size):
             return b""
-        buffer = _as_tensor(content) if self.rank == source else _empty(size)
+        buffer = _as_tensor(content) if is_source else torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(buffer, source)
-        return content if self.rank == source else buffer.numpy().tobytes()
+        return content if is_source else buffer.numpy().tobytes()
 
     def _call(self, exchange: Callable[[], _Result], timeout: float | None = None) -> _Result:
         """Return what an exchange brings; raise LostWorker if it fails."""
@@ -366,7 +358,7 @@ def _receive(rank: int) -> bytes:
     dist.recv(size, rank)
     if not int(size):
         return b""
-    buffer = _empty(int(size))
+    buffer = torch.empty(int(size), dtype=torch.uint8)
     dist.recv(buffer, rank)
     return buffer.numpy().tobytes()
 
@@ -374,7 +366,3 @@ def _receive(rank: int) -> bytes:
 def _as_tensor(content: bytes) -> Tensor:
     # A bytearray, because torch wants memory that may be written to.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _empty(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8)

@@ -1,0 +1,211 @@
+"""The words of a report: names of predictors and test sets, numbers as text, and sentences."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from mpfedcl.core.errors import enumerate_names
+from mpfedcl.core.json_files import Json
+from mpfedcl.methods import PREDICTORS, PredictorKind
+from mpfedcl.studies.statistics import interval_half_width
+
+_PRIORS = {"none": "", "labels": " + prior", "estimated": " + estimated prior"}
+_KINDS = {name: PredictorKind.of(name) for name in PREDICTORS}
+PREDICTOR_TITLES: dict[str, str] = {
+    name: f"{kind.model}, {kind.rule}{_PRIORS[kind.prior]}" for name, kind in _KINDS.items()
+}
+TEST_TITLES = {"local_test": "local test set", "global_test": "global test set"}
+PREDICTOR_GROUPS = {
+    "without a label prior": [name for name, kind in _KINDS.items() if kind.prior == "none"],
+    "with a label prior": [name for name, kind in _KINDS.items() if kind.prior != "none"],
+}
+"""All predictors, in two tables: in one they do not fit."""
+MARKS = {"best": "▲", "within": "≈"}
+"""Signs before a number. A star marks the primary metric."""
+ONE_TEST = "All clients share one test set."
+
+
+def printable_name(name: str, longest: int = 80) -> str:
+    """Return a name of limited length in which all characters are printable."""
+    seen = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
+    )
+    return seen if len(seen) <= longest else f"{seen[: longest - 1]}…"
+
+
+# Numbers
+
+
+def choose_evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` places of `count`, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
+
+
+def known_values(values: Iterable[float | None]) -> list[float]:
+    """Return the values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Return the standard deviation (ddof 1), None of fewer than two values."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def percent(value: float | None) -> str:
+    """Return an accuracy with one decimal, a dash for None."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> str:
+    """Return mean(std) over seeds; a dash if no seed has a number.
+
+    "✗1" after it: one seed has no number, and the mean is of the others.
+    """
+    known = known_values(values)
+    if not known:
+        return "-"
+    missing = f"✗{len(values) - len(known)}" if len(known) < len(values) else ""
+    spread = "" if len(known) == 1 else f"({deviation(known):.1f})"
+    return f"{fmean(known):.1f}{spread}{missing}"
+
+
+# Test sets
+
+
+def judged_by(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the primary predictor on each test set, as a summary names it."""
+    return {
+        "local_test": entry["predictor"],
+        "global_test": entry.get("predictor_global") or entry["predictor"],
+    }
+
+
+def title_tests(groups: Sequence[Json]) -> dict[Any, str]:
+    """Return the test sets with their titles: one if all clients of all groups share it."""
+    return {"local_test": "test set"} if all(g["shared_test"] for g in groups) else TEST_TITLES
+
+
+def tests_differ(local: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
+    """Return whether two test sets gave these accuracies, or one that all clients share."""
+    pairs = [(local.get(name), value) for name, value in union.items()]
+    # Means over clients of one and the same number are a rounding apart.
+    return any(
+        a is not None and b is not None and not math.isclose(a, b, abs_tol=1e-6) for a, b in pairs
+    )
+
+
+# Sentences
+
+
+def explain_divergence(diverged: Mapping[str, Sequence[int]]) -> str:
+    """Return the runs that diverged, by method and seed; nothing if none did."""
+    named = [
+        f"{name}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        for name, seeds in diverged.items()
+        if seeds
+    ]
+    if not named:
+        return ""
+    return (
+        f"Diverged: {'; '.join(named)}. No update of the last round could be used. If the server "
+        "has an earlier model, the number is that model's. ✗1: one seed has no number and is not "
+        "in the mean."
+    )
+
+
+def explain_marks(num_seeds: int) -> str:
+    """Return the legend of the marks, and what this number of seeds can show."""
+    if num_seeds < 2:
+        return (
+            f"{MARKS['best']} best of one seed. One seed cannot separate a difference from chance."
+        )
+    reach = interval_half_width(num_seeds)
+    wide = ", so few differences are clear" if reach > 1 else ""
+    return (
+        f"{MARKS['best']} best mean; {MARKS['within']} not clearly behind: 0 is in the 95 % "
+        f"interval of the difference, paired by seed. With {num_seeds} seeds the interval reaches "
+        f"{reach:.1f} deviations of the difference each way{wide}."
+    )
+
+
+def explain_prior(predictors: Iterable[str]) -> str:
+    """Return the meaning of a prior if one of the predictors has one."""
+    if all(PredictorKind.of(each).prior == "none" for each in predictors):
+        return ""
+    return (
+        "prior: the client's own label distribution is added to the scores; estimated: this "
+        "distribution is estimated from its unlabeled test samples."
+    )
+
+
+def describe_mean(
+    accuracies: Mapping[str, float | None] | None,
+    clients: Collection[str],
+    spread: Mapping[str, Any] | None = None,
+) -> str:
+    """Return over which clients the primary metric is the mean; `clients` are all of the run.
+
+    `spread` is over the evaluated clients if not all are listed.
+    """
+    if spread is not None:
+        count, total = spread["clients"], len(clients)
+        if count >= total:
+            return "mean over clients"
+        return f"mean over {count:,} of {total:,} clients (the others were not evaluated)"
+    found = accuracies or {}
+    left_out = [name for name in sorted({*clients, *found}) if found.get(name) is None]
+    if not left_out:
+        return "mean over clients"
+    total = len({*clients, *found})
+    names = enumerate_names(left_out)
+    return f"mean over {total - len(left_out):,} of {total:,} clients (not evaluated: {names})"
+
+
+def describe_server_model(
+    predictors: Mapping[Any, Mapping[Any, float | None]], judged: Mapping[Any, str]
+) -> list[str]:
+    """Return the accuracy of the server's model if the primary metric is of personalized models.
+
+    `judged` is the primary predictor on each test set.
+    """
+    if PredictorKind.of(judged["local_test"]).model != "personal":
+        return []
+    stay = (
+        "The primary metric is of the personalized models, which stay with the clients: there, "
+        "mpfedcl predict DIR/clients/NAME IMAGES uses them."
+    )
+    predictor = judged["global_test"]
+    value = predictors.get("local_test", {}).get(predictor)
+    if PredictorKind.of(predictor).model != "global" or value is None:
+        return [stay, "The server has no model of its own."]
+    return [
+        f"The server's model reaches {percent(value)} % on the same test sets "
+        f"({PREDICTOR_TITLES[predictor]}).",
+        stay,
+    ]
+
+
+def fairness_sentence(summary: Mapping[str, Any]) -> str:
+    """Return the spread of accuracy over clients; nothing for one client, or if it is unknown."""
+    found = summary.get("fairness")
+    if not found or found["clients"] < 2:
+        return ""
+    return (
+        f"spread over clients: std {found['std']:.1f} (ddof 1), "
+        f"worst client {found['worst']:.1f} %, worst tenth {found['worst_decile']:.1f} %, "
+        f"Jain's index {found['jain']:.3f}"
+    )
+
+
+def calibration_sentence(summary: Mapping[str, Any]) -> str:
+    """Return the expected calibration error of a run; nothing if it predicts no probabilities."""
+    found = summary.get("calibration_error") or {}
+    errors = [
+        f"{value:.1f} % on the {TEST_TITLES[test]}"
+        for test, value in found.items()
+        if value is not None
+    ]
+    return f"expected calibration error: {', '.join(errors)}" if errors else ""

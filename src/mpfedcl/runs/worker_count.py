@@ -1,0 +1,168 @@
+"""The number of processes of a run.
+
+The rule depends on the experiment, the number of samples, and the cores and the memory that this
+process may use. It measures no time, and `experiment.toml` records the number.
+"""
+
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.samples import SampleIndex
+from mpfedcl.data.sources import open_data_set
+from mpfedcl.engines.hardware import usable_cores, usable_memory
+from mpfedcl.engines.worker_group import is_under_torchrun
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import Asynchronous, Method, find_method
+from mpfedcl.models import mlp
+
+LEAST_SECONDS = 8.0
+"""A shorter run stays in one process: another one takes a second or two to start."""
+_MULTIPLICATIONS = 1e10
+"""Of training per second and core, about."""
+_SAMPLE_SECONDS = 2e-5
+"""Time of a sample in any model, however small."""
+_ENCODED, _PIXELS = 512, 28 * 28
+"""Values of a sample after an encoder, and of a small image."""
+_CONVOLUTIONS, _TRAINED_ENCODER = 10**7, 2 * 10**9
+"""Multiplications of a sample in the cnn, and in an encoder that is trained."""
+_MEMORY_SHARE = 2
+"""The samples of all processes take at most 1 / _MEMORY_SHARE of the usable memory."""
+
+
+@dataclass(frozen=True)
+class WorkerChoice:
+    """The number of processes of a run, and notices for the user."""
+
+    count: int
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """The size of a run, as far as it is known before samples are read."""
+
+    clients: int
+    """Clients that take part in a round."""
+    seconds: float
+    """Estimated time in one process."""
+    num_bytes: int
+    """Estimated memory of the samples in each process."""
+
+
+def choose_workers(experiment: Experiment) -> WorkerChoice:
+    """Return the processes of a resolved experiment: as asked, or by the rule of `share_cores`."""
+    method = find_method(experiment.method)
+    if experiment.workers != "auto":
+        return _limit_workers(experiment, experiment.workers)
+    if is_under_torchrun() or (cores := _free_cores()) == 1:
+        return WorkerChoice(1)
+    size = measure_run(experiment, method)
+    choice = WorkerChoice(1) if size is None else share_cores(size, cores, usable_memory())
+    if choice.count > 1 and (reason := _find_obstacle(experiment, method)):
+        return WorkerChoice(1, (f"1 worker of {cores} cores: {reason}.",))
+    return choice
+
+
+def _limit_workers(experiment: Experiment, asked: int) -> WorkerChoice:
+    """Return at most one worker per core and per client: more of them would only take memory."""
+    if asked == 1 or is_under_torchrun():
+        return WorkerChoice(asked)
+    limits = {"cores": usable_cores()}
+    if experiment.dataset.name != "table":
+        split = split_among_clients(open_data_set(experiment.dataset), experiment)
+        limits["clients"] = len(split.training)
+    number = min(asked, *limits.values())
+    if number == asked:
+        return WorkerChoice(asked)
+    told = ", ".join(f"{count:,} {kind}" for kind, count in limits.items())
+    return WorkerChoice(number, (f"workers is {asked}; the run has {number} ({told}).",))
+
+
+def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
+    """Return a worker per core, at most one per client of a round, if memory allows.
+
+    Example:
+        >>> share_cores(RunSize(clients=5, seconds=30, num_bytes=10**7), cores=2, memory=10**10)
+        WorkerChoice(count=2, notices=('2 workers (2 cores, 5 clients per round).',))
+        >>> share_cores(RunSize(clients=5, seconds=2, num_bytes=10**7), cores=2, memory=10**10)
+        WorkerChoice(count=1, notices=())
+    """
+    if size.seconds < LEAST_SECONDS:
+        return WorkerChoice(1)
+    fitting = max(1, memory // _MEMORY_SHARE // max(1, size.num_bytes))
+    number = min(cores, size.clients, fitting)
+    told = f"{cores} cores, {size.clients:,} clients per round"
+    if number == fitting < min(cores, size.clients):
+        told += ", whose samples take much of the memory"
+    return WorkerChoice(number, (f"{number} worker{'s' * (number > 1)} ({told}).",))
+
+
+def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
+    """Return how large a resolved experiment is; None if that is not known before it begins."""
+    if experiment.dataset.name == "table":
+        return None
+    index = open_data_set(experiment.dataset)
+    # A wrong split is also reported here, before processes are started.
+    split = split_among_clients(index, experiment)
+    clients, width = len(split.training), _count_values(index, experiment)
+    if experiment.min_clients > clients:
+        # The run rejects this when it begins.
+        return None
+    taking_part = max(experiment.min_clients, round(experiment.fraction * clients))
+    samples = sum(len(each.labels) for each in split.training.values())
+    passes = experiment.rounds * experiment.train.epochs * samples * taking_part / clients
+    takes_features = index.vector_width is not None or experiment.encoder.name not in (None, "none")
+    work = width**2
+    if method.trains:
+        work = 3 * _count_multiplications(experiment, width, takes_features=takes_features)
+    seconds = passes * (work / _MULTIPLICATIONS + _SAMPLE_SECONDS)
+    return RunSize(taking_part, seconds, 4 * (samples + len(split.test.labels)) * width)
+
+
+def _free_cores() -> int:
+    """Return the cores for processes: fewer if OMP_NUM_THREADS gives each several threads."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(asked) if asked.isdecimal() and int(asked) else 1
+    return max(1, usable_cores() // threads)
+
+
+def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
+    """Return why a long run stays in one process, or None."""
+    if sys.platform == "win32" or not sys.executable:
+        return "workers cannot be started here"
+    if multiprocessing.parent_process() is not None:
+        return "this process is already one of several"
+    if issubclass(method, Asynchronous):
+        return f"clients of the asynchronous method {experiment.method} send updates one by one"
+    if experiment.secure_aggregation:
+        return "clients mask their updates for each other (secure aggregation)"
+    if experiment.device != "cpu":
+        return f"all workers would share the device {experiment.device}"
+    if experiment.method.startswith("__main__:"):
+        return "workers cannot import a method of the program that was started"
+    return None
+
+
+def _count_values(index: SampleIndex, experiment: Experiment) -> int:
+    """Return the approximate number of values of a sample."""
+    if index.vector_width is not None:
+        return index.vector_width
+    if experiment.encoder.name not in (None, "none"):
+        return _ENCODED
+    side = experiment.dataset.image_size
+    return _PIXELS if side is None else side**2
+
+
+def _count_multiplications(experiment: Experiment, width: int, *, takes_features: bool) -> int:
+    """Return the approximate number of multiplications of a sample in the model."""
+    if experiment.encoder.train:
+        return _TRAINED_ENCODER
+    if experiment.model.name == "cnn":
+        return _CONVOLUTIONS
+    default = mlp.HIDDEN_BEHIND_ENCODER if takes_features else mlp.HIDDEN_ON_PIXELS
+    sizes = (width, *(experiment.model.hidden or default))
+    return sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
