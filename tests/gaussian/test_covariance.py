@@ -13,13 +13,13 @@ from mpfedcl.gaussian import (
     ABSENT,
     Covariance,
     Degrees,
-    OwnCovariance,
     Shrinkage,
     center_by_class,
     choose_shrinkage,
     make_components,
     own_strength,
     score,
+    solve_own,
 )
 
 SIZES = [[9, 4, 0], [0, 12, 5], [6, 6, 6]]
@@ -164,11 +164,11 @@ def test_personal_metric_matches_a_dense_inverse(counts: list[int], strength: fl
     sums = torch.zeros(3, 6, dtype=torch.float64).index_add_(0, client.labels, client.features)
     centered = center_by_class(client.features, client.labels, tallied, sums)
     degrees = sum(n - 1 for n in counts if n)
-    own = OwnCovariance(Covariance.decompose(torch.from_numpy(matrix)), centered, degrees, strength)
+    covariance = Covariance.decompose(torch.from_numpy(matrix))
     vectors = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     mixed = matrix
     if math.isfinite(strength):
         mixed = (within_by_loop(client, 3) + strength * matrix) / (degrees + strength)
     expected = vectors.numpy() @ shrunk_inverse(mixed, 0.6)
-    found = own.solve(vectors, Shrinkage(0.6, 1.0))
+    found = solve_own(vectors, covariance, centered, degrees, strength, 0.6)
     numpy.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)

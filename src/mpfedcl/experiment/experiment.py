@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import ConfigDict, Field
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, check_format, read_bounded
+from mpfedcl.experiment import settings
 from mpfedcl.experiment.data_folder import has_weights, holds_vectors
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.method_settings import (
@@ -25,29 +26,7 @@ from mpfedcl.experiment.method_settings import (
     read_section,
     sections_of,
 )
-from mpfedcl.experiment.names import METHODS, check_method_name, did_you_mean_setting
-from mpfedcl.experiment.settings import (
-    AggregationSettings,
-    ContrastSettings,
-    DatasetSettings,
-    EncoderSettings,
-    EvaluateEvery,
-    ModelSettings,
-    NetworkSettings,
-    OptionValues,
-    PartitionSettings,
-    PrivacySettings,
-    PrototypeSettings,
-    PublicSettings,
-    SecureSettings,
-    Settings,
-    StatisticsSettings,
-    SystemsSettings,
-    TrainSettings,
-    UpdateSettings,
-    ValidationSettings,
-    Workers,
-)
+from mpfedcl.experiment.names import SECTIONS, check_method_name, did_you_mean_setting
 
 PIXELS_PER_SIDE = 32
 """Size of the user's images without an encoder."""
@@ -70,7 +49,7 @@ CHOSEN_BY_A_RUN: Mapping[str, Any] = {
 """Values that leave a choice to the run, which records it in experiment.toml."""
 
 
-class Experiment(Settings):
+class Experiment(settings.Settings):
     """All settings of a run, validated and immutable.
 
     Settings are keyword arguments, those of a section as a table: `partition={"alpha": 0.1}`.
@@ -92,14 +71,14 @@ class Experiment(Settings):
     """
 
     model_config = ConfigDict(extra="allow")
+    section: ClassVar[str] = ""
 
     method: str = "mp-fedcl"
     """Name of the method, see `mpfedcl methods`, or package.module:Class for a custom one."""
     rounds: Annotated[int, Field(ge=1)] = 60
     """Number of rounds."""
     clients: Annotated[int | None, Field(ge=1)] = None
-    """Number of clients [default: the data set's; 5 for mnist; under feature skew one per
-    domain]."""
+    """Number of clients [default: the data set's, 5 for mnist; feature skew: one per domain]."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the clients that train in a round, drawn at random in each round."""
     min_clients: Annotated[int, Field(ge=1)] = 1
@@ -117,14 +96,13 @@ class Experiment(Settings):
     engine: Literal["auto", "loop", "stacked", "factored"] = "auto"
     """loop: train clients one after the other; stacked, factored: train many clients at once; auto:
     choose by the number of clients and samples."""
-    workers: Workers = "auto"
+    workers: settings.Workers = "auto"
     """Number of processes that share the clients, at most one per core and client; auto: one per
     core if the run is long enough to benefit."""
     worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 1800.0
     """Seconds that a process waits for another one before the run stops; it can be resumed."""
-    evaluate_every: EvaluateEvery = "auto"
-    """Rounds between two evaluations; auto: chosen so that evaluation takes at most about a fifth
-    of the run. The last round is always evaluated."""
+    evaluate_every: settings.EvaluateEvery = "auto"
+    """Rounds between evaluations, and the last; auto: evaluation takes about a fifth of the run."""
     evaluate_predictors: Literal["primary", "all"] = "primary"
     """Predictors to evaluate before the last round: the primary predictor of the method, or all."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
@@ -135,27 +113,26 @@ class Experiment(Settings):
     most_personal_models: Annotated[int, Field(ge=1)] = 1000
     """Maximum number of personalized models to write: those of the first clients by name."""
     track: tuple[str, ...] = ()
-    """Trackers that record each round: tensorboard, mlflow, or package.module:Class for a custom
-    one."""
+    """Trackers that record each round: tensorboard, mlflow, or a custom package.module:Class."""
     track_to: Path | None = None
     """Folder of the trackers, which runs may share [default: the run directory]."""
-    dataset: DatasetSettings = DatasetSettings()
-    partition: PartitionSettings = PartitionSettings()
-    train: TrainSettings = TrainSettings()
-    prototypes: PrototypeSettings = PrototypeSettings()
-    contrast: ContrastSettings = ContrastSettings()
-    aggregation: AggregationSettings = AggregationSettings()
-    update: UpdateSettings = UpdateSettings()
-    validation: ValidationSettings = ValidationSettings()
-    encoder: EncoderSettings = EncoderSettings()
-    model: ModelSettings = ModelSettings()
-    statistics: StatisticsSettings = StatisticsSettings()
-    privacy: PrivacySettings = PrivacySettings()
-    network: NetworkSettings = NetworkSettings()
-    secure: SecureSettings = SecureSettings()
-    systems: SystemsSettings = SystemsSettings()
-    public: PublicSettings = PublicSettings()
-    options: OptionValues = Field(default_factory=dict)
+    dataset: settings.DatasetSettings = settings.DatasetSettings()
+    partition: settings.PartitionSettings = settings.PartitionSettings()
+    train: settings.TrainSettings = settings.TrainSettings()
+    prototypes: settings.PrototypeSettings = settings.PrototypeSettings()
+    contrast: settings.ContrastSettings = settings.ContrastSettings()
+    aggregation: settings.AggregationSettings = settings.AggregationSettings()
+    update: settings.UpdateSettings = settings.UpdateSettings()
+    validation: settings.ValidationSettings = settings.ValidationSettings()
+    encoder: settings.EncoderSettings = settings.EncoderSettings()
+    model: settings.ModelSettings = settings.ModelSettings()
+    statistics: settings.StatisticsSettings = settings.StatisticsSettings()
+    privacy: settings.PrivacySettings = settings.PrivacySettings()
+    network: settings.NetworkSettings = settings.NetworkSettings()
+    secure: settings.SecureSettings = settings.SecureSettings()
+    systems: settings.SystemsSettings = settings.SystemsSettings()
+    public: settings.PublicSettings = settings.PublicSettings()
+    options: settings.OptionValues = Field(default_factory=dict)
     """Options of a custom method or tracker: `--options beta 0.5`, or a table [options]."""
 
     def __init__(self, **values: Any) -> None:
@@ -180,7 +157,7 @@ class Experiment(Settings):
         super().__init__(**values, **sections)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As plain values: each process has its own classes of method sections.
+        # As plain values: each process has its own classes of method settings.
         return partial(type(self), **self.model_dump()), ()
 
     def replace(self, **changes: Any) -> Self:
@@ -279,7 +256,7 @@ class Experiment(Settings):
 
         If an encoder is given, missing weights are an error instead.
         """
-        asked = self.encoder != EncoderSettings() or self.model.name == "cnn"
+        asked = self.encoder != settings.EncoderSettings() or self.model.name == "cnn"
         if self.dataset.name != "folder" or self.dataset.root is None or asked:
             return False
         return not self._brings_vectors() and not has_weights(self.dataset)
@@ -310,7 +287,7 @@ class Experiment(Settings):
         values = json.loads(self.model_dump_json(exclude_none=True))
         tables = {name: value for name, value in values.items() if isinstance(value, dict)}
         plain = {name: value for name, value in values.items() if name not in tables}
-        own = METHODS.get(self.method, "")
+        own = SECTIONS.get(self.method, self.method.replace("-", "_"))
         # Settings of other methods are recorded only if they were given.
         for name, kind in built_in_sections().items():
             if name != own and getattr(self, name) == kind():

@@ -64,18 +64,15 @@ def read_section(name: str, kind: type[Settings], values: Any) -> Settings:
 class AfdSettings(Settings):
     """Adaptive Federated Dropout."""
 
-    section: ClassVar[str] = "afd"
     share: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Fraction of the units of each hidden layer that a client receives; 1: the whole model."""
     scores: Literal["common", "client"] = "common"
-    """common: all clients receive the same submodel, scored by their mean loss; client: each client
-    has its own scores and submodel."""
+    """common: all receive the same submodel, scored by their mean loss; client: each its own."""
 
 
 class AsoFedSettings(Settings):
     """ASO-Fed."""
 
-    section: ClassVar[str] = "asofed"
     pull: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the proximal term, which pulls towards the model that the client received."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.001
@@ -97,7 +94,6 @@ class AsyncShareSettings(Settings):
 class CmflSettings(Settings):
     """CMFL."""
 
-    section: ClassVar[str] = "cmfl"
     threshold: Annotated[float, Field(ge=0)] = 0.8
     """Fraction of signs that must agree with the last global update for a client to upload."""
     schedule: Literal["sqrt", "constant"] = "sqrt"
@@ -107,7 +103,6 @@ class CmflSettings(Settings):
 class DbscanSettings(Settings):
     """DBSCAN clustering (dp-fedcl)."""
 
-    section: ClassVar[str] = "dbscan"
     eps: Annotated[float | None, Field(gt=0)] = None
     """Neighborhood radius [default: the knee of the neighbor distances of each class]."""
     min_samples: Annotated[int, Field(ge=1)] = 3
@@ -117,7 +112,6 @@ class DbscanSettings(Settings):
 class DittoSettings(Settings):
     """Ditto."""
 
-    section: ClassVar[str] = "ditto"
     weight: Annotated[float, Field(ge=0)] = 1.0
     """λ, weight of the term that pulls a personalized model towards the global model."""
 
@@ -125,20 +119,17 @@ class DittoSettings(Settings):
 class FedATSettings(Settings):
     """FedAT."""
 
-    section: ClassVar[str] = "fedat"
     tiers: Annotated[int, Field(ge=1, le=1000)] = 5
     """Number of tiers of clients by speed."""
     pull: Annotated[float, Field(ge=0)] = 0.4
     """Weight of the proximal term, which pulls towards the model that the client received."""
     start: Annotated[int, Field(ge=0)] = 1
-    """Initial update count of each tier. With 0, updates of fast tiers have no weight until the
-    slowest tier has replied."""
+    """Initial update count of a tier. With 0, fast tiers have no weight until all have replied."""
 
 
 class FedAsyncSettings(Settings):
     """FedAsync."""
 
-    section: ClassVar[str] = "fedasync"
     mixing: Annotated[float, Field(ge=0, le=1)] = 0.6
     """Weight of a fresh update in the server's next model."""
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
@@ -168,7 +159,6 @@ class FedDropoutSettings(Settings):
 class FedDynSettings(Settings):
     """FedDyn."""
 
-    section: ClassVar[str] = "feddyn"
     alpha: Annotated[float, Field(gt=0)] = 0.1
     """Weight of the dynamic regularizer, which pulls towards the global model."""
 
@@ -176,7 +166,6 @@ class FedDynSettings(Settings):
 class FedLCSettings(Settings):
     """FedLC."""
 
-    section: ClassVar[str] = "fedlc"
     tau: Annotated[float, Field(ge=0)] = 1.0
     """Size of the calibration margins of the logits."""
 
@@ -184,12 +173,10 @@ class FedLCSettings(Settings):
 class FedMmdSettings(Settings):
     """FedMMD."""
 
-    section: ClassVar[str] = "fedmmd"
     weight: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the discrepancy between outputs of the local and the received model."""
     form: Literal["mmd", "l2"] = "mmd"
-    """mmd: maximum mean discrepancy, as in the paper; l2: half the squared distance, as in the
-    authors' code, at weight 0.01."""
+    """mmd: as in the paper; l2: half the squared distance, as in their code (weight 0.01)."""
     outputs: Literal["logits", "embeddings"] = "logits"
     """Outputs of the models that are compared."""
 
@@ -197,7 +184,6 @@ class FedMmdSettings(Settings):
 class FedNovaSettings(Settings):
     """FedNova."""
 
-    section: ClassVar[str] = "fednova"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of the server."""
 
@@ -205,7 +191,6 @@ class FedNovaSettings(Settings):
 class FedOptSettings(Settings):
     """FedOpt."""
 
-    section: ClassVar[str] = "fedopt"
     optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = "adam"
     """Optimizer of the server; the mean change of the clients is its gradient."""
     lr: Annotated[float | None, Field(gt=0)] = None
@@ -221,7 +206,6 @@ class FedOptSettings(Settings):
 class FedPclSettings(Settings):
     """FedPCL."""
 
-    section: ClassVar[str] = "fedpcl"
     temperature: Annotated[float, Field(gt=0)] = 0.07
     """Temperature of the similarities to the prototypes."""
 
@@ -229,7 +213,6 @@ class FedPclSettings(Settings):
 class FedPerSettings(Settings):
     """FedPer."""
 
-    section: ClassVar[str] = "fedper"
     layers: Annotated[int, Field(ge=0)] = 1
     """Number of last layers that stay with each client; 1: only the classifier."""
 
@@ -237,7 +220,6 @@ class FedPerSettings(Settings):
 class FedProcSettings(Settings):
     """FedProc."""
 
-    section: ClassVar[str] = "fedproc"
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature of the similarities to the prototypes."""
     rounds: Annotated[int | None, Field(ge=1)] = None
@@ -248,7 +230,6 @@ class FedProcSettings(Settings):
 class FedProtoSettings(Settings):
     """FedProto."""
 
-    section: ClassVar[str] = "fedproto"
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the term that pulls embeddings towards the global prototypes."""
 
@@ -256,7 +237,6 @@ class FedProtoSettings(Settings):
 class FedProxSettings(Settings):
     """FedProx."""
 
-    section: ClassVar[str] = "fedprox"
     mu: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the proximal term, which pulls towards the global model."""
 
@@ -264,7 +244,6 @@ class FedProxSettings(Settings):
 class FedRSSettings(Settings):
     """FedRS."""
 
-    section: ClassVar[str] = "fedrs"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Factor on the logits of classes that a client lacks; 1 is FedAvg."""
 
@@ -272,7 +251,6 @@ class FedRSSettings(Settings):
 class FedRepSettings(Settings):
     """FedRep."""
 
-    section: ClassVar[str] = "fedrep"
     head_epochs: Annotated[int, Field(ge=0)] = 10
     """Epochs of training of a client's classifier, before those of the layers below."""
 
@@ -280,7 +258,6 @@ class FedRepSettings(Settings):
 class MoonSettings(Settings):
     """MOON."""
 
-    section: ClassVar[str] = "moon"
     mu: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the contrastive loss between the global model and the client's previous model."""
     temperature: Annotated[float, Field(gt=0)] = 0.5
@@ -290,10 +267,8 @@ class MoonSettings(Settings):
 class PFedMeSettings(Settings):
     """pFedMe."""
 
-    section: ClassVar[str] = "pfedme"
     weight: Annotated[float, Field(ge=0)] = 15.0
-    """λ, strength of the pull towards the local model; λ times the learning rate should be at most
-    1."""
+    """λ, pull towards the local model; λ times the learning rate should be at most 1."""
     steps: Annotated[int, Field(ge=1)] = 5
     """K, steps of the personalized model on each batch."""
     lr: Annotated[float, Field(gt=0)] = 0.09
@@ -307,8 +282,7 @@ class ProtoAttentionSettings(Settings):
 
     section: ClassVar[str] = "proto_attention"
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of the margins, in units of the mean distance between class means; larger values
-    approach FedAvg."""
+    """Temperature of the margins, in mean distances between class means; large: as FedAvg."""
     prefers: Literal["wide", "narrow"] = "wide"
     """Which margins give a client more weight."""
 
@@ -316,10 +290,8 @@ class ProtoAttentionSettings(Settings):
 class SageflowSettings(Settings):
     """Sageflow."""
 
-    section: ClassVar[str] = "sageflow"
     entropy: Annotated[float, Field(gt=0)] = 1.0
-    """Models whose mean prediction entropy on the public images reaches this value are excluded; in
-    nats, so that log(classes) is the maximum."""
+    """Models of this mean entropy (in nats) or more on the public images are excluded."""
     loss_power: Annotated[float, Field(ge=0)] = 1.0
     """Exponent p of the weight loss^-p of a model, by its loss on the public images."""
     age_power: Annotated[float, Field(ge=0)] = 0.5
@@ -333,6 +305,5 @@ class SageflowSettings(Settings):
 class ScaffoldSettings(Settings):
     """SCAFFOLD."""
 
-    section: ClassVar[str] = "scaffold"
     server_lr: Annotated[float, Field(gt=0)] = 1.0
     """Learning rate of the server towards the average of the clients' models."""

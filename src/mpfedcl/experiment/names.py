@@ -1,8 +1,7 @@
 """Names of methods, partitions, aggregation rules and encoders, known without importing torch.
 
-`METHODS` is an index of the files in `methods/`, `PARTITIONS` of the functions in
-`data/partitions.py`, `AGGREGATION_RULES` of the classes in `rounds/aggregation/`; a test keeps the
-index complete.
+A test holds `METHODS` to the files in `methods/`, `PARTITIONS` to the functions in
+`data/partitions.py`, and `AGGREGATION_RULES` to the classes in `rounds/aggregation/`.
 """
 
 import inspect
@@ -12,49 +11,16 @@ from difflib import get_close_matches
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points, load
 
-METHODS: dict[str, str] = {
-    "afd": "afd",
-    "aso-fed": "asofed",
-    "async-share": "async_share",
-    "cmfl": "cmfl",
-    "ditto": "ditto",
-    "dp-fedcl": "dbscan",
-    "fed-dropout": "fed_dropout",
-    "fedasync": "fedasync",
-    "fedat": "fedat",
-    "fedavg": "",
-    "fedavg-ft": "",
-    "fedbn": "",
-    "fedcof": "",
-    "feddyn": "feddyn",
-    "fedgauss": "",
-    "fedlc": "fedlc",
-    "fedlda": "",
-    "fedmmd": "fedmmd",
-    "fedncm": "",
-    "fednova": "fednova",
-    "fedopt": "fedopt",
-    "fedpcl": "fedpcl",
-    "fedper": "fedper",
-    "fedproc": "fedproc",
-    "fedproto": "fedproto",
-    "fedprox": "fedprox",
-    "fedrep": "fedrep",
-    "fedridge": "",
-    "fedrs": "fedrs",
-    "local": "",
-    "local-gauss": "",
-    "moon": "moon",
-    "mp-fedcl": "",
-    "mpfed": "",
-    "pfedme": "pfedme",
-    "proto-attention": "proto_attention",
-    "proto-inference": "",
-    "sageflow": "sageflow",
-    "scaffold": "scaffold",
-    "sp-fedcl": "",
-}
-"""Built-in methods, and the section of settings that each uses."""
+_METHODS = """
+afd aso-fed async-share cmfl ditto dp-fedcl fed-dropout fedasync fedat fedavg fedavg-ft fedbn
+fedcof feddyn fedgauss fedlc fedlda fedmmd fedncm fednova fedopt fedpcl fedper fedproc fedproto
+fedprox fedrep fedridge fedrs local local-gauss moon mp-fedcl mpfed pfedme proto-attention
+proto-inference sageflow scaffold sp-fedcl
+"""
+METHODS = tuple(_METHODS.split())
+"""Built-in methods."""
+SECTIONS = {"aso-fed": "asofed", "dp-fedcl": "dbscan"}
+"""Sections of methods that do not have the name of their method."""
 PARTITIONS: dict[str, str] = {
     "classes": "A few classes for each client.",
     "feature": "One domain per client.",
@@ -66,23 +32,13 @@ PARTITIONS: dict[str, str] = {
 SPLIT_BY_DOMAIN = ("feature", "natural")
 """Partitions that give whole domains to clients."""
 AGGREGATION_RULES: dict[str, str] = {
-    "centered-clipping": (
-        "the mean of updates clipped around a center, three times (Karimireddy, He and "
-        "Jaggi, 2021)."
-    ),
-    "geometric-median": (
-        "the point with the smallest sum of distances to the updates (RFA, Pillutla et al., 2022)."
-    ),
+    "centered-clipping": "the mean of updates clipped around a center (Karimireddy et al., 2021).",
+    "geometric-median": "the point nearest to all updates in total (RFA, Pillutla et al., 2022).",
     "krum": "the one update that is nearest to its neighbors (Blanchard et al., 2017).",
     "mean": "the mean by number of samples, as in FedAvg.",
     "median": "the coordinate-wise median, all clients alike (Yin et al., 2018).",
-    "multi-krum": (
-        "the mean of the n - f updates that are nearest to their neighbors (Blanchard et "
-        "al., 2017)."
-    ),
-    "trimmed-mean": (
-        "the coordinate-wise mean without the smallest and largest values (Yin et al., 2018)."
-    ),
+    "multi-krum": "the mean of the n - f updates nearest to others (Blanchard et al., 2017).",
+    "trimmed-mean": "the coordinate-wise mean without the extreme values (Yin et al., 2018).",
 }
 
 

@@ -34,7 +34,13 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     section: ClassVar[str] = ""
-    """Name of the section in a file and in its flags: `section = "fedprox"` makes --fedprox.mu."""
+    """Name of the section in a file and in its flags: `section = "fedprox"` makes --fedprox.mu. By
+    default the name of the class in lower case, without `Settings`."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "section" not in vars(cls):
+            cls.section = cls.__name__.removesuffix("Settings").strip("_").lower()
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -56,7 +62,6 @@ class Settings(BaseModel):
 class DatasetSettings(Settings):
     """The data set, and the part of it that is used."""
 
-    section: ClassVar[str] = "dataset"
     name: str = "mnist-sample"
     """Name of the data set; `mpfedcl data list` lists them."""
     root: Path | None = None
@@ -65,28 +70,22 @@ class DatasetSettings(Settings):
     label: str | None = None
     """table: column of the class."""
     client: str | None = None
-    """table: column of the owner of each row, whose values are the domains [default: each file is a
-    domain]."""
+    """table: column of the owner of each row, the domain [default: each file is a domain]."""
     train_size: Annotated[int | None, Field(ge=1)] = None
-    """Total number of training images, drawn at random [default: the data set's; 2000 for
-    mnist]."""
+    """Number of training images, drawn at random [default: the data set's; 2000 for mnist]."""
     test_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """Fraction of the images held out for testing if there is no test set [default: the data set's,
-    mostly 0.5]."""
+    """Fraction held out as test set if there is none [default: the data set's, mostly 0.5]."""
     classes: tuple[str, ...] = ()
     """Names of the classes, in order; a data set with other classes is rejected [default: the data
     set's; over a network, those of all clients that are connected at the start]."""
     domains: tuple[str, ...] = ()
     """Domains to use [default: the data set's; all under feature skew]."""
     per_class: Annotated[int | None, Field(ge=1)] = None
-    """Maximum number of images per class: in total, or under feature skew for training in each
-    domain [default: the data set's]."""
+    """Maximum of images per class; feature skew: to train, per domain [default: the data set's]."""
     test_per_class: Annotated[int | None, Field(ge=1)] = None
-    """Feature skew: maximum number of test images per class in each domain [default: the data
-    set's]."""
+    """Feature skew: maximum of test images per class and domain [default: the data set's]."""
     standardize: bool = True
-    """Scale pixels to about zero mean and unit standard deviation, with constants of the data set;
-    otherwise to [0, 1]."""
+    """Scale pixels by the data set's mean and standard deviation; otherwise to [0, 1]."""
     image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
     """Resize images to this many pixels per side [default: the original size; 28 if sizes differ;
     32 for `folder` without an encoder]."""
@@ -95,13 +94,11 @@ class DatasetSettings(Settings):
 class PartitionSettings(Settings):
     """The split of the images among the clients."""
 
-    section: ClassVar[str] = "partition"
     kind: Annotated[PartitionKind, Field(description=describe(PARTITIONS))] = "label"
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 0.05
     """Dirichlet concentration; smaller values give more skew."""
     balanced: bool = True
-    """Label skew: a client that already has its fair share of images gets none of the next
-    class."""
+    """Label skew: a client that has its fair share of images gets none of the next class."""
     min_size: Annotated[int | None, Field(ge=1)] = None
     """Redraw until each client has at least this many training images [default: the data set's]."""
     test: Literal["shared", "matched"] | None = None
@@ -110,14 +107,12 @@ class PartitionSettings(Settings):
     classes_per_client: Annotated[int, Field(ge=1)] = 2
     """Number of classes per client under `--partition.kind classes`."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of each client's training images that replaces the test images, which are then not
-    used; 0: none. For tuning, as in `mpfedcl tune`."""
+    """Fraction of training images that replaces the test images, as for `mpfedcl tune`."""
 
 
 class TrainSettings(Settings):
     """Local training."""
 
-    section: ClassVar[str] = "train"
     epochs: Annotated[int, Field(ge=1)] = 1
     """Epochs of local training per round."""
     batch_size: Annotated[int, Field(ge=1)] = 32
@@ -187,8 +182,7 @@ class PrototypeSettings(Settings):
     init: Literal["k-means++", "random"] = "k-means++"
     """Initialization of k-means."""
     pool_ttl: Annotated[int, Field(ge=1)] = 1
-    """Number of broadcasts in which the prototypes of a client are used; values above 1 matter if
-    clients are sampled."""
+    """Number of broadcasts that use the prototypes of a client; matters if clients are sampled."""
     pool_size: Annotated[int | None, Field(ge=1, le=_MOST_PER_CLASS)] = None
     """Maximum number of prototypes per class that the server sends; those of all clients are merged
     by k-means, and their owners are then groups [default: no limit]."""
@@ -197,7 +191,6 @@ class PrototypeSettings(Settings):
 class ContrastSettings(Settings):
     """The contrastive loss."""
 
-    section: ClassVar[str] = "contrast"
     form: Literal["slots", "pooled", "literal"] = "slots"
     """slots: as in the text of the paper; pooled: independent of the order of slots; literal: the
     printed formula of the paper, which lowers accuracy."""
@@ -206,14 +199,12 @@ class ContrastSettings(Settings):
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the contrastive loss relative to the cross-entropy."""
     sample: Annotated[int | None, Field(ge=1)] = None
-    """Contrast each step with the prototypes of only this many random clients; the loss stays
-    unbiased [default: all clients]."""
+    """Random clients whose prototypes each step uses; the loss stays unbiased [default: all]."""
 
 
 class EncoderSettings(Settings):
     """The encoder that turns images into features, frozen by default."""
 
-    section: ClassVar[str] = "encoder"
     name: str | None = None
     """none (raw pixels), resnet18, onnx:PATH, torchvision:NAME, random-filters (small images, no
     weights) or random-resnet18; the last two take a seed, as in random-filters:7 [default: the data
@@ -229,14 +220,11 @@ class EncoderSettings(Settings):
     """onnx, for outputs [batch, tokens, features]. mean: the mean of all tokens; class: the first
     token; patches: the mean of all but the first [default: mean]."""
     mean: tuple[float, float, float] | None = None
-    """onnx: mean of red, green and blue in [0, 1], which is subtracted [default: the model's
-    metadata, otherwise 0]."""
+    """onnx: mean of red, green and blue in [0, 1] [default: the model's metadata, otherwise 0]."""
     deviation: tuple[_Positive, _Positive, _Positive] | None = None
-    """onnx: standard deviation of red, green and blue, by which pixels are divided [default: the
-    model's metadata, otherwise 1]."""
+    """onnx: standard deviation of the colors [default: the model's metadata, otherwise 1]."""
     image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
-    """onnx: pixels per side, if the model accepts any size [default: the model's metadata,
-    otherwise 64]."""
+    """onnx: pixels per side, if any size fits [default: the model's metadata, otherwise 64]."""
 
     @property
     def onnx_choices(self) -> dict[str, Any]:
@@ -260,7 +248,6 @@ class EncoderSettings(Settings):
 class AggregationSettings(Settings):
     """The aggregation of client updates."""
 
-    section: ClassVar[str] = "aggregation"
     rule: RuleName = Field(default="mean", description=describe(AGGREGATION_RULES))
     attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """Assumed fraction of malicious clients in a round, for rules other than the mean: this
@@ -273,10 +260,8 @@ class AggregationSettings(Settings):
 class ModelSettings(Settings):
     """The model that clients train, on pixels or on features of the encoder."""
 
-    section: ClassVar[str] = "model"
     name: Literal["mlp", "cnn"] | None = None
-    """mlp: fully connected layers; cnn: two 5 x 5 convolutions before them, for images only
-    [default: the data set's, mostly mlp]."""
+    """cnn: two 5 x 5 convolutions, then an mlp; for images [default: the data set's, or mlp]."""
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
     """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
     256 on features, 512 in a cnn]."""
@@ -287,20 +272,16 @@ class ModelSettings(Settings):
 class ValidationSettings(Settings):
     """Validation of client updates."""
 
-    section: ClassVar[str] = "validation"
     max_norm: Annotated[float, Field(gt=0)] = 1e6
     """Maximum norm of a client's model change and of a prototype; larger ones are rejected."""
     bounds: Literal["auto", "on", "off"] = "auto"
-    """Bound the influence of each client by the updates of the others; auto: on over a network, off
-    in a simulation."""
+    """Bound each client's influence by the updates of the others; auto: on over a network only."""
     share_cap: Annotated[float, Field(ge=1)] = 3.0
     """Bounds: maximum weight of a client, in clients of median size."""
     sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
-    """Bounds: known numbers of samples of clients, such as hospital:5000; each client may weigh up
-    to its number, whatever the median."""
+    """Bounds: known numbers of samples: hospital:5000; a client may weigh up to its number."""
     clip_factor: Annotated[float, Field(gt=0)] = 1.5
-    """Bounds: a model change is clipped to this multiple of the median norm of the previous
-    round."""
+    """Bounds: a model change is clipped to this multiple of the last round's median norm."""
     strictness: Annotated[float, Field(ge=1)] = 2.0
     """Bounds: a client whose changes deviate from the direction of the others by this many standard
     deviations more than usual, round after round, loses weight; with half a standard deviation more
@@ -320,20 +301,16 @@ class ValidationSettings(Settings):
 class StatisticsSettings(Settings):
     """The sufficient statistics that a one-shot run keeps."""
 
-    section: ClassVar[str] = "statistics"
     keep: Literal["auto", "clients", "pooled"] = "auto"
     """clients: keep the statistics of each client, so that any client can leave later; pooled: keep
-    only their sum, from which no client can be removed; auto: clients, up to 10,000 clients and 1
-    GB in total."""
+    only their sum, from which no client can leave; auto: clients, up to 10,000 and 1 GB."""
 
 
 class UpdateSettings(Settings):
     """Processing of an update on its way to the server."""
 
-    section: ClassVar[str] = "update"
     clip: Annotated[float | None, Field(gt=0)] = None
-    """Largest L2 norm of a client's change of the model; a larger change is scaled down [default:
-    no limit]."""
+    """Largest L2 norm of a model change; larger ones are scaled down [default: no limit]."""
     compress: Literal["none", "half", "int8", "topk"] | None = None
     """Compression of uploads. half: half precision; int8: one byte per value, rounded at random so
     that the mean is unbiased; topk: only the largest changes of the model, and the rest is added to
@@ -346,13 +323,11 @@ class UpdateSettings(Settings):
 class PrivacySettings(Settings):
     """Differential privacy of one image or of one client."""
 
-    section: ClassVar[str] = "privacy"
     epsilon: Annotated[float | None, Field(gt=0, le=100)] = None
     """Privacy budget; smaller values protect more and cost more accuracy, see `mpfedcl privacy
     plan` [default: no budget, no noise and no guarantee]."""
     delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
-    """Probability with which the guarantee may fail; choose it well below 1 / number of images, or
-    of clients."""
+    """Probability that the guarantee fails; choose it well below 1 / number of images (clients)."""
     unit: Literal["record", "client"] | None = None
     """Unit of the guarantee: one training image (record, one-shot methods only), or all images of a
     client [default: record for one-shot methods, otherwise client]."""
@@ -360,17 +335,14 @@ class PrivacySettings(Settings):
     """central: the server adds the noise and sees the exact updates; local: each client adds noise
     before it sends (one-shot methods only), which costs more accuracy."""
     clip: Annotated[float | None, Field(gt=0)] = None
-    """Unit client: maximum norm of a client's contribution [default: 1 for a model change, 10 for
-    statistics]."""
+    """Unit client: maximum norm of an update [default: 1 for a model change, 10 for statistics]."""
     dimensions: Annotated[int, Field(ge=1)] = 64
     """One-shot methods: dimension to which features are projected by a public random matrix; fewer
     dimensions need less noise. No projection if features have no more dimensions."""
     moments: bool = False
-    """One-shot methods (fedgauss, fedlda): also send second moments; useful with thousands of
-    images. fedridge always sends them."""
+    """fedgauss, fedlda: send second moments too, for thousands of images; fedridge always does."""
     release_every: Annotated[int, Field(ge=1)] = 1
-    """Methods with prototypes: rounds between two releases of prototypes; fewer releases leave more
-    of the budget to the model."""
+    """Rounds between two releases of prototypes; fewer leave more of the budget to the model."""
     noise: Annotated[float | None, Field(gt=0)] = None
     """Methods that train: noise multiplier, the standard deviation of the noise divided by the clip
     [default: calibrated to the budget over all rounds]. If given, the run ends before a round that
@@ -390,14 +362,12 @@ class SystemsSettings(Settings):
     """Simulated system heterogeneity on a virtual clock, which is the same on every machine. Over a
     network only tick, concurrency and most_per_minute apply."""
 
-    section: ClassVar[str] = "systems"
     kind: Literal["none", "lognormal", "tiers"] | None = None
     """lognormal: the speeds of each client are drawn once; tiers: five equal groups wait 0, 0 to 5,
     6 to 10, 11 to 15 and 20 to 30 seconds before each update; none: no virtual clock [default:
     lognormal for asynchronous methods, otherwise none]."""
     spread: Annotated[float, Field(ge=0, le=5)] = 0.8
-    """lognormal: standard deviation of the logarithm of client speeds; 0: all clients are equally
-    fast."""
+    """lognormal: standard deviation of the logarithm of client speeds; 0: all are equally fast."""
     follows: Literal["none", "size", "label"] = "none"
     """Which clients are slow: random ones (none), those with many samples (size), or those with the
     last classes (label), which biases asynchronous methods."""
@@ -416,11 +386,9 @@ class SystemsSettings(Settings):
     patience: Annotated[float, Field(ge=1, le=1000)] = 2.0
     """Timeout of an update, as a multiple of the usual time of its client."""
     tick: Annotated[float | None, Field(gt=0, le=1e9)] = None
-    """Methods that aggregate at fixed intervals: seconds between two aggregations [default: the
-    median of the usual times of clients]."""
+    """Seconds between aggregations at fixed intervals [default: the clients' median usual time]."""
     concurrency: Annotated[int | None, Field(ge=1)] = None
-    """Asynchronous methods: number of clients that train at the same time [default: as many as in a
-    round, see fraction]."""
+    """Asynchronous methods: number of clients that train at a time [default: by fraction]."""
     most_per_minute: Annotated[float, Field(ge=0, le=1e6)] = 20.0
     """Asynchronous methods over a network: maximum number of times per minute that a client is sent
     the model, so that fast clients cannot dominate; 0: no limit."""
@@ -434,21 +402,17 @@ class SystemsSettings(Settings):
 class PublicSettings(Settings):
     """Public training images of the server, which validates models on them. Simulations only."""
 
-    section: ClassVar[str] = "public"
     size: Annotated[int | None, Field(ge=0)] = None
-    """Number of images held out before the rest is split among clients; at most a tenth of all
-    [default: 1000 for sageflow, otherwise 0]."""
+    """Number of images, at most a tenth of all [default: 1000 for sageflow, otherwise 0]."""
 
 
 class NetworkSettings(Settings):
     """Timeouts and limits of a federation over a network. Simulations use only `enough`."""
 
-    section: ClassVar[str] = "network"
     round_timeout: Annotated[float, Field(gt=0, le=7 * 86_400)] = 600.0
     """Seconds that a round waits for updates; clients without an update by then are missing."""
     enough: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """A round ends early once this fraction of the sampled clients has replied. A simulation needs
-    a virtual clock for this (systems.kind)."""
+    """A round ends once this fraction of its clients has replied (simulation: see systems.kind)."""
     patience: Annotated[float, Field(gt=0, le=7 * 86_400)] = 300.0
     """Seconds to wait for clients to connect, at the start and whenever too few are connected."""
     max_images: Annotated[int, Field(ge=1)] = 10_000_000
@@ -459,7 +423,6 @@ class NetworkSettings(Settings):
 class SecureSettings(Settings):
     """Secure aggregation (`--secure-aggregation`)."""
 
-    section: ClassVar[str] = "secure"
     threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
     """More than this fraction of a round's clients must remain at its end, otherwise the sum is not
     opened. Above two thirds, a malicious server that colludes with a third of the clients learns no

@@ -1,16 +1,29 @@
 """Gaussian classifiers in closed form, from sufficient statistics: tensors in, tensors out."""
 
-from mpfedcl.gaussian.classifier import ABSENT, Components, Metric, make_components, score
-from mpfedcl.gaussian.covariance import (
+from mpfedcl.gaussian.classifier import (
+    ABSENT,
+    Components,
     Covariance,
     Degrees,
-    OwnCovariance,
+    Metric,
     Shrinkage,
     choose_shrinkage,
+    make_components,
     own_strength,
+    score,
+    solve_own,
 )
-from mpfedcl.gaussian.effects import ClientEffects, ClientMeans, estimate_effects
-from mpfedcl.gaussian.plausibility import find_impossible_statistics, find_impossible_sums
+from mpfedcl.gaussian.effects import (
+    ClientEffects,
+    ClientMeans,
+    estimate_effects,
+    estimate_effects_of_totals,
+)
+from mpfedcl.gaussian.plausibility import (
+    find_impossible_statistics,
+    find_impossible_sums,
+    find_impossible_totals,
+)
 from mpfedcl.gaussian.statistics import (
     MemberSums,
     PoolTotals,
@@ -23,60 +36,14 @@ from mpfedcl.gaussian.statistics import (
     pack_symmetric,
     packed_size,
     pool_of_one,
+    pooled_of_totals,
     project_features,
     scatter_rows,
     sums_to_fit,
     take_from_pool,
+    totals_of_one,
     unit_features,
     unpack_symmetric,
     widen_classes,
     within_from_moment,
 )
-from mpfedcl.gaussian.totals import (
-    estimate_effects_of_totals,
-    find_impossible_totals,
-    pooled_of_totals,
-    totals_of_one,
-)
-
-__all__ = [
-    "ABSENT",
-    "ClientEffects",
-    "ClientMeans",
-    "Components",
-    "Covariance",
-    "Degrees",
-    "MemberSums",
-    "Metric",
-    "OwnCovariance",
-    "PoolTotals",
-    "SecondMoment",
-    "Shrinkage",
-    "StackedSums",
-    "add_statistics",
-    "center_by_class",
-    "choose_shrinkage",
-    "complete_pool",
-    "estimate_effects",
-    "estimate_effects_of_totals",
-    "find_impossible_statistics",
-    "find_impossible_sums",
-    "find_impossible_totals",
-    "make_components",
-    "own_statistics",
-    "own_strength",
-    "pack_symmetric",
-    "packed_size",
-    "pool_of_one",
-    "pooled_of_totals",
-    "project_features",
-    "scatter_rows",
-    "score",
-    "sums_to_fit",
-    "take_from_pool",
-    "totals_of_one",
-    "unit_features",
-    "unpack_symmetric",
-    "widen_classes",
-    "within_from_moment",
-]

@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.prototypes import PrototypePool
 
 
@@ -105,12 +107,7 @@ def estimate_effects(groups: ClientMeans, means: Tensor, trace: float) -> Client
         (scale * ((1 - 2 * weights) / counts + 1 / class_counts[groups.labels])).sum()
     )
     from_shift = _shift_exposure(groups, shares, weights, sizes)
-    gap = from_shift - from_effect
-    if abs(gap) <= 1e-9 * float(sizes.sum()):
-        # Clients of one class each: a shift and an effect on the class are the same.
-        return ClientEffects(0.0, total)
-    shift = min(max((between - from_noise - total * from_effect) / gap, 0.0), total)
-    return ClientEffects(shift, total - shift)
+    return _split(total, between - from_noise, from_effect, from_shift, float(sizes.sum()))
 
 
 def _shift_exposure(groups: ClientMeans, shares: Tensor, weights: Tensor, sizes: Tensor) -> float:
@@ -120,6 +117,52 @@ def _shift_exposure(groups: ClientMeans, shares: Tensor, weights: Tensor, sizes:
     w = shares.new_zeros(shape).index_put_((groups.owners, groups.labels), weights)
     squares = ((p @ (w.T @ w)) * p).sum(1) - 2 * (p * w).sum(1) + 1
     return float((sizes * squares).sum())
+
+
+def estimate_effects_of_totals(totals: Tensors, means: Tensor, trace: float) -> ClientEffects:
+    """Return the same estimates as `estimate_effects`, from totals instead of client means.
+
+    Args:
+        totals: In float64.
+        means: mu_c [C, d], zeros for a class that no client holds.
+        trace: tr(S).
+    """
+    counts = totals["counts"]
+    held = counts.clamp(min=1)
+    room = float(counts.sum() - (totals["counts_squared"] / held).sum())
+    if not trace or room <= 1e-9 * float(counts.sum()):
+        return ClientEffects(0.0, 0.0)
+    around = totals["squares"].sum() - (totals["sums"].square().sum(1) / held).sum()
+    spare = float(totals["groups"].sum() - (counts > 0).sum())
+    total = max(0.0, float(around) / trace - spare) / room
+    shared = totals["shared_pairs"]
+    between = (
+        totals["lengths"]
+        - 2 * (means * totals["shared_sums"]).sum()
+        + (means @ means.T * shared).sum()
+    )
+    own = shared.diagonal()
+    from_effect = own * (1 + totals["counts_squared"] / held**2) - 2 * totals["cubes"] / held
+    from_noise = totals["clients"] - (own / held).sum()
+    from_shift = (
+        counts.sum()
+        - 2 * (totals["counts_squared"] / held).sum()
+        + (shared * totals["pairs"] / torch.outer(held, held)).sum()
+    )
+    noise, effect, exposure = float(from_noise), float(from_effect.sum()), float(from_shift)
+    return _split(total, float(between) / trace - noise, effect, exposure, float(counts.sum()))
+
+
+def _split(
+    total: float, excess: float, from_effect: float, from_shift: float, num_samples: float
+) -> ClientEffects:
+    """Split t_b + t_e by the excess of the clients' averages and what each effect adds to it."""
+    gap = from_shift - from_effect
+    if abs(gap) <= 1e-9 * num_samples:
+        # Clients of one class each: a shift and an effect on the class are the same.
+        return ClientEffects(0.0, total)
+    shift = min(max((excess - total * from_effect) / gap, 0.0), total)
+    return ClientEffects(shift, total - shift)
 
 
 def _add_up(values: Tensor, index: Tensor, size: int) -> Tensor:

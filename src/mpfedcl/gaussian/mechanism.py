@@ -64,10 +64,7 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """
     if gaussian_delta(multiplier, 0.0) <= delta:
         return 0.0
-    high = 1.0
-    while gaussian_delta(multiplier, high) > delta:
-        high *= 2
-    return _bisect(lambda epsilon: gaussian_delta(multiplier, epsilon) <= delta, 0.0, high)
+    return _find_least(lambda epsilon: gaussian_delta(multiplier, epsilon) <= delta)
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -82,10 +79,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
             f"epsilon is {epsilon:g} and delta {delta:g}; epsilon must be above 0 and delta "
             "between 0 and 1."
         )
-    high = 1.0
-    while gaussian_delta(high, epsilon) > delta:
-        high *= 2
-    return _bisect(lambda multiplier: gaussian_delta(multiplier, epsilon) <= delta, 0.0, high)
+    return _find_least(lambda multiplier: gaussian_delta(multiplier, epsilon) <= delta)
 
 
 def composed_multiplier(multipliers: Mapping[float, int]) -> float:
@@ -93,8 +87,11 @@ def composed_multiplier(multipliers: Mapping[float, int]) -> float:
     return 1 / math.sqrt(sum(count / each**2 for each, count in multipliers.items()))
 
 
-def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the least value at which a monotone condition holds."""
+def _find_least(holds: Callable[[float], bool]) -> float:
+    """Return the least positive value at which a monotone condition holds, by bisection."""
+    low, high = 0.0, 1.0
+    while not holds(high):
+        high *= 2
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
@@ -120,13 +117,8 @@ def draw_noise(sigma: float, shape: Sequence[int]) -> Tensor:
 def share_sigma(sigma: float, least_honest: int) -> float:
     """Return the standard deviation of each client's share of the noise in a secure sum.
 
-    Variances add up: if at least `least_honest` clients add their shares, the noise of the sum has
-    a standard deviation of sigma or more.
+    Variances add up: the shares of `least_honest` clients have a standard deviation of sigma.
     """
-    if least_honest < 1:
-        raise InvalidInput(
-            f"least_honest is {least_honest}; at least 1 client must add its share of the noise."
-        )
     return sigma / math.sqrt(least_honest)
 
 
@@ -195,8 +187,7 @@ class PrivateSums:
 
     def add_noise(self, summed: Mapping[str, Tensor]) -> Tensors:
         """Return statistics with noise, in float64."""
-        tensors = {name: value.double() for name, value in summed.items()}
-        return _unflatten(add_exact_noise(_flatten(tensors), self.sigma), tensors)
+        return _unflatten(add_exact_noise(_flatten(summed), self.sigma), summed)
 
     def deviations(self, num_noises: float = 1) -> dict[str, float]:
         """Return the standard deviation of the noise in each field, if added `num_noises` times."""
@@ -254,16 +245,16 @@ def _lift(scatter: Tensor, sigma: float) -> Tensor:
     return lifted
 
 
-def _flatten(tensors: Tensors) -> Tensor:
-    """Return v."""
-    parts = [tensors["counts"].flatten(), tensors["sums"].flatten()]
+def _flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return v, in float64."""
+    parts = [tensors["counts"].double(), tensors["sums"].double().flatten()]
     if "moment" in tensors:
-        packed, size = tensors["moment"], tensors["sums"].shape[1]
-        parts.append(packed * _weights(size).to(packed) / 2)
+        packed = tensors["moment"].double()
+        parts.append(packed * _weights(tensors["sums"].shape[1]).to(packed) / 2)
     return torch.cat(parts)
 
 
-def _unflatten(vector: Tensor, like: Tensors) -> Tensors:
+def _unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
     """Return the tensors that `_flatten` was given."""
     counts, sums = like["counts"].numel(), like["sums"].numel()
     found = {

@@ -37,12 +37,34 @@ def find_impossible_sums(
     between = (lengths.square() / counts.clamp(min=1)).sum()
     if "within" in summed:
         wanted = float(counts.sum() - between)
-        return check_matrix(summed["within"], sums.shape[1], wanted, counts, in_full=in_full) or (
+        return _check_matrix(summed["within"], sums.shape[1], wanted, counts, in_full=in_full) or (
             _check_scatter(summed["within"], sums.shape[1], summed["scatter"], counts)
         )
     if "moment" in summed:
         wanted = float(counts.sum())
-        return check_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full=in_full)
+        return _check_matrix(summed["moment"], sums.shape[1], wanted, counts, in_full=in_full)
+    return None
+
+
+def find_impossible_totals(totals: Mapping[str, Tensor]) -> str | None:
+    """Return why these totals are impossible for features of norm 1, or None."""
+    counts, sums = totals["counts"].double(), totals["sums"].double()
+    if bool((counts < 0).any()) or bool((totals["groups"].double() > counts).any()):
+        return "counts are negative, or fewer than the clients that hold the class"
+    slack = _ROUNDING * (1 + counts)
+    lengths = sums.norm(dim=1)
+    if bool((lengths > counts + slack).any()):
+        label = int((lengths - counts).argmax())
+        return f"class {label} has a sum of norm {lengths[label]:.4g} and a count of " + (
+            f"{counts[label]:.0f}"
+        )
+    squares = totals["squares"].double()
+    if bool((squares < -slack).any()) or bool((squares > counts + slack).any()):
+        return "the squares of the clients' class sums are inconsistent with the counts"
+    wanted = {"moment": float(counts.sum()), "within": float(counts.sum() - squares.sum())}
+    for name in totals.keys() & wanted.keys():
+        if reason := _check_matrix(totals[name], sums.shape[1], wanted[name], counts, in_full=True):
+            return reason
     return None
 
 
@@ -80,7 +102,7 @@ def find_impossible_statistics(
     return "scatter" if float(statistics.get("scatter", torch.zeros(()))) < 0 else None
 
 
-def check_matrix(
+def _check_matrix(
     packed: Tensor, size: int, wanted: float, counts: Tensor, *, in_full: bool
 ) -> str | None:
     """Return why a packed second moment cannot be one with this trace, or None."""

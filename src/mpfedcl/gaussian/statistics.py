@@ -10,6 +10,16 @@ removed exactly. The pooled statistics are their sums over all clients, and also
   around each client's class means.
 
 All are sums over clients: subtracting a client that leaves removes it exactly.
+
+If no single client's statistics may be seen (secure aggregation), the differences between clients
+are estimated from further sums over clients, the totals. With s_i and n_i the sum and count of all
+classes of a client, and f_i = n_i - (classes that it holds), these are also:
+
+- `pairs` [C, C] = Σ_i n_ic n_ic', `shared_pairs` [C, C] = Σ_i n_ic n_ic'/n_i and
+  `cubes` [C] = Σ_i n_ic³/n_i;
+- `shared_sums` [C, d] = Σ_i (n_ic/n_i) s_i and `lengths` [] = Σ_i |s_i|²/n_i;
+- `clients` [], those with a sample, `free_clients` [], those with f_i > 0, and
+  `degrees_squared` [] = Σ_i f_i².
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +39,9 @@ _ROWS_AT_ONCE = 1024
 """Number of clients whose class sums are buffered before they are folded."""
 BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 """The statistics that have a row per class."""
+_MATRICES = ("moment", "within")
+_WHOLE = {*BY_CLASS, "pairs", "clients", "free_clients", "degrees_squared"} - {"sums", "squares"}
+"""Totals that are whole numbers."""
 
 
 def unit_features(inputs: Tensor) -> Tensor:
@@ -364,3 +377,46 @@ def complete_pool(parts: Tensors, sums: Tensors) -> Tensors:
     if "moment" in sums:
         pooled["moment"] = unpack_symmetric(sums["moment"].double(), size)
     return pooled
+
+
+# Totals under secure aggregation
+
+
+def totals_of_one(pooled: Tensors, *, with_effects: bool) -> Tensors:
+    """Return the contribution of a client to the totals, given its pooled statistics.
+
+    Counts are integers, and symmetric matrices are packed. Without samples all values are zero.
+    """
+    found = dict(pooled)
+    if with_effects:
+        counts, sums = pooled["counts"], pooled["sums"]
+        size, degrees = counts.sum(), (counts - 1).clamp(min=0).sum()
+        at_least_one = size.clamp(min=1)
+        whole = sums.sum(0)
+        found |= {
+            "pairs": torch.outer(counts, counts),
+            "shared_pairs": torch.outer(counts, counts) / at_least_one,
+            "cubes": counts**3 / at_least_one,
+            "shared_sums": torch.outer(counts / at_least_one, whole),
+            "lengths": whole.square().sum() / at_least_one,
+            "clients": (size > 0).double(),
+            "free_clients": (degrees > 0).double(),
+            "degrees_squared": degrees.square(),
+        }
+    for name in found.keys() & set(_MATRICES):
+        found[name] = pack_symmetric(found[name])
+    for name in found.keys() & _WHOLE:
+        found[name] = found[name].round().long()
+    return found
+
+
+def pooled_of_totals(totals: Mapping[str, Tensor]) -> Tensors:
+    """Return the pooled statistics in totals, in float64 and with unpacked matrices."""
+    size = totals["sums"].shape[1]
+    return {
+        name: unpack_symmetric(totals[name].double(), size)
+        if name in _MATRICES
+        else totals[name].double()
+        for name in (*BY_CLASS, *_MATRICES, "scatter")
+        if name in totals
+    }

@@ -39,6 +39,7 @@ from mpfedcl.methods.base import (
     received_at,
     update_template,
 )
+from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.methods.predictors import PREDICTORS, TESTS, PredictorKind, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -55,6 +56,7 @@ __all__ = [
     "Context",
     "Experiment",
     "Family",
+    "FedAvg",
     "Field",
     "FullBatch",
     "InvalidInput",

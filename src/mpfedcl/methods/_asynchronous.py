@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import AsoFedSettings, FedAsyncSettings, FedATSettings
-from mpfedcl.methods.base import Batch, Context, Method, Server
+from mpfedcl.methods.base import Batch, Context, Family, Method, Server
 
 
 class Arrival(NamedTuple):
@@ -41,8 +41,7 @@ class Asynchronous(Method, ABC):
     `systems.tick` seconds, with one `Arrival` for each model version among the updates.
     """
 
-    family = "asynchronous"
-    keeps = "nothing"
+    family: ClassVar[Family] = "asynchronous"
     timing: ClassVar[Literal["arrivals", "tiers", "ticks"]] = "arrivals"
     defaults: ClassVar[Mapping[str, Any]] = {"systems__kind": "lognormal"}
 

@@ -1,5 +1,4 @@
-"""Methods whose clients send statistics of their samples, and one-shot methods, which are fitted
-to them in closed form."""
+"""Methods whose clients send statistics, and one-shot methods, fitted to them in closed form."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,33 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mpfedcl import gaussian
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.gaussian import (
-    ClientMeans,
-    Components,
-    Covariance,
-    Metric,
-    SecondMoment,
-    Shrinkage,
-    StackedSums,
-    choose_shrinkage,
-    find_impossible_sums,
-    find_impossible_totals,
-    make_components,
-    own_statistics,
-    pack_symmetric,
-    pool_of_one,
-    pooled_of_totals,
-    project_features,
-    sums_to_fit,
-    totals_of_one,
-    unit_features,
-)
+from mpfedcl.gaussian import ClientMeans, Components, Covariance, Metric, SecondMoment, Shrinkage
 from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods._prototypes import PrototypeRule, SharesPrototypes
-from mpfedcl.methods.base import Method, Server, Tally
+from mpfedcl.methods.base import Family, Method, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.models import GaussianClassifier, Model
@@ -93,7 +73,7 @@ def collect_statistics(method: Method, inputs: Tensor, labels: Tensor) -> Tensor
 class ClosedForm(PrototypeRule, Method):
     """A method that trains nothing: classifiers are linear in frozen features of norm 1."""
 
-    family = "one-shot"
+    family: ClassVar[Family] = "one-shot"
     sends = "counts, sums and second moments"
     trains = False
     clustering = "mean"
@@ -126,10 +106,10 @@ class ClosedForm(PrototypeRule, Method):
     def features(self, inputs: Tensor) -> Tensor:
         """Return the features of inputs [n, ...]: norm 1, under a privacy budget projected."""
         privacy = self.experiment.privacy
-        features = unit_features(inputs)
+        features = gaussian.unit_features(inputs)
         if not privacy.has_budget:
             return features
-        return project_features(features, privacy.dimensions, self.experiment.seed)
+        return gaussian.project_features(features, privacy.dimensions, self.experiment.seed)
 
     def project(self, embeddings: Tensor) -> Tensor:
         """Return features unchanged: their norm is already 1."""
@@ -162,6 +142,8 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
     """Whether clients are sent the further estimates of `fit`; else the server keeps them."""
     estimates_effects: ClassVar[bool] = False
     """Whether `fit` estimates how clients differ, for which totals need further statistics."""
+    own_statistics = staticmethod(gaussian.own_statistics)
+    statistics_of = staticmethod(gaussian.pooled_of_totals)
     _nothing_sent: bool = False
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
@@ -193,9 +175,11 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
     ) -> Sequence[Mapping[str, Tensor]]:
         """Return the statistics of several clients, without classes of too few samples."""
-        sent = [self._is_sent(each) for each in labels]
+        least = self.experiment.prototypes.min_cluster_size
+        counts = [torch.bincount(each, minlength=self.num_classes) for each in labels]
+        sent = [(each >= least)[own] for each, own in zip(counts, labels, strict=True)]
         chosen = torch.cat([each[kept] for each, kept in zip(inputs, sent, strict=True)])
-        stack = StackedSums(
+        stack = gaussian.StackedSums(
             self.features(chosen),
             torch.cat([each[kept] for each, kept in zip(labels, sent, strict=True)]),
             [int(kept.sum()) for kept in sent],
@@ -204,29 +188,20 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         )
         return [stack.member(index) for index in range(len(stack))]
 
-    def _is_sent(self, labels: Tensor) -> Tensor:
-        counts = torch.bincount(labels, minlength=self.num_classes)
-        return (counts >= self.experiment.prototypes.min_cluster_size)[labels]
-
     def validate_statistics(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
         """Return why no samples have these sums, or why they are not the announced ones."""
+        summed, most, in_full = update.summed, update.num_samples, announced is not None
         if self.private_sums is not None:
-            return self._validate_private(update)
-        if announced is not None and (reason := _check_counts(update.summed["counts"], announced)):
+            if self.private_sums.is_local:
+                return self.private_sums.find_impossible(summed)
+            if self.private_sums.unit == "client":
+                # Clipped counts are no longer integers.
+                return None
+            # Under a privacy budget sizes are not announced.
+            most, in_full = self.experiment.network.max_images, False
+        elif announced is not None and (reason := _check_counts(summed["counts"], announced)):
             return reason
-        in_full = announced is not None
-        return find_impossible_sums(update.summed, update.num_samples, in_full=in_full)
-
-    def _validate_private(self, update: Update) -> str | None:
-        """Check statistics under a privacy budget, for which sizes are not announced."""
-        assert self.private_sums is not None
-        if self.private_sums.is_local:
-            return self.private_sums.find_impossible(update.summed)
-        if self.private_sums.unit == "client":
-            # Clipped counts are no longer integers.
-            return None
-        most = self.experiment.network.max_images
-        return find_impossible_sums(update.summed, most, in_full=False)
+        return gaussian.find_impossible_sums(summed, most, in_full=in_full)
 
     def totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
         """Return the pooled statistics of one client, and statistics of how clients differ.
@@ -236,7 +211,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         if self.private_sums is not None:
             return {name: value.double() for name, value in summed.items()}
         one = self.pool_of_one(self.own_statistics(summed))
-        return totals_of_one(one, with_effects=self.estimates_effects)
+        return gaussian.totals_of_one(one, with_effects=self.estimates_effects)
 
     def validate_totals(self, totals: Tensors) -> str | None:
         """Return why no clients have these totals."""
@@ -244,11 +219,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
             # More than half of the clients are left: their noise has less than twice the variance.
             noisy = self.private_sums.with_share(math.sqrt(2) * self.private_sums.sigma)
             return noisy.find_impossible(totals)
-        return find_impossible_totals(totals)
-
-    def statistics_of(self, totals: Tensors) -> Tensors:
-        """Return the pooled statistics in totals."""
-        return pooled_of_totals(totals)
+        return gaussian.find_impossible_totals(totals)
 
     def prototypes_of(self, update: Update) -> Prototypes:
         """Return the class means in an update's statistics: they are the client's prototypes."""
@@ -292,17 +263,13 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
             ]
         }
 
-    def own_statistics(self, summed: Mapping[str, Tensor]) -> Tensors:
-        """Return a client's statistics as they are kept, in float64; they add up over samples."""
-        return own_statistics(summed)
-
     def pool_of_one(self, own: Tensors) -> Tensors:
         """Return what a client with these statistics adds to the pooled ones of all clients."""
-        return pool_of_one(own, self.second_moment)
+        return gaussian.pool_of_one(own, self.second_moment)
 
     def refit(self, server: Server, pooled: Tensors, pool: PrototypePool) -> Server:
         """Fit the classifier to pooled statistics and the class means of single clients."""
-        return self._serve(server, sums_to_fit(pooled, self.second_moment), pool)
+        return self._serve(server, gaussian.sums_to_fit(pooled, self.second_moment), pool)
 
     def personalize_from(self, received: Any, own: Tensors) -> Tensors | None:
         """Return a personalized model as `personalize`, from statistics instead of samples."""
@@ -350,7 +317,7 @@ def is_total(sums: Tensors) -> bool:
 def describe_metric(covariance: Tensor, shrinkage: Shrinkage) -> Tensors:
     """Return S [d, d] and its shrinkage, as `OneShot.metric` reads them."""
     fit = torch.tensor([*shrinkage], dtype=torch.float64, device=covariance.device)
-    return {"covariance": pack_symmetric(covariance).float(), "fit": fit}
+    return {"covariance": gaussian.pack_symmetric(covariance).float(), "fit": fit}
 
 
 def _check_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
@@ -369,9 +336,9 @@ def fit_classes(
     `hottest` bounds the temperature.
     """
     present, means, counts = class_means(sums)
-    shrinkage = choose_shrinkage(covariance, degrees, means, counts)
+    shrinkage = gaussian.choose_shrinkage(covariance, degrees, means, counts)
     origin = (counts.unsqueeze(1) * means).sum(0) / counts.sum()
-    components = make_components(
+    components = gaussian.make_components(
         means,
         covariance.solve(means - origin, shrinkage.weight),
         present,

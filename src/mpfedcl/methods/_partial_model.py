@@ -28,8 +28,7 @@ class PartialModel(FedAvg, ABC):
     share: float
     """The share of the units of each hidden layer that a client trains."""
     fill: Literal["holders", "zero"] = "holders"
-    """Over which clients a parameter is averaged: those that trained it, or all clients, with the
-    others' values unchanged."""
+    """Whether to average a parameter over the clients that trained it, or all, others unchanged."""
     scales = False
     """Whether activations of a part are scaled up to those of the whole model during training."""
 
@@ -53,7 +52,12 @@ class PartialModel(FedAvg, ABC):
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return the cross-entropy of the part, with scaled activations if `scales`."""
         if self.scales and self.share < 1:
-            params = self._scale(params)
+            # Larger weights from hidden units make up for those that are missing.
+            sizes, params = hidden_units(params), dict(params)
+            for layer, before in feeding_layers(params).items():
+                if before in sizes:
+                    factor = sizes[before] / self._num_kept(sizes[before])
+                    params[f"{layer}.weight"] = params[f"{layer}.weight"] * factor
         return super().loss(params, batch, context)
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
@@ -87,15 +91,6 @@ class PartialModel(FedAvg, ABC):
 
     def _num_kept(self, size: int) -> int:
         return max(1, round(self.share * size))
-
-    def _scale(self, params: Tensors) -> Tensors:
-        """Return the parameters with larger weights from hidden units, as some are missing."""
-        sizes, scaled = hidden_units(params), dict(params)
-        for layer, before in feeding_layers(params).items():
-            if before in sizes:
-                factor = sizes[before] / self._num_kept(sizes[before])
-                scaled[f"{layer}.weight"] = scaled[f"{layer}.weight"] * factor
-        return scaled
 
 
 def draw_weighted(scores: Tensor, count: int, key: torch.Generator) -> Tensor:

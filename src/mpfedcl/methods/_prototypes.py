@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods.base import Method
+from mpfedcl.methods.base import Family, Method
 from mpfedcl.prototypes import (
     MOST_PROTOTYPES,
     PrototypePool,
@@ -99,18 +99,13 @@ class PrototypeRule:
         return self.clustering == "kmeans" and self.num_prototypes is None
 
 
-class _EvaluationPrototypes(PrototypeRule):
-    """The rule of methods that share no prototypes."""
-
-    def __init__(self, experiment: Experiment, num_classes: int) -> None:
-        self.experiment, self.num_classes = experiment, num_classes
-
-
 def prototype_rule(method: Method) -> PrototypeRule:
-    """Return how a method's prototypes are made and compared."""
+    """Return how a method's prototypes are made and compared, in evaluation if it shares none."""
     if isinstance(method, PrototypeRule):
         return method
-    return _EvaluationPrototypes(method.experiment, method.num_classes)
+    rule = PrototypeRule()
+    rule.experiment, rule.num_classes = method.experiment, method.num_classes
+    return rule
 
 
 class SharesPrototypes(PrototypeRule, Method):
@@ -120,6 +115,7 @@ class SharesPrototypes(PrototypeRule, Method):
     prototypes are made (`project`, `summarize`) and which ones are sent back (`reference`).
     """
 
+    family: ClassVar[Family] = "prototypes"
     sends_pool: ClassVar[bool] = True
     """Whether clients are sent `reference` of the pool; False: only the server uses it."""
 
@@ -158,12 +154,5 @@ def class_means_pool(kept: Tensors, like: PrototypePool) -> PrototypePool:
     """Return kept class means as a pool, with the number of classes and type of another."""
     means = kept.get(CLASS_MEANS, like.vectors.new_zeros(like.num_classes, like.dimension))
     labels = means.any(dim=1).nonzero().squeeze(1)
-    return replace(
-        like,
-        vectors=means[labels],
-        labels=labels,
-        counts=torch.ones_like(labels),
-        owners=torch.zeros_like(labels),
-        names=("global",) if len(labels) else (),
-        num_prototypes=1,
-    )
+    pool = like.merged_into(means[labels], labels, torch.ones_like(labels))
+    return replace(pool, num_prototypes=1)

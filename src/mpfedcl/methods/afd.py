@@ -5,10 +5,8 @@ from dataclasses import replace
 import torch
 
 from mpfedcl.core.tensors import Tensors, take_group
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import AfdSettings
-from mpfedcl.methods._partial_model import PartialModel
-from mpfedcl.methods.base import Server, Tally
+from mpfedcl.methods import Experiment, PartialModel, Server, Tally
 
 _ALL_CLIENTS = "all clients"
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import AsoFedSettings
-from mpfedcl.methods._asynchronous import Arrival, AsynchronousProximal
-from mpfedcl.methods.base import Context, LocalTraining, Server
+from mpfedcl.methods import Arrival, Context, LocalTraining, Server, Tensors
+from mpfedcl.methods._asynchronous import AsynchronousProximal
 
 
 class AsoFed(AsynchronousProximal):

@@ -6,9 +6,8 @@ from dataclasses import replace
 import torch
 
 from mpfedcl.experiment.method_settings import AsyncShareSettings
-from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness
-from mpfedcl.methods.base import Server
-from mpfedcl.methods.messages import Update
+from mpfedcl.methods import Arrival, Asynchronous, Server, Update
+from mpfedcl.methods._asynchronous import freshness
 
 
 class AsyncShare(Asynchronous):

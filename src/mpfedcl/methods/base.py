@@ -123,8 +123,7 @@ class Context:
     own: Tensors = field(default_factory=dict)
     """The constants that `describe` computed from this client's labels."""
     memory: Tensors = field(default_factory=dict)
-    """Tensors that last from step to step until the round ends: from `begin`, then from `adjust`
-    and `after_step`."""
+    """Tensors that last until the round ends: from `begin`, then from `adjust` and `after_step`."""
 
 
 class PerStep:
@@ -203,8 +202,7 @@ _PROMISES = {
     "plain_average": {"reduce"},
     "totals_suffice": {"weigh"},
 }
-"""Attributes that become False in a class that defines one of these hooks, unless the class sets
-the attribute too."""
+"""Attributes that become False in a class that defines such a hook, unless it sets them too."""
 
 
 class Method:

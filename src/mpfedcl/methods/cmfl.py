@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import CmflSettings
-from mpfedcl.methods.base import Context, Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Broadcast, Context, FedAvg, Server, Tally, Tensors
 
 
 class Cmfl(FedAvg):

@@ -1,9 +1,7 @@
 """Ditto (Li et al., ICML 2021)."""
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import DittoSettings
-from mpfedcl.methods._two_models import TwoModels
-from mpfedcl.methods.base import Context
+from mpfedcl.methods import Context, Tensors, TwoModels
 
 
 class Ditto(TwoModels):

@@ -1,11 +1,7 @@
 """Federated Dropout (Caldas et al., 2018)."""
 
-from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import FedDropoutSettings
-from mpfedcl.methods._partial_model import PartialModel
-from mpfedcl.methods.base import Server
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Experiment, FedAvg, PartialModel, Server, Tensors
 
 
 class FedDropout(PartialModel):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mpfedcl.experiment.method_settings import FedAsyncSettings
-from mpfedcl.methods._asynchronous import Arrival, AsynchronousProximal, freshness, mix
-from mpfedcl.methods.base import Server
+from mpfedcl.methods import Arrival, Server
+from mpfedcl.methods._asynchronous import AsynchronousProximal, freshness, mix
 
 
 class FedAsync(AsynchronousProximal):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from mpfedcl.experiment.method_settings import FedATSettings
-from mpfedcl.methods._asynchronous import Arrival, AsynchronousProximal
-from mpfedcl.methods.base import Server
+from mpfedcl.methods import Arrival, Server
+from mpfedcl.methods._asynchronous import AsynchronousProximal
 
 
 class FedAT(AsynchronousProximal):

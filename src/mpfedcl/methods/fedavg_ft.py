@@ -2,9 +2,7 @@
 
 from torch import zeros_like
 
-from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods._two_models import TwoModels
-from mpfedcl.methods.base import Context
+from mpfedcl.methods import Context, Tensors, TwoModels
 
 
 class FedAvgFT(TwoModels):

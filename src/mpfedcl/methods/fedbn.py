@@ -1,8 +1,6 @@
 """FedBN (Li et al., ICLR 2021)."""
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Experiment, FedAvg, InvalidInput
 from mpfedcl.models import is_normalization
 
 

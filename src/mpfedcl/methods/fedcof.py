@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
-from mpfedcl.methods._one_shot import OneShot, class_means, describe_metric, fit_classes
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Broadcast, OneShot, Tensors
+from mpfedcl.methods._one_shot import class_means, describe_metric, fit_classes
 
 
 class FedCOF(OneShot):
@@ -28,8 +27,7 @@ class FedCOF(OneShot):
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Return one Gaussian per class, with the covariance of the clients' means."""
         present, means, _ = class_means(sums)
-        everywhere = means.new_zeros(self.num_classes, means.shape[1])
-        everywhere[present] = means
+        everywhere = sums["sums"].double() / sums["counts"].double().clamp(min=1).unsqueeze(1)
         away = groups.counts.sqrt().unsqueeze(1) * (groups.vectors - everywhere[groups.labels])
         degrees, size = len(groups.counts) - len(present), means.shape[1]
         self._shortage = None

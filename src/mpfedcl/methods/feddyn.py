@@ -2,10 +2,8 @@
 
 from torch import zeros_like
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedDynSettings
-from mpfedcl.methods.base import Context, Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Context, FedAvg, Server, Tally, Tensors
 
 
 class FedDyn(FedAvg):

@@ -7,28 +7,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian import (
-    ClientEffects,
-    ClientMeans,
-    Components,
-    Covariance,
-    Degrees,
-    OwnCovariance,
-    Shrinkage,
-    center_by_class,
-    choose_shrinkage,
-    estimate_effects,
-    estimate_effects_of_totals,
-    make_components,
-    own_strength,
-    scatter_rows,
-    unpack_symmetric,
-    within_from_moment,
-)
-from mpfedcl.methods._one_shot import OneShot, class_means, degrees_of, fit_classes, is_total
-from mpfedcl.methods.messages import Broadcast
-from mpfedcl.prototypes import PrototypePool
+from mpfedcl import gaussian
+from mpfedcl.gaussian import ClientEffects, ClientMeans, Components, Covariance, Degrees, Shrinkage
+from mpfedcl.methods import Broadcast, OneShot, PrototypePool, Tensors
+from mpfedcl.methods._one_shot import class_means, degrees_of, fit_classes, is_total
 
 
 class GaussianPool(NamedTuple):
@@ -58,8 +40,7 @@ class FedGauss(OneShot):
     classes of a client, e_ic a single class, and both variances are estimated from the statistics.
     Under label skew clients differ only in their classes, under feature skew in everything. Local
     test sets are predicted with the client's own prototypes, covariance and class prior; the global
-    test set with the mixture over all clients or, under secure aggregation, with one Gaussian per
-    class.
+    test set with the mixture over all clients (under secure aggregation: one Gaussian per class).
     """
 
     name = "fedgauss"
@@ -79,22 +60,21 @@ class FedGauss(OneShot):
 
     def fit(self, sums: Tensors, groups: ClientMeans) -> tuple[Components, Tensors]:
         """Return the mixture over clients, and the covariance and estimates for clients."""
-        present, means, counts = class_means(sums)
-        everywhere = means.new_zeros(self.num_classes, means.shape[1])
-        everywhere[present] = means
+        _, means, counts = class_means(sums)
+        everywhere = sums["sums"].double() / sums["counts"].double().clamp(min=1).unsqueeze(1)
         scale = degrees_of(sums, groups)
         # In the precision that clients receive: the estimates must match their computations.
         within = (sums["within"] / scale).to(getattr(torch, self.experiment.dtype))
-        covariance = Covariance.decompose(unpack_symmetric(within, means.shape[1]))
-        shrinkage = choose_shrinkage(covariance, scale, means, counts)
+        covariance = Covariance.decompose(gaussian.unpack_symmetric(within, means.shape[1]))
+        shrinkage = gaussian.choose_shrinkage(covariance, scale, means, counts)
         if is_total(sums):
-            effects = estimate_effects_of_totals(sums, everywhere, covariance.trace)
+            effects = gaussian.estimate_effects_of_totals(sums, everywhere, covariance.trace)
             total = float(sums["counts"].sum() - sums["groups"].sum())
             degrees = Degrees(total, float(sums["degrees_squared"]), int(sums["free_clients"]))
         else:
-            effects = estimate_effects(groups, everywhere, covariance.trace)
+            effects = gaussian.estimate_effects(groups, everywhere, covariance.trace)
             degrees = Degrees.of(groups.degrees)
-        strength = own_strength(covariance, degrees, float(sums["scatter"]))
+        strength = gaussian.own_strength(covariance, degrees, float(sums["scatter"]))
         pool = GaussianPool(
             covariance, shrinkage, effects, strength, everywhere, sums["counts"].double()
         )
@@ -118,7 +98,7 @@ class FedGauss(OneShot):
             self._pool = (
                 within,
                 GaussianPool(
-                    Covariance.decompose(unpack_symmetric(within, pool.dimension)),
+                    Covariance.decompose(gaussian.unpack_symmetric(within, pool.dimension)),
                     Shrinkage(weight, temperature),
                     ClientEffects(shift, by_class),
                     1 / trust if trust else math.inf,
@@ -137,14 +117,14 @@ class FedGauss(OneShot):
         features = self.features(inputs)
         counts = torch.bincount(labels, minlength=self.num_classes)
         sums = torch.zeros_like(received.means).index_add_(0, labels, features)
-        centered = center_by_class(features, labels, counts, sums)
+        centered = gaussian.center_by_class(features, labels, counts, sums)
         return self._own_classifier(received, counts.to(sums), sums, centered)
 
     def personalize_from(self, received: GaussianPool | None, own: Tensors) -> Tensors | None:
         """Return the same classifier from a client's statistics, or from their `scatter_rows`."""
         if received is None:
             return None
-        rows = own["rows"] if "rows" in own else scatter_rows(own)
+        rows = own["rows"] if "rows" in own else gaussian.scatter_rows(own)
         parts = (part.to(received.means) for part in (own["counts"], own["sums"], rows))
         return self._own_classifier(received, *parts)
 
@@ -167,13 +147,18 @@ class FedGauss(OneShot):
         prototypes = means + shifts
         prototypes[held] = received.effects.group_means(own, means, shifts)
         answered = (known | (counts > 0)).nonzero().squeeze(1)
-        covariance = OwnCovariance(
-            received.covariance, centered, float(own.degrees.sum()), received.strength
-        )
         origin = _overall_mean(received)
-        components = make_components(
+        solved = gaussian.solve_own(
+            prototypes[answered] - origin,
+            received.covariance,
+            centered,
+            float(own.degrees.sum()),
+            received.strength,
+            received.shrinkage.weight,
+        )
+        components = gaussian.make_components(
             prototypes[answered],
-            covariance.solve(prototypes[answered] - origin, received.shrinkage),
+            solved,
             answered,
             torch.ones_like(prototypes[answered, 0]),
             origin=origin,
@@ -197,14 +182,9 @@ class FedGauss(OneShot):
         if self._pool is None:
             return super().remarks(broadcast)
         pool = self._pool[1]
-        found = {
-            "shrinkage": pool.shrinkage.weight,
-            "temperature": pool.shrinkage.temperature,
-            "shift": pool.effects.shift,
-            "class_effect": pool.effects.by_class,
-            "own_covariance": 1 / pool.strength,
-        }
-        return {"fit": {name: float(f"{value:.6g}") for name, value in found.items()}}
+        names = ("shrinkage", "temperature", "shift", "class_effect", "own_covariance")
+        values = (*pool.shrinkage, *pool.effects, 1 / pool.strength)
+        return {"fit": {n: float(f"{v:.6g}") for n, v in zip(names, values, strict=True)}}
 
 
 def _overall_mean(pool: GaussianPool) -> Tensor:
@@ -214,8 +194,8 @@ def _overall_mean(pool: GaussianPool) -> Tensor:
 def _classes(totals: Tensors) -> Components:
     """Return one Gaussian per class, with the covariance of all samples around class means."""
     size, classes = totals["sums"].shape[1], int((totals["counts"] > 0).sum())
-    moment = unpack_symmetric(totals["moment"], size)
-    around = within_from_moment(moment, totals["counts"], totals["sums"])
+    moment = gaussian.unpack_symmetric(totals["moment"], size)
+    around = gaussian.within_from_moment(moment, totals["counts"], totals["sums"])
     degrees = max(1.0, float(totals["counts"].sum()) - classes)
     return fit_classes(Covariance.decompose(around / degrees), degrees, totals)[0]
 
@@ -230,7 +210,7 @@ def _mixture(pool: GaussianPool, groups: ClientMeans) -> Components:
         labels = pool.counts.nonzero().squeeze(1)
         prototypes, shares = pool.means[labels], torch.ones_like(pool.counts[labels])
     origin = _overall_mean(pool)
-    return make_components(
+    return gaussian.make_components(
         prototypes,
         pool.covariance.solve(prototypes - origin, pool.shrinkage.weight),
         labels,

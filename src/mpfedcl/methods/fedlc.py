@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedLCSettings
-from mpfedcl.methods.base import Batch, Context
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Batch, Context, FedAvg, Tensors
 
 _OUT_OF_REACH = 1e6
 """The margin of a class that a client lacks: its probability is 0, and all values are finite."""

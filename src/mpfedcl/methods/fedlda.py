@@ -1,8 +1,8 @@
 """FedLDA: linear discriminant analysis from sufficient statistics, one-shot."""
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance, unpack_symmetric
-from mpfedcl.methods._one_shot import OneShot, degrees_of, describe_metric, fit_classes
+from mpfedcl.methods import OneShot, Tensors
+from mpfedcl.methods._one_shot import degrees_of, describe_metric, fit_classes
 
 
 class FedLDA(OneShot):

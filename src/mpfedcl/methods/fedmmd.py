@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedMmdSettings
-from mpfedcl.methods.base import Batch, Context
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Batch, Context, FedAvg, Tensors
 
 _POWERS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e2, 1e3, 1e4, 1e5, 1e6)
 VARIANCES = tuple(sorted((*_POWERS, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0)))

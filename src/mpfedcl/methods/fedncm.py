@@ -1,8 +1,8 @@
 """FedNCM, nearest class mean (Legate et al., NeurIPS 2023), one-shot."""
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ClientMeans, Components, Covariance
-from mpfedcl.methods._one_shot import OneShot, class_means, fit_classes
+from mpfedcl.methods import OneShot, Tensors
+from mpfedcl.methods._one_shot import class_means, fit_classes
 
 
 class FedNCM(OneShot):

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 from torch import zeros_like
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedNovaSettings
-from mpfedcl.methods.base import Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Update
+from mpfedcl.methods import FedAvg, Server, Tally, Tensors, Update
 
 
 class FedNova(FedAvg):
@@ -23,7 +20,6 @@ class FedNova(FedAvg):
     summary = "averages updates divided by their steps, not models"
     paper = "Wang et al., NeurIPS 2020"
     keeps = "nothing; the server: a velocity, if it has momentum"
-    totals_suffice = False
     needs_sgd = True
     settings: FedNovaSettings
     search_space = {**FedAvg.search_space, "fednova__momentum": (0.0, 0.5, 0.9)}

@@ -5,10 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedOptSettings
-from mpfedcl.methods.base import Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import FedAvg, Server, Tally, Tensors
 
 
 class FedOpt(FedAvg):
@@ -39,26 +37,24 @@ class FedOpt(FedAvg):
 
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Step along the mean change."""
-        step = self._step_plainly if self.settings.optimizer == "sgd" else self._adapt
+        settings, is_sgd = self.settings, self.settings.optimizer == "sgd"
+        lr, beta1 = settings.lr or (1.0 if is_sgd else 0.01), settings.momentum
+        if beta1 is None:
+            beta1 = 0.0 if settings.optimizer == "adagrad" else 0.9
         params, kept = dict(server.params), dict(server.private)
         for name, mean in means.items():
-            params[name] = step(name, params[name], mean, kept)
+            value, m = params[name], kept[f"momentum.{name}"]
+            change = mean - value
+            if is_sgd:
+                # In this form, lr = 1 without momentum gives the mean bit for bit.
+                params[name] = value.lerp(mean, lr) + lr * beta1 * m
+                kept[f"momentum.{name}"] = beta1 * m + change
+            else:
+                m = m.lerp(change, 1 - beta1)
+                v = self._collect(kept[f"squares.{name}"], change.square())
+                params[name] = value + lr * m / (v.sqrt() + settings.adaptivity)
+                kept |= {f"momentum.{name}": m, f"squares.{name}": v}
         return replace(server, params=params, private=kept)
-
-    def _step_plainly(self, name: str, value: Tensor, mean: Tensor, kept: Tensors) -> Tensor:
-        lr, momentum, key = self._lr, self._momentum, f"momentum.{name}"
-        # In this form, lr = 1 without momentum gives the mean bit for bit.
-        moved = value.lerp(mean, lr) + lr * momentum * kept[key]
-        kept[key] = momentum * kept[key] + (mean - value)
-        return moved
-
-    def _adapt(self, name: str, value: Tensor, mean: Tensor, kept: Tensors) -> Tensor:
-        change = mean - value
-        kept[f"momentum.{name}"] = kept[f"momentum.{name}"].lerp(change, 1 - self._momentum)
-        squares = self._collect(kept[f"squares.{name}"], change.square())
-        kept[f"squares.{name}"] = squares
-        length = squares.sqrt() + self.settings.adaptivity
-        return value + self._lr * kept[f"momentum.{name}"] / length
 
     def _collect(self, before: Tensor, squares: Tensor) -> Tensor:
         """Return v after the squares of one more round."""
@@ -68,13 +64,3 @@ class FedOpt(FedAvg):
         if self.settings.optimizer == "yogi":
             return before - fresh * squares * (before - squares).sign()
         return before.lerp(squares, fresh)
-
-    @property
-    def _lr(self) -> float:
-        default = 1.0 if self.settings.optimizer == "sgd" else 0.01
-        return self.settings.lr or default
-
-    @property
-    def _momentum(self) -> float:
-        default = 0.0 if self.settings.optimizer == "adagrad" else 0.9
-        return default if self.settings.momentum is None else self.settings.momentum

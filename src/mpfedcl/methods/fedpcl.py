@@ -6,10 +6,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedPclSettings
-from mpfedcl.methods._prototypes import SharesPrototypes
-from mpfedcl.methods.base import Batch, Context, Method
-from mpfedcl.methods.messages import Broadcast
-from mpfedcl.methods.predictors import PredictorName
+from mpfedcl.methods import Batch, Broadcast, Context, Method, PredictorName, SharesPrototypes
 from mpfedcl.prototypes import ContrastTargets, contrastive_loss, prepare_contrast
 
 
@@ -18,13 +15,11 @@ class FedPcl(SharesPrototypes):
 
     L = -log softmax_c(z·U_c / t)_y, with U_c [d] the mean over the clients that hold class c, plus
     the mean of the same loss over every client's class means; z and the embeddings behind the means
-    have norm 1. No classifier is trained: a client predicts with the nearest of its own class
-    means.
+    have norm 1. No classifier is trained: the nearest of a client's own class means predicts.
     """
 
     name = "fedpcl"
     summary = "shares class means only; trains with a contrastive loss only"
-    family = "prototypes"
     paper = "Tan et al., NeurIPS 2022"
     interpretation = "One view of each image, contrasted with all classes that some client holds."
     sends = "its class means"

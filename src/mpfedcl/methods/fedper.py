@@ -2,11 +2,8 @@
 
 from functools import cached_property
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import FedPerSettings
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Experiment, FedAvg, InvalidInput, Tensors
 
 
 class FedPer(FedAvg):

@@ -8,15 +8,8 @@ from torch.nn.functional import normalize
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedProcSettings
-from mpfedcl.methods._prototypes import (
-    UNIT_NORM,
-    SharesPrototypes,
-    class_means_pool,
-    update_class_means,
-)
-from mpfedcl.methods.base import Batch, Context, Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Batch, Broadcast, Context, FedAvg, Server, SharesPrototypes, Tally
+from mpfedcl.methods._prototypes import UNIT_NORM, class_means_pool, update_class_means
 from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
 
 
@@ -31,12 +24,10 @@ class FedProc(SharesPrototypes, FedAvg):
 
     name = "fedproc"
     summary = "FedAvg; first aligns embeddings with global class means"
-    family = "prototypes"
     paper = "Mu et al., FGCS 2023"
     interpretation = "The classifier uses unnormalized embeddings."
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
-    totals_suffice = False
     sends_pool = False
     clustering = "mean"
     settings: FedProcSettings

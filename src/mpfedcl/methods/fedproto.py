@@ -2,11 +2,8 @@
 
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedProtoSettings
-from mpfedcl.methods._prototypes import SharesPrototypes
-from mpfedcl.methods.base import Batch, Context, Method
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Batch, Broadcast, Context, Method, SharesPrototypes, Tensors
 from mpfedcl.prototypes import PrototypePool
 
 
@@ -19,7 +16,6 @@ class FedProto(SharesPrototypes):
 
     name = "fedproto"
     summary = "shares class means only; pulls embeddings towards their average"
-    family = "prototypes"
     paper = "Tan et al., AAAI 2022"
     sends = "its class means"
     keeps = "its model"

@@ -2,10 +2,8 @@
 
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedProxSettings
-from mpfedcl.methods.base import Batch, Context
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Batch, Context, FedAvg, Tensors
 
 
 class FedProx(FedAvg):

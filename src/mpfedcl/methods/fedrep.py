@@ -5,10 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedRepSettings
-from mpfedcl.methods.base import Context, LocalTraining, Method, PerStep
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Broadcast, Context, LocalTraining, Method, PerStep, Tensors
 
 
 class FedRep(Method):

@@ -2,9 +2,8 @@
 
 import torch
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import ABSENT, ClientMeans, Components, unpack_symmetric
-from mpfedcl.methods._one_shot import OneShot
+from mpfedcl.methods import OneShot, Tensors
 
 _RIDGE = 0.1
 """The ridge penalty, relative to the mean eigenvalue of the second moment."""

@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import FedRSSettings
-from mpfedcl.methods.base import Batch, Context
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Batch, Context, FedAvg, Tensors
 
 
 class FedRS(FedAvg):

@@ -1,6 +1,6 @@
 """Local training without federation (no paper)."""
 
-from mpfedcl.methods.base import Method
+from mpfedcl.methods import Method
 
 
 class Local(Method):

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import Covariance, StackedSums, unit_features, unpack_symmetric
-from mpfedcl.methods._one_shot import ClosedForm, fit_classes
+from mpfedcl.methods import ClosedForm, Tensors
+from mpfedcl.methods._one_shot import fit_classes
 
 _HOTTEST = 4.0
 """A bound of the temperature, which a client's few samples do not determine well. The value is the

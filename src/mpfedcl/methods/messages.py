@@ -43,8 +43,9 @@ class Broadcast:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that one client receives."""
-        tensors = _num_bytes(self.params) + _num_bytes(self.extra)
-        return tensors + _prototype_bytes(self.pool)
+        pool = self.pool
+        columns = (pool.vectors, pool.labels, pool.counts, pool.owners)
+        return _num_bytes(*self.params.values(), *self.extra.values(), *columns)
 
     def num_bytes_to(self, clients: Sequence[str]) -> int:
         """Return the bytes that these clients receive; some may be sent a part of the model."""
@@ -94,8 +95,7 @@ class Update:
     client: str
     num_samples: int
     averaged: Tensors | StackMember | None
-    """The tensors that `finish` returned, to be averaged over clients by weight. None if the client
-    withholds its update."""
+    """The tensors that `finish` returned, averaged by weight; None if the client withholds them."""
     prototypes: Prototypes
     """Collected from all clients, never averaged."""
     loss: float | None
@@ -105,11 +105,9 @@ class Update:
     processed: tuple[str, ...] = ()
     """The processors that have changed the update."""
     left_out: int = 0
-    """The number of averaged values that the client was not sent and does not send: they are the
-    server's own."""
+    """The number of averaged values that are the server's own, neither received nor sent."""
     coding: Mapping[str, Tensor] = field(default_factory=dict)
-    """For compressed tensors, by group and name (`averaged/output.weight`): their scales, or the
-    indices of their values."""
+    """Scales or indices of compressed tensors, by group and name: `averaged/output.weight`."""
 
     @property
     def num_parameters(self) -> int:
@@ -120,10 +118,10 @@ class Update:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensors that the client sends."""
-        tensors = _num_bytes(self._shapes) + _num_bytes(self.summed_shapes)
-        if self.left_out:
-            tensors -= self.left_out * next(iter(self._shapes.values())).element_size()
-        return tensors + _num_bytes(self.coding) + _prototype_bytes(self.prototypes)
+        shapes, own = [*self._shapes.values()], self.prototypes
+        unsent = self.left_out * shapes[0].element_size() if self.left_out else 0
+        others = (*self.summed_shapes.values(), *self.coding.values())
+        return _num_bytes(*shapes, *others, own.vectors, own.labels, own.counts) - unsent
 
     def to(self, device: torch.device) -> Self:
         """Return a written-out update on a device."""
@@ -211,12 +209,5 @@ def _move(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
     return {name: value.to(device) for name, value in tensors.items()}
 
 
-def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def _prototype_bytes(prototypes: Prototypes | PrototypePool) -> int:
-    parts = [prototypes.vectors, prototypes.labels, prototypes.counts]
-    if isinstance(prototypes, PrototypePool):
-        parts.append(prototypes.owners)
-    return sum(part.numel() * part.element_size() for part in parts)
+def _num_bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -3,10 +3,8 @@
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import MoonSettings
-from mpfedcl.methods.base import Batch, Context
-from mpfedcl.methods.fedavg import FedAvg
+from mpfedcl.methods import Batch, Context, FedAvg, Tensors
 
 
 class Moon(FedAvg):

@@ -8,11 +8,8 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods._prototypes import SharesPrototypes
-from mpfedcl.methods.base import Batch, Context, Method, PerStep
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Batch, Broadcast, Context, Method, PerStep, SharesPrototypes, Tensors
 from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
 
@@ -38,7 +35,6 @@ class MpFedCL(SharesPrototypes):
 
     name = "mp-fedcl"
     summary = "contrastive loss against K prototypes per class from all clients"
-    family = "prototypes"
     paper = "Qiao et al., 2023"
     sends = "its model, up to K prototypes per class"
     primary_predictor = "personal_prototype"

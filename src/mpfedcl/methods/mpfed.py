@@ -1,9 +1,6 @@
 """MPFed (Qiao et al., ICOIN 2023), the predecessor of MP-FedCL."""
 
-from dataclasses import replace
-
 import torch
-from torch import Tensor
 
 from mpfedcl.core.rng import seed_for
 from mpfedcl.methods.proto_inference import ProtoInference
@@ -48,26 +45,14 @@ def _average_by_share(pool: PrototypePool, centers: Prototypes) -> PrototypePool
     distances = torch.cdist(pool.vectors, centers.vectors)
     others = pool.labels.unsqueeze(1) != centers.labels
     places = distances.masked_fill(others, torch.inf).argmin(dim=1)
-    shares = _shares(pool).unsqueeze(1)
+    # Each prototype's share of its owner's samples of the class.
+    key = pool.owners * pool.num_classes + pool.labels
+    samples = pool.counts.to(pool.vectors.dtype)
+    held = samples.new_zeros(pool.num_clients * pool.num_classes).index_add_(0, key, samples)
+    shares = (samples / held[key]).unsqueeze(1)
     sums = torch.zeros_like(centers.vectors).index_add_(0, places, shares * pool.vectors)
     totals = torch.zeros_like(sums[:, :1]).index_add_(0, places, shares)
     counts = torch.zeros_like(centers.labels).index_add_(0, places, pool.counts)
     # Of two centers that coincide, one may have no points.
     used = counts > 0
-    return replace(
-        pool,
-        vectors=sums[used] / totals[used],
-        labels=centers.labels[used],
-        counts=counts[used],
-        owners=torch.zeros_like(counts[used]),
-        names=("global",),
-    )
-
-
-def _shares(pool: PrototypePool) -> Tensor:
-    """Return [M]: each prototype's share of its owner's samples of the class."""
-    key = pool.owners * pool.num_classes + pool.labels
-    counts = pool.counts.to(pool.vectors.dtype)
-    size = pool.num_clients * pool.num_classes
-    held = torch.zeros(size, dtype=counts.dtype, device=counts.device).index_add_(0, key, counts)
-    return counts / held[key]
+    return pool.merged_into(sums[used] / totals[used], centers.labels[used], counts[used])

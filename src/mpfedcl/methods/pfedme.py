@@ -2,17 +2,14 @@
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import PFedMeSettings
-from mpfedcl.methods.base import Context, LocalTraining, PerStep, Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Broadcast, Context, FedAvg, LocalTraining, PerStep, Server, Tally
 
 
 class PFedMe(FedAvg):
     """Each client has a personal model θ near its copy w_i of the global model.
 
     On each batch θ takes K steps along ∇f_i(θ) + λ (θ - w_i), then w_i <- w_i - lr λ (w_i - θ). w_i
-    is sent, and the server sets w <- (1 - β) w + β mean of w_i. θ predicts; every round starts from
-    the global model.
+    is sent; w <- (1 - β) w + β mean of w_i. θ predicts; every round starts from the global model.
     """
 
     name = "pfedme"

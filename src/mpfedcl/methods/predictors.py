@@ -36,8 +36,7 @@ class PredictorKind:
     rule: Literal["classifier", "prototype"]
     """Largest score of the classifier, or nearest prototype."""
     prior: Literal["none", "labels", "estimated"] = "none"
-    """The label prior added to the scores: none, from the client's training labels, or estimated
-    from its unlabeled test samples."""
+    """Added to the scores: none, from training labels, or estimated from unlabeled test samples."""
 
     @property
     def name(self) -> str:

@@ -6,13 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import ProtoAttentionSettings
-from mpfedcl.methods._prototypes import CLASS_MEANS, SharesPrototypes, update_class_means
-from mpfedcl.methods.base import Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Update
-from mpfedcl.prototypes import Prototypes
+from mpfedcl.methods import FedAvg, Prototypes, Server, SharesPrototypes, Tally, Tensors, Update
+from mpfedcl.methods._prototypes import CLASS_MEANS, update_class_means
 
 _LARGEST_EXPONENT = 50.0
 """Bounds the exponent, so that weights stay finite; beyond it one client dominates anyway."""
@@ -28,14 +24,12 @@ class ProtoAttention(SharesPrototypes, FedAvg):
 
     name = "proto-attention"
     summary = "FedAvg; clients with well-separated class means count more"
-    family = "prototypes"
     paper = "Michieli and Ozay, arXiv 2021"
     interpretation = (
         "The formula is ours, after the paper's abstract: margins are to last round's class means."
     )
     sends = "its model and class means"
     keeps = "nothing; the server: global class means"
-    totals_suffice = False
     sends_pool = False
     clustering = "mean"
     settings: ProtoAttentionSettings

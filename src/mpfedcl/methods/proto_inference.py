@@ -2,23 +2,17 @@
 
 from typing import ClassVar, Literal
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment import Experiment
-from mpfedcl.methods._prototypes import SharesPrototypes
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.prototypes import PrototypePool
+from mpfedcl.methods import Experiment, FedAvg, InvalidInput, PrototypePool, SharesPrototypes
 
 
 class ProtoInference(SharesPrototypes, FedAvg):
     """FedAvg; class means are averaged once, in the last round, and the nearest one predicts.
 
-    In all other rounds clients send only models. Accuracies of those rounds are computed as if that
-    round were the last.
+    In all other rounds clients send only models; accuracies are computed as if each were the last.
     """
 
     name = "proto-inference"
     summary = "FedAvg; at the end averaged class means predict"
-    family = "prototypes"
     paper = "Qiao et al., arXiv 2023"
     interpretation = (
         "The formula is ours, after the paper's abstract: each owner of a class counts once."
@@ -26,7 +20,6 @@ class ProtoInference(SharesPrototypes, FedAvg):
     sends = "its model; in the last round also class means"
     primary_predictor = "personal_prototype"
     primary_predictor_global = "global_prototype"
-    totals_suffice = False
     clustering: ClassVar[Literal["kmeans", "mean", "dbscan"]] = "mean"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:

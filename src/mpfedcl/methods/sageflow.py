@@ -7,12 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import cross_entropy, log_softmax
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import SageflowSettings
-from mpfedcl.methods._asynchronous import Arrival, Asynchronous, freshness, mix
-from mpfedcl.methods.base import Server
-from mpfedcl.methods.messages import Update
+from mpfedcl.methods import Arrival, Asynchronous, Experiment, InvalidInput, Server, Update
+from mpfedcl.methods._asynchronous import freshness, mix
 
 _SMALLEST_LOSS = 1e-8
 

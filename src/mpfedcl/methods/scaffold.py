@@ -2,11 +2,8 @@
 
 from torch import zeros_like
 
-from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import ScaffoldSettings
-from mpfedcl.methods.base import Context, Server, Tally
-from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Broadcast, Context, FedAvg, Server, Tally, Tensors
 
 
 class Scaffold(FedAvg):

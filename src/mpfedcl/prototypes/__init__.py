@@ -15,20 +15,3 @@ from mpfedcl.prototypes.contrast import (
     prototype_contrastive_loss,
 )
 from mpfedcl.prototypes.pool import PrototypePool, Prototypes, merge_prototypes, spread_kept
-
-__all__ = [
-    "MOST_PROTOTYPES",
-    "ContrastTargets",
-    "PoolGrid",
-    "PrototypePool",
-    "Prototypes",
-    "cluster_prototypes",
-    "contrastive_loss",
-    "dbscan_prototypes",
-    "kmeans_prototypes",
-    "mean_prototypes",
-    "merge_prototypes",
-    "prepare_contrast",
-    "prototype_contrastive_loss",
-    "spread_kept",
-]

@@ -93,8 +93,6 @@ def kmeans_prototypes(
     "auto" chooses K for each class of each client: see `choose_clusters`.
     """
     most = MOST_PROTOTYPES if num_prototypes == "auto" else num_prototypes
-    if most < 1:
-        raise ValueError(f"num_prototypes is {most}; it must be at least 1.")
     if init not in get_args(Initialization):
         raise ValueError(
             f"init is {init!r}; it must be one of {', '.join(get_args(Initialization))}."
@@ -256,8 +254,7 @@ def find_knee(distances: Tensor) -> float:
     """Return the value at the knee of a rising curve: the point farthest from its chord.
 
     With d_0 ≤ … ≤ d_{n-1} and the chord c_i = d_0 + i (d_{n-1} - d_0) / (n - 1), the knee is d_i
-    for the lowest i that maximizes |d_i - c_i|; the distance measured across the chord is the same
-    up to a constant factor.
+    for the lowest i that maximizes |d_i - c_i|, which is proportional to the distance to the chord.
     """
     curve = distances.cpu().double().sort().values
     chord = torch.linspace(0, 1, len(curve), dtype=curve.dtype)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from mpfedcl.prototypes.kmeans import check_range
 from mpfedcl.prototypes.pool import Padding, PrototypePool
 
 Form = Literal["slots", "pooled", "literal"]
@@ -41,16 +42,13 @@ class ContrastTargets(NamedTuple):
 
 
 class PoolGrid(NamedTuple):
-    """A pool padded to a vector for every client, slot and class."""
+    """A pool padded to a vector for every client, slot and class; else as `ContrastTargets`."""
 
     vectors: Tensor
-    """[V, d] the M real prototypes, then the C class means; constants from here on."""
     classes: Tensor
-    """[V] int64, the class of each real prototype; -1 for the class means."""
     slots: Tensor
     """[N, K, C] int64, the vector in each slot."""
     present: Tensor
-    """[C] bool, the classes that any client holds."""
 
     @classmethod
     def pad(cls, pool: PrototypePool, padding: Padding = "all") -> Self:
@@ -67,8 +65,7 @@ class PoolGrid(NamedTuple):
     def targets(self, clients: Tensor | None = None) -> ContrastTargets:
         """Return what `contrastive_loss` works with.
 
-        With `clients`, indices into the pool's names, only their slices count; class means stay
-        those of the whole pool.
+        With `clients`, indices into the pool's names, only their slices count, with all means.
         """
         slots = self.slots if clients is None else self.slots[clients]
         vectors, classes, present = self.vectors, self.classes, self.present
@@ -131,7 +128,9 @@ def contrastive_loss(
     """
     label = labels.where(mask, 0)
     counted = mask & targets.present[label]
-    everyone = _is_everyone(counted)
+    # Whether no sample is left out, if that is cheap to find out.
+    is_cheap = counted.device.type == "cpu" and not is_functorch_wrapped_tensor(counted)
+    everyone = is_cheap and len(counted) > 0 and bool(counted.all())
     if not everyone:
         # What is left out is set to 0: whatever a padding row holds, its gradient is 0, not NaN.
         z = z.masked_fill(~counted.unsqueeze(1), 0)
@@ -151,12 +150,6 @@ def contrastive_loss(
     if everyone:
         return losses.mean()
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
-
-
-def _is_everyone(counted: Tensor) -> bool:
-    """Return whether no sample is left out, if that is cheap to find out; else False."""
-    is_cheap = counted.device.type == "cpu" and not is_functorch_wrapped_tensor(counted)
-    return is_cheap and len(counted) > 0 and bool(counted.all())
 
 
 def prototype_contrastive_loss(
@@ -202,11 +195,7 @@ def prototype_contrastive_loss(
         raise ValueError(f"temperature is {temperature}; it must be above 0 and finite.")
     if form not in get_args(Form):
         raise ValueError(f"form is {form!r}; it must be one of {', '.join(get_args(Form))}.")
-    wrong = labels[(labels < 0) | (labels >= pool.num_classes)]
-    if len(wrong):
-        raise ValueError(
-            f"label {int(wrong[0])} is out of range; it must be from 0 to {pool.num_classes - 1}."
-        )
+    check_range("label", labels, pool.num_classes)
     targets = prepare_contrast(pool.to(z.device, z.dtype), padding)
     real = torch.ones(len(z), dtype=torch.bool, device=z.device)
     return contrastive_loss(

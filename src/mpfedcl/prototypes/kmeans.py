@@ -112,14 +112,19 @@ def _check_shapes(embeddings: Tensor, labels: Tensor, reference: Tensor) -> None
         )
 
 
+def check_range(what: str, indices: Tensor, limit: int) -> None:
+    """Reject classes or owners that do not exist."""
+    if not len(indices):
+        return
+    lowest, highest = (int(index) for index in indices.aminmax())
+    if lowest < 0 or highest >= limit:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"{what} {wrong} is out of range; it must be from 0 to {limit - 1}.")
+
+
 def _check_values(points: Tensor, labels: Tensor, num_classes: int) -> None:
     """Reject classes that do not exist and values that cannot be squared and summed."""
-    if not len(labels):
-        return
-    lowest, highest = (int(label) for label in labels.aminmax())
-    if lowest < 0 or highest >= num_classes:
-        wrong = lowest if lowest < 0 else highest
-        raise ValueError(f"label {wrong} is out of range; it must be from 0 to {num_classes - 1}.")
+    check_range("label", labels, num_classes)
     if not points.numel():
         return
     # aminmax passes NaN on, so that one pass over the data sees every kind of bad number.

@@ -8,7 +8,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from mpfedcl.prototypes.kmeans import group_samples, mean_by, run_kmeans
+from mpfedcl.prototypes.kmeans import check_range, group_samples, mean_by, run_kmeans
 
 Padding = Literal["all", "fill"]
 
@@ -101,7 +101,32 @@ class PrototypePool:
     """K, the most that a client may have of a class; None for any number."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        size = len(self.vectors)
+        columns = (self.labels, self.counts, self.owners)
+        if self.vectors.dim() != 2 or any(
+            column.shape != (size,) or column.dtype != torch.int64 for column in columns
+        ):
+            raise ValueError(
+                f"a pool of vectors {tuple(self.vectors.shape)} needs int64 labels, counts and "
+                f"owners of shape [{size}], not {', '.join(str(tuple(c.shape)) for c in columns)}."
+            )
+        if self.num_classes < 1:
+            raise ValueError(f"num_classes is {self.num_classes}; it must be at least 1.")
+        if self.num_prototypes is not None and self.num_prototypes < 1:
+            raise ValueError(f"num_prototypes is {self.num_prototypes}; it must be at least 1.")
+        if not size:
+            return
+        check_range("label", self.labels, self.num_classes)
+        check_range("owner", self.owners, len(self.names))
+        # aminmax passes NaN on.
+        if not all(math.isfinite(float(value)) for value in self.vectors.detach().aminmax()):
+            raise ValueError("prototype vectors hold NaN or infinity; every number must be finite.")
+        most, place = (int(value) for value in self.held.flatten().max(dim=0))
+        if self.num_prototypes is not None and most > self.num_prototypes:
+            raise ValueError(
+                f"client {self.names[place // self.num_classes]} has {most} prototypes of class "
+                f"{place % self.num_classes}; at most {self.num_prototypes} are allowed."
+            )
 
     @classmethod
     def gather(
@@ -341,50 +366,13 @@ class PrototypePool:
         labels = self.present.nonzero().squeeze(1)
         counts = torch.zeros(self.num_classes, dtype=torch.int64, device=labels.device)
         counts.index_add_(0, self.labels, self.counts)
+        return replace(self.merged_into(vectors[labels], labels, counts[labels]), num_prototypes=1)
+
+    def merged_into(self, vectors: Tensor, labels: Tensor, counts: Tensor) -> Self:
+        """Return the pool with these prototypes instead, owned by "global"."""
+        names, owners = ("global",) if len(labels) else (), torch.zeros_like(labels)
         return replace(
-            self,
-            vectors=vectors[labels],
-            labels=labels,
-            counts=counts[labels],
-            owners=torch.zeros_like(labels),
-            names=("global",),
-            num_prototypes=1,
-        )
-
-
-def _check(pool: PrototypePool) -> None:
-    """Reject an inconsistent pool."""
-    size = len(pool.vectors)
-    columns = (pool.labels, pool.counts, pool.owners)
-    if pool.vectors.dim() != 2 or any(
-        column.shape != (size,) or column.dtype != torch.int64 for column in columns
-    ):
-        raise ValueError(
-            f"a pool of vectors {tuple(pool.vectors.shape)} needs int64 labels, counts and owners "
-            f"of shape [{size}], not {', '.join(str(tuple(column.shape)) for column in columns)}."
-        )
-    if pool.num_classes < 1:
-        raise ValueError(f"num_classes is {pool.num_classes}; it must be at least 1.")
-    if pool.num_prototypes is not None and pool.num_prototypes < 1:
-        raise ValueError(f"num_prototypes is {pool.num_prototypes}; it must be at least 1.")
-    if not size:
-        return
-    for what, column, limit in (
-        ("label", pool.labels, pool.num_classes),
-        ("owner", pool.owners, len(pool.names)),
-    ):
-        lowest, highest = (int(value) for value in column.aminmax())
-        if lowest < 0 or highest >= limit:
-            wrong = lowest if lowest < 0 else highest
-            raise ValueError(f"{what} {wrong} is out of range; it must be from 0 to {limit - 1}.")
-    # aminmax passes NaN on.
-    if not all(math.isfinite(float(value)) for value in pool.vectors.detach().aminmax()):
-        raise ValueError("prototype vectors hold NaN or infinity; every number must be finite.")
-    most, place = (int(value) for value in pool.held.flatten().max(dim=0))
-    if pool.num_prototypes is not None and most > pool.num_prototypes:
-        raise ValueError(
-            f"client {pool.names[place // pool.num_classes]} has {most} prototypes of class "
-            f"{place % pool.num_classes}; at most {pool.num_prototypes} are allowed."
+            self, vectors=vectors, labels=labels, counts=counts, owners=owners, names=names
         )
 
 
@@ -420,8 +408,7 @@ def merge_prototypes(pool: PrototypePool, most: int, generator: torch.Generator)
 def spread_kept(full: PrototypePool, merged: PrototypePool) -> float:
     """Return the share of the scatter of prototypes around their class means that is left.
 
-    Σ n |u - ū_c|², with ū_c the mean over samples, of the merged pool over that of the full one; 1
-    where there is none.
+    Σ n |u - ū_c|² of the merged pool over that of the full one (ū_c: mean over samples), else 1.
     """
     before = _scatter(full)
     return _scatter(merged) / before if before > 0 else 1.0
