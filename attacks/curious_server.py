@@ -22,8 +22,9 @@ from mpfedcl.methods import Method, find_method
 from mpfedcl.methods.messages import Broadcast, Total, Update
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import assemble
-from mpfedcl.rounds.collector import TotalCollector, UpdateCollector
+from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.loop import RoundLoop
+from mpfedcl.rounds.secure_aggregation import TotalCollector
 
 CPU = torch.device("cpu")
 

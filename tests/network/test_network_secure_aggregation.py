@@ -36,10 +36,8 @@ from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.setup.keys import make_node_key
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
-from mpfedcl.privacy.secure_aggregation.client import SumClient
-from mpfedcl.privacy.secure_aggregation.fixed_point import decode, encode
-from mpfedcl.privacy.secure_aggregation.primitives import is_signed
-from mpfedcl.privacy.secure_aggregation.roster import Session
+from mpfedcl.privacy.secure_aggregation.primitives import decode, encode, is_signed
+from mpfedcl.privacy.secure_aggregation.protocol import Session, SumClient
 from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import assert_same_results, read_records, read_summary

@@ -9,7 +9,8 @@ import torch
 
 from mpfedcl.methods import CollectsStatistics
 from mpfedcl.methods.messages import Failure, Total, Update
-from mpfedcl.rounds.collector import TotalCollector, UpdateCollector
+from mpfedcl.rounds.collector import UpdateCollector
+from mpfedcl.rounds.secure_aggregation import TotalCollector
 from small_experiments import build_federation, small
 
 NAMES = ("client-0", "client-1", "client-2")

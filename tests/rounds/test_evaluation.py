@@ -98,10 +98,16 @@ def test_local_test_sets_cost_less_than_the_global_one() -> None:
     matched = Workload(5, 2000, 10_000, 10_000, 798_474, 0)
     primary: tuple[PredictorName, ...] = ("personal_classifier",)
     own: WantedPredictors = {"local_test": primary, "global_test": ()}
-    assert matched.evaluation(method, own) * 5 == MNIST.evaluation(method, own)
+    assert matched.evaluation(method.experiment, own) * 5 == MNIST.evaluation(
+        method.experiment, own
+    )
     # On the global test set each model predicts all images.
     both = wanted_predictors(method, is_complete=False)
-    assert matched.evaluation(method, both) == MNIST.evaluation(method, both) == 50_000 * 798_474
+    assert (
+        matched.evaluation(method.experiment, both)
+        == MNIST.evaluation(method.experiment, both)
+        == 50_000 * 798_474
+    )
 
 
 @pytest.mark.parametrize(

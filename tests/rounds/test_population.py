@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.rng import numpy_generator
-from mpfedcl.rounds.population import Population, sample_names
+from mpfedcl.rounds.loop import Population, sample_names
 
 NAMES = st.lists(st.text("abcé0-", min_size=1, max_size=4), unique=True, min_size=1, max_size=40)
 

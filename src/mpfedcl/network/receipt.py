@@ -25,9 +25,8 @@ from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experimen
 from mpfedcl.network.transport import FORMAT, Kind, Message, MessageError
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.releases import check_budget
-from mpfedcl.privacy.secure_aggregation.client import SumClient
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
-from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
+from mpfedcl.privacy.secure_aggregation.protocol import Advert, Roster, Session, SumClient
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.runs.plan import resolve

@@ -30,11 +30,8 @@ def spent_epsilon(
 ) -> float:
     """Return the total epsilon of releases at a given delta.
 
-    Args:
-        releases: Number of releases by noise multiplier.
-        delta: The failure probability.
-        sampling: The probability with which each client takes part in a release.
-        interval: Discretization of the privacy loss; the result is an upper bound.
+    Each client takes part in a release with the probability `sampling`. `interval` discretizes the
+    privacy loss; the result is an upper bound.
     """
     made = {multiplier: count for multiplier, count in sorted(releases.items()) if count}
     if not made:
@@ -42,13 +39,11 @@ def spent_epsilon(
     if sampling == 1:
         # Several Gaussian mechanisms cost as much as one with less noise.
         return gaussian_epsilon(composed_multiplier(made), delta)
-    losses = [
-        _loss_distribution(multiplier, sampling, interval).self_compose(count)
-        for multiplier, count in made.items()
-    ]
-    return float(
-        reduce(lambda left, right: left.compose(right), losses).get_epsilon_for_delta(delta)
+    total = reduce(
+        lambda left, right: left.compose(right),
+        (_loss_distribution(z, sampling, interval).self_compose(n) for z, n in made.items()),
     )
+    return float(total.get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=16)

@@ -53,18 +53,7 @@ class RoundsPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of the planned run.
-
-    Args:
-        unit: record (one-shot methods) or client.
-        images, clients, classes: Totals.
-        dimensions: Dimension of a projected feature.
-        rounds: 0 for a one-shot method.
-        fraction: Fraction of the clients that train in a round.
-        parameters: Parameters of the trained model.
-        model: central or local DP.
-        clip: Unit client: largest norm of a client's statistics.
-    """
+    """The sizes of the planned run."""
 
     unit: Literal["record", "client"]
     delta: float
@@ -72,11 +61,14 @@ class Plan:
     clients: int
     classes: int
     dimensions: int
+    """Of a projected feature."""
     rounds: int = 0
+    """0 for a one-shot method."""
     fraction: float = 1.0
     parameters: int = 100_000
     model: Literal["central", "local"] = "central"
     clip: float | None = None
+    """Unit client: largest norm of a client's statistics."""
 
     def __post_init__(self) -> None:
         least = {"images": 1, "clients": 1, "classes": 1, "dimensions": 1, "parameters": 1}
@@ -93,11 +85,11 @@ class Plan:
 
     def for_sums(self, epsilons: Sequence[float]) -> list[SumsPlan]:
         """Return the plan of a one-shot method for each epsilon."""
-        return [self._plan_sums(epsilon) for epsilon in epsilons]
+        return list(map(self._plan_sums, epsilons))
 
     def for_rounds(self, epsilons: Sequence[float]) -> list[RoundsPlan]:
         """Return the plan of all rounds for each epsilon."""
-        return [self._plan_rounds(epsilon) for epsilon in epsilons]
+        return list(map(self._plan_rounds, epsilons))
 
     def _plan_sums(self, epsilon: float) -> SumsPlan:
         noises = self.clients if self.model == "local" else 1
@@ -147,13 +139,8 @@ class Plan:
         )
         needed = multiplier * math.sqrt(self.parameters) / self.fraction
         error = needed / self.clients
-        return RoundsPlan(
-            epsilon,
-            multiplier,
-            error,
-            math.ceil(needed),
-            "model" if error <= _USEFUL_MODEL else "nothing",
-        )
+        advice: Literal["nothing", "model"] = "model" if error <= _USEFUL_MODEL else "nothing"
+        return RoundsPlan(epsilon, multiplier, error, math.ceil(needed), advice)
 
 
 def to_json(plan: Plan, rows: Sequence[SumsPlan | RoundsPlan]) -> dict[str, Any]:

@@ -140,22 +140,17 @@ class Released:
 
 
 class PrivateRounds:
-    """The releases of one run.
+    """The releases of one run, of a method that `check_budget` has accepted.
 
-    Args:
-        method: The method, checked by `check_budget`.
-        num_clients: Number of clients at the start.
-        dimension: Dimension of an embedding.
+    `num_clients` are those at the start, `dimension` is that of an embedding.
     """
 
     def __init__(self, method: Method, num_clients: int, dimension: int) -> None:
         self.log: ReleaseLog | None = ReleaseLog()
         """The log of releases; None in a worker process, which receives the releases."""
-        self._method = method
-        self._experiment = method.experiment
+        self._method, self._experiment = method, method.experiment
         self._settings = method.experiment.privacy
-        self._num_clients = num_clients
-        self._dimension = dimension
+        self._num_clients, self._dimension = num_clients, dimension
 
     @property
     def samples(self) -> bool:
@@ -166,22 +161,19 @@ class PrivateRounds:
         """Open the ledger, unless the run has one."""
         if self.log is None or self.log.ledger is not None:
             return
-        epsilon, settings = self._settings.epsilon, self._settings
+        method, settings = self._method, self._settings
+        epsilon, delta, multiplier = settings.epsilon, settings.delta, settings.noise
         assert epsilon is not None
-        sampling = self._experiment.fraction if self._method.trains else 1.0
-        unit = settings.unit_for(trains=self._method.trains)
-        multiplier = self._settings.noise
-        if isinstance(self._method, OneShot):
-            assert self._method.private_sums is not None
-            multiplier = self._method.private_sums.multiplier
+        sampling = self._experiment.fraction if method.trains else 1.0
+        if isinstance(method, OneShot):
+            assert method.private_sums is not None
+            multiplier = method.private_sums.multiplier
         elif multiplier is None:
-            planned = planned_releases(
-                self._experiment, shares_prototypes=isinstance(self._method, SharesPrototypes)
-            )
-            multiplier = calibrate_multiplier(epsilon, settings.delta, planned, sampling=sampling)
-        self.log.begin(
-            Ledger(unit, epsilon, settings.delta, multiplier, sampling, self._num_clients)
-        )
+            shares = isinstance(method, SharesPrototypes)
+            planned = planned_releases(self._experiment, shares_prototypes=shares)
+            multiplier = calibrate_multiplier(epsilon, delta, planned, sampling=sampling)
+        unit = settings.unit_for(trains=method.trains)
+        self.log.begin(Ledger(unit, epsilon, delta, multiplier, sampling, self._num_clients))
 
     @property
     def ledger(self) -> Ledger | None:
@@ -205,25 +197,18 @@ class PrivateRounds:
             return b""
         self.begin()
         assert self.log.ledger is not None
-        ledger = self.log.ledger
-        if isinstance(self._method, OneShot):
-            made = self.log.release(
-                round_number, ledger.multiplier, lambda: self._noisy_sums(collector)
-            )
-            return pack_tensors(made)
-        due = isinstance(self._method, SharesPrototypes) and releases_prototypes(
-            self._experiment, round_number
-        )
-        multiplier = ledger.multiplier / (BOTH if due else 1.0)
-        made = self.log.release(
-            round_number,
-            multiplier,
-            lambda: {
-                **self._noisy_means(start, collector, ledger),
-                **(self._noisy_prototypes(collector, ledger, self._dimension) if due else {}),
-            },
-        )
-        return pack_tensors(made)
+        ledger, method = self.log.ledger, self._method
+        has_both = isinstance(method, SharesPrototypes) and not isinstance(method, OneShot)
+        has_both &= releases_prototypes(self._experiment, round_number)
+
+        def make() -> Tensors:
+            if isinstance(method, OneShot):
+                return self._noisy_sums(method, collector)
+            rows = self._noisy_prototypes(collector, ledger) if has_both else {}
+            return {**self._noisy_means(start, collector, ledger), **rows}
+
+        multiplier = ledger.multiplier / (BOTH if has_both else 1.0)
+        return pack_tensors(self.log.release(round_number, multiplier, make))
 
     def open(self, content: bytes, like: Tensor) -> Released:
         """Read a release."""
@@ -256,9 +241,8 @@ class PrivateRounds:
 
     # One-shot methods
 
-    def _noisy_sums(self, collector: "UpdateCollector") -> Tensors:
-        assert isinstance(self._method, OneShot)
-        mechanism = self._method.private_sums
+    def _noisy_sums(self, method: OneShot, collector: "UpdateCollector") -> Tensors:
+        mechanism = method.private_sums
         assert mechanism is not None
         if collector.noise is not None:
             return {**collector.sums, "noises": collector.noise}
@@ -293,9 +277,7 @@ class PrivateRounds:
             found[f"averaged/{name}"] = noisy.to(like.dtype)
         return found
 
-    def _noisy_prototypes(
-        self, collector: "UpdateCollector", ledger: Ledger, dimension: int
-    ) -> Tensors:
+    def _noisy_prototypes(self, collector: "UpdateCollector", ledger: Ledger) -> Tensors:
         """Return noisy counts and sums of embeddings by class; each client's have norm 1."""
         total: Tensor | None = None
         for rows in collector.prototypes.values():
@@ -303,7 +285,7 @@ class PrivateRounds:
             scaled = own / own.norm().clamp(min=1e-300)
             total = scaled if total is None else total + scaled
         if total is None:
-            total = torch.zeros(self._method.num_classes, 1 + dimension).double()
+            total = torch.zeros(self._method.num_classes, 1 + self._dimension).double()
         noisy = add_exact_noise(total, ledger.multiplier)
         return {
             "prototypes/counts": noisy[:, 0].clone(),

@@ -1,26 +1,23 @@
 """The loop of asynchronous methods: each update is aggregated when it arrives.
 
 `VirtualArrivals` simulates a clock: arrivals follow from settings, random keys and sizes only.
-`WallArrivals` serves clients on other machines by the wall clock. Versions, staleness and the
-sampling of clients mean the same on both.
+`WallArrivals` serves clients on other machines by the wall clock. A clock plans dispatches and
+waits for arrivals; all else is the same with both.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.rng import numpy_generator
 from mpfedcl.methods import Arrival, Asynchronous
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.engine import ArrivalEngine, RemoteArrivalEngine
 from mpfedcl.rounds.loop import RoundCounts, RoundLoop
-from mpfedcl.rounds.population import sample_names
 from mpfedcl.rounds.record import ArrivalRecord
 from mpfedcl.rounds.state import ArrivalState, Dispatch, RoundState, SentModel
 from mpfedcl.rounds.systems import SystemModel, sort_into_tiers
@@ -53,8 +50,11 @@ class ArrivalLoop(RoundLoop, ABC):
         self._bytes_up = self._validator.bytes_up
         self._tiers = [sorted(engine.sizes)]
         """The clients by tier, the fastest first; one tier if the method has none."""
+        self._has_tiers = self._rule.timing == "tiers"
         self.state = replace(self.state, arrivals=ArrivalState())
         self._counts = RoundCounts()
+
+    # The clock
 
     @abstractmethod
     def _begin_record(self) -> None:
@@ -65,24 +65,38 @@ class ArrivalLoop(RoundLoop, ABC):
         """Return whether a record has enough answers."""
 
     @abstractmethod
-    def _send_out(self) -> None:
-        """Send the current model to idle clients, up to the allowed concurrency."""
+    def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
+        """Return when a client is sent a model of this size, when it is due, and if it is lost."""
 
     @abstractmethod
     def _take_next(self) -> None:
         """Wait for the next arrival or tick, and process it."""
 
-    @abstractmethod
-    def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
-        """Return when a client is sent a model of this size, when it is due, and if it is lost."""
-
     def _end_record(self) -> None:
         """Finish a record after its last answer."""
+
+    def _absent_now(self) -> Collection[str]:
+        """Return the clients that cannot be reached."""
+        return ()
+
+    def _may_be_sent(self, client: str) -> bool:
+        """Return whether a client may be sent a model again so soon."""
+        return True
 
     @property
     def _arrivals(self) -> ArrivalState:
         assert self.state.arrivals is not None
         return self.state.arrivals
+
+    @property
+    def _under_way(self) -> list[Dispatch]:
+        return self._arrivals.counts.under_way
+
+    def _note(self, arrivals: ArrivalState | None = None, **counts: Any) -> None:
+        """Move the state of the arrivals on."""
+        before = self._arrivals if arrivals is None else arrivals
+        after = replace(before, counts=before.counts.model_copy(update=counts))
+        self.state = replace(self.state, arrivals=after)
 
     @property
     def _per_record(self) -> int:
@@ -96,20 +110,22 @@ class ArrivalLoop(RoundLoop, ABC):
         return min(len(self.engine.sizes), asked)
 
     def accepts(self, state: RoundState) -> bool:
-        """Return whether the clients under way are distinct and their models fit."""
+        """Return whether the clients under way are distinct and known, and their models fit."""
         if state.arrivals is None:
             return False
         counts, wanted = state.arrivals.counts, self.shared_parameters
-        names = [each.client for each in counts.under_way]
+        is_remote, shapes = self._systems is None, {n: v.shape for n, v in wanted.items()}
         return (
-            len(set(names)) == len(names)
+            len({each.client for each in counts.under_way}) == len(counts.under_way)
             and all(
-                each.version <= counts.version and each.round <= state.round
+                each.version <= counts.version
+                and each.round <= state.round
+                and (is_remote or each.client in self.engine.sizes)
+                and (is_remote or each.tier < len(self._tiers))
                 for each in counts.under_way
             )
             and all(
-                each.params.keys() == wanted.keys()
-                and all(value.shape == wanted[n].shape for n, value in each.params.items())
+                {name: value.shape for name, value in each.params.items()} == shapes
                 for each in state.arrivals.models.values()
             )
         )
@@ -117,7 +133,7 @@ class ArrivalLoop(RoundLoop, ABC):
     def _collect_round(self, *, evaluate: bool, keep_models: bool) -> RoundCounts:
         """Let the clock run until the answers of a record have arrived."""
         number = self.state.round + 1
-        self._counts = RoundCounts()
+        self._counts = counts = RoundCounts()
         self.engine.begin_record(keep_models=evaluate or keep_models)
         self._begin_record()
         while True:
@@ -126,17 +142,18 @@ class ArrivalLoop(RoundLoop, ABC):
             self._take_next()
             if self._is_over(number):
                 break
-        self._counts.remarks = self._rule.remarks(self.broadcast())
+        counts.remarks = self._rule.remarks(self.broadcast())
         self.state = replace(self.state, round=number)
         self._end_record()
         if evaluate:
-            self._counts.evaluated = self._choose_to_evaluate(number, self._counts.accepted)
-        return self._counts
+            counts.evaluated = self._choose_to_evaluate(number, counts.accepted)
+        counts.arrivals = self._describe(counts)
+        return counts
 
-    def _show_time(self, counts: RoundCounts) -> dict[str, Any]:
+    def _describe(self, counts: RoundCounts) -> ArrivalRecord:
         arrivals, names = self._arrivals.counts, [name for name, _ in counts.answers]
         staleness = [each for _, each in counts.answers]
-        record = ArrivalRecord(
+        return ArrivalRecord(
             version=arrivals.version,
             by_client={name: names.count(name) for name in counts.accepted},
             staleness={
@@ -146,26 +163,45 @@ class ArrivalLoop(RoundLoop, ABC):
             left_out=sorted(counts.left_out),
             under_way=len(arrivals.under_way),
         )
-        return {**super()._show_time(counts), "arrivals": record}
 
     # Sending out
 
-    def _share_of(self, size: int) -> int:
-        return max(self._experiment.min_clients, round(self._experiment.fraction * size))
+    def _send_out(self) -> None:
+        """Send the current model to idle clients, up to the allowed concurrency."""
+        away = {each.client for each in self._under_way}
+        if len(away) >= (len(self.engine.sizes) if self._has_tiers else self._concurrency):
+            return
+        unavailable = away.union(self._absent_now())
+        idle = [name for name in sorted(self.engine.sizes) if name not in unavailable]
+        if self._has_tiers:
+            chosen = self._choose_in_tiers(idle)
+        else:
+            ready = [name for name in idle if self._may_be_sent(name)]
+            chosen = [(name, 0) for name in self._draw(ready, self._concurrency - len(away))]
+        if chosen:
+            self._dispatch(chosen)
+
+    def _choose_in_tiers(self, idle: Sequence[str]) -> list[tuple[str, int]]:
+        """Return the clients to dispatch, with their tiers, from tiers with none under way."""
+        chosen, here = [], set(idle)
+        busy = {each.tier for each in self._under_way}
+        for tier, members in enumerate(self._tiers):
+            names = [name for name in members if name in here]
+            # A tier has rounds: it waits until all its present clients may be dispatched.
+            if tier not in busy and all(map(self._may_be_sent, names)):
+                drawn = self._draw(names, self._share_of(len(names)), tier)
+                chosen += [(name, tier) for name in drawn]
+        return chosen
 
     def _draw(self, names: Sequence[str], count: int, tier: int = 0) -> list[str]:
         """Sample clients, keyed by the number of the dispatch as rounds are by theirs."""
-        if count >= len(names):
-            return list(names)
         parts = (tier,) if len(self._tiers) > 1 else ()
         number = self._arrivals.counts.sendings + 1
-        draw = numpy_generator(self._experiment.seed, number, "sample of clients", *parts)
-        return sample_names(names, count, draw)
+        return self._sample(names, count, number, "sample of clients", *parts)
 
     def _dispatch(self, chosen: Sequence[tuple[str, int]]) -> None:
         """Send the current model to clients, given with their tiers."""
-        arrivals = self._arrivals
-        counts, broadcast = arrivals.counts, self.broadcast()
+        counts, broadcast = self._arrivals.counts, self.broadcast()
         number = counts.sendings + 1
         sent = [
             Dispatch(
@@ -180,11 +216,12 @@ class ArrivalLoop(RoundLoop, ABC):
         ]
         self._counts.bytes_down += broadcast.num_bytes * len(sent)
         model = SentModel(broadcast.params, broadcast.extra)
-        moved = ArrivalState(
-            counts.model_copy(update={"sendings": number, "under_way": [*counts.under_way, *sent]}),
-            {**arrivals.models, counts.version: model},
+        models = {**self._arrivals.models, counts.version: model}
+        self._note(
+            replace(self._arrivals, models=models),
+            sendings=number,
+            under_way=[*counts.under_way, *sent],
         )
-        self.state = replace(self.state, arrivals=moved)
         self._tell_engine(sent)
 
     def _tell_engine(self, dispatches: Sequence[Dispatch]) -> None:
@@ -209,26 +246,21 @@ class ArrivalLoop(RoundLoop, ABC):
     def _take_in(self, due: Sequence[Dispatch]) -> None:
         """Aggregate the due answers, the oldest version first; an idle tick has none."""
         counts = self._arrivals.counts
-        update: dict[str, Any] = {
-            "ticks": counts.ticks + 1,
-            "answers": counts.answers + sum(not each.is_lost for each in due),
-        }
-        folded = [
-            arrival
-            for version, each in groupby(
-                sorted(due, key=lambda each: (each.version, each.client)),
-                key=lambda each: each.version,
-            )
-            if (arrival := self._collect(list(each), counts.version - version)) is not None
-        ]
-        server = self.state.server
+        by_version: dict[int, list[Dispatch]] = {}
+        for each in sorted(due, key=lambda each: (each.version, each.client)):
+            by_version.setdefault(each.version, []).append(each)
+        arrived = [self._collect(each, counts.version - v) for v, each in by_version.items()]
+        folded = [each for each in arrived if each is not None]
         if folded or self._rule.timing == "ticks":
             with self._clock.phase("aggregate"):
-                server = self._rule.arrive(server, folded)
-        update["version"] = counts.version + bool(folded)
-        left = self._arrivals.without(due)
-        moved = replace(left, counts=left.counts.model_copy(update=update))
-        self.state = replace(self.state, server=server, arrivals=moved)
+                server = self._rule.arrive(self.state.server, folded)
+            self.state = replace(self.state, server=server)
+        self._note(
+            self._arrivals.without(due),
+            version=counts.version + bool(folded),
+            ticks=counts.ticks + 1,
+            answers=counts.answers + sum(not each.is_lost for each in due),
+        )
 
     def _collect(self, due: Sequence[Dispatch], staleness: int) -> Arrival | None:
         """Validate and average the answers of clients that were sent the same version."""
@@ -274,7 +306,7 @@ class VirtualArrivals(ArrivalLoop):
     def __init__(self, assembly: Assembly, engine: ArrivalEngine, systems: SystemModel) -> None:
         super().__init__(assembly, engine, systems)
         self._speeds = systems
-        if self._rule.timing == "tiers":
+        if self._has_tiers:
             (names,) = self._tiers
             self._tiers = systems.in_tiers(names, self._rule.num_tiers, self._bytes_up)
         typical = systems.typical(self.broadcast().num_bytes, self._bytes_up)
@@ -285,35 +317,12 @@ class VirtualArrivals(ArrivalLoop):
                 f"{_FINEST_TICK * typical:.3g}, a thousandth of what clients usually need."
             )
 
-    def accepts(self, state: RoundState) -> bool:
-        """Return whether the clients under way belong to this run, and their models fit."""
-        under_way = state.arrivals.counts.under_way if state.arrivals else []
-        return super().accepts(state) and all(
-            each.client in self.engine.sizes and each.tier < len(self._tiers) for each in under_way
-        )
-
     def _begin_record(self) -> None:
         # After a checkpoint, the engine does not know the clients under way.
-        self._tell_engine(self._arrivals.counts.under_way)
+        self._tell_engine(self._under_way)
 
     def _is_over(self, number: int) -> bool:
         return self._arrivals.counts.answers >= number * self._per_record
-
-    def _send_out(self) -> None:
-        if self._rule.timing == "tiers":
-            busy = {each.tier for each in self._arrivals.counts.under_way}
-            chosen = [
-                (name, tier)
-                for tier, names in enumerate(self._tiers)
-                if tier not in busy
-                for name in self._draw(names, self._share_of(len(names)), tier)
-            ]
-        else:
-            away = {each.client for each in self._arrivals.counts.under_way}
-            idle = [name for name in self._tiers[0] if name not in away]
-            chosen = [(name, 0) for name in self._draw(idle, self._concurrency - len(away))]
-        if chosen:
-            self._dispatch(chosen)
 
     def _plan(self, client: str, number: int, num_bytes: int) -> dict[str, Any]:
         now, is_lost = self.state.virtual_seconds, self._speeds.loses(client, number)
@@ -324,19 +333,18 @@ class VirtualArrivals(ArrivalLoop):
         return {"sent": now, "due": now + seconds, "is_lost": is_lost}
 
     def _take_next(self) -> None:
-        counts = self._arrivals.counts
         if self._rule.timing == "ticks":
-            now = (counts.ticks + 1) * self._tick
-            due = [each for each in counts.under_way if each.due <= now * (1 + _ROUNDING)]
+            now = (self._arrivals.counts.ticks + 1) * self._tick
+            due = [each for each in self._under_way if each.due <= now * (1 + _ROUNDING)]
         else:
-            due = self._first_due(counts.under_way)
+            due = self._first_due(self._under_way)
             now = due[0].due
         self._take_in(due)
         self.state = replace(self.state, virtual_seconds=now)
 
     def _first_due(self, under_way: list[Dispatch]) -> list[Dispatch]:
         """Return the next arrivals; the round of a tier ends with the last of its clients."""
-        if self._rule.timing != "tiers":
+        if not self._has_tiers:
             return [min(under_way, key=lambda each: (each.due, each.client))]
         ends: dict[int, float] = {}
         for each in under_way:
@@ -375,10 +383,9 @@ class WallArrivals(ArrivalLoop):
         self._closed = 0
         if self._zero is not None:
             return
-        arrivals = self._arrivals
-        self._zero = time.monotonic() - arrivals.counts.elapsed_seconds
+        self._zero = time.monotonic() - self._arrivals.counts.elapsed_seconds
         # After a checkpoint, dispatches of the previous process are abandoned.
-        self.state = replace(self.state, arrivals=arrivals.without(arrivals.counts.under_way))
+        self._note(self._arrivals.without(self._under_way))
 
     def _is_over(self, number: int) -> bool:
         # Clients that are given up count too, so that a record ends without any answer.
@@ -386,36 +393,16 @@ class WallArrivals(ArrivalLoop):
 
     def _end_record(self) -> None:
         self._note(elapsed_seconds=round(self._now(), 3))
+        self._counts.elapsed_seconds = self._arrivals.counts.elapsed_seconds
         self._counts.missing |= set(self._absent)
         self.engine.keep(self._counts.accepted, self.broadcast)
 
-    def _show_time(self, counts: RoundCounts) -> dict[str, Any]:
-        elapsed = self._arrivals.counts.elapsed_seconds
-        return {**super()._show_time(counts), "elapsed_seconds": elapsed}
-
-    def _note(self, **values: Any) -> None:
-        """Keep values in the state for a resumed run."""
-        counts = self._arrivals.counts.model_copy(update=values)
-        self.state = replace(self.state, arrivals=replace(self._arrivals, counts=counts))
-
     # Sending out
 
-    def _send_out(self) -> None:
-        under_way = self._arrivals.counts.under_way
-        has_tiers = self._rule.timing == "tiers"
-        if len(under_way) >= (len(self.engine.sizes) if has_tiers else self._concurrency):
-            return
+    def _absent_now(self) -> Collection[str]:
         self._absent = self.engine.absent_clients()
-        away = {each.client for each in under_way}
-        idle = [n for n in sorted(self.engine.sizes) if n not in self._absent and n not in away]
         self._sort()
-        if has_tiers:
-            chosen = self._choose_in_tiers(idle)
-        else:
-            ready = [name for name in idle if self._may_be_sent(name)]
-            chosen = [(name, 0) for name in self._draw(ready, self._concurrency - len(away))]
-        if chosen:
-            self._dispatch(chosen)
+        return self._absent
 
     def _sort(self) -> None:
         """Assign clients to the measured tiers; clients that joined later are in the slowest."""
@@ -423,20 +410,11 @@ class WallArrivals(ArrivalLoop):
         elsewhere = {name for names in others for name in names}
         self._tiers = [*others, sorted({*slowest, *self.engine.sizes} - elsewhere)]
 
-    def _choose_in_tiers(self, idle: list[str]) -> list[tuple[str, int]]:
-        """Return the clients to dispatch from tiers with none under way."""
-        under_way = self._arrivals.counts.under_way
-        if self._is_unmeasured:
-            # All clients once, to measure their speed.
-            return [] if under_way else [(name, 0) for name in idle]
-        busy, chosen = {each.tier for each in under_way}, []
-        for tier, names in enumerate(self._tiers):
-            here = [name for name in names if name in idle]
-            # A tier has rounds: it waits until all its present clients may be dispatched.
-            if tier not in busy and all(self._may_be_sent(name) for name in here):
-                drawn = self._draw(here, self._share_of(len(here)), tier)
-                chosen += [(name, tier) for name in drawn]
-        return chosen
+    def _choose_in_tiers(self, idle: Sequence[str]) -> list[tuple[str, int]]:
+        if not self._is_unmeasured:
+            return super()._choose_in_tiers(idle)
+        # All clients once, to measure their speed.
+        return [] if self._under_way else [(name, 0) for name in idle]
 
     @property
     def _is_unmeasured(self) -> bool:
@@ -466,8 +444,7 @@ class WallArrivals(ArrivalLoop):
     def _hear(self, seconds: float) -> None:
         """Note the clients that have answered, waiting at most `seconds`."""
         found = self.engine.arrivals(seconds)
-        under_way = {each.client: each for each in self._arrivals.counts.under_way}
-        now = self._now()
+        under_way, now = {each.client: each for each in self._under_way}, self._now()
         for name, is_lost in found.items():
             self._back[name] = under_way[name].model_copy(update={"due": now, "is_lost": is_lost})
 
@@ -498,24 +475,22 @@ class WallArrivals(ArrivalLoop):
         """Wait for half of the first dispatches: their time becomes the tick."""
         self._hear(_LOOK_SECONDS)
         answered = [each.seconds for each in self._back.values() if not each.is_lost]
-        under_way = self._arrivals.counts.under_way
-        if answered and 2 * len(answered) >= len(under_way):
-            self._note(tick=max(_SHORTEST_TICK, max(answered)))
+        if answered and 2 * len(answered) >= len(self._under_way):
+            self._note(tick=max(_SHORTEST_TICK, *answered))
             self._next_tick = self._now()
-        elif under_way and len(self._back) == len(under_way):
+        elif self._under_way and len(self._back) == len(self._under_way):
             # Most were given up.
             self._take(list(self._back))
 
     def _take_tiers(self) -> None:
         self._hear(_LOOK_SECONDS)
-        under_way = self._arrivals.counts.under_way
-        waiting = {each.tier for each in under_way if each.client not in self._back}
-        ready = {each.tier for each in under_way} - waiting
+        waiting = {each.tier for each in self._under_way if each.client not in self._back}
+        ready = {each.tier for each in self._under_way} - waiting
         if ready and self._is_unmeasured:
             self._measure_tiers()
             return
         for tier in sorted(ready):
-            self._take([each.client for each in under_way if each.tier == tier])
+            self._take([each.client for each in self._under_way if each.tier == tier])
 
     def _measure_tiers(self) -> None:
         """Sort all clients into tiers by the time of their first answers."""

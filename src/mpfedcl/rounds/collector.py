@@ -1,20 +1,15 @@
-"""The collector of a round: validates each update, folds it into sums, and counts.
-
-`TotalCollector` is the collector of secure aggregation, which sees only the total of a round.
-"""
+"""The collector of a round: validates each update, folds it into sums, and counts."""
 
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
-from mpfedcl.methods import CollectsStatistics, Method, OneShot, Server, Tally
+from mpfedcl.methods import Method, OneShot, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers, find_aggregator
@@ -32,6 +27,8 @@ _LONGEST_REASON = 300
 """Characters of a reason, which may quote what a client sent."""
 _BY_CLIENT = ("losses", "weights", "rejected", "uploads")
 """Attributes of a collector that have a value per client."""
+_IN_TOTAL = ("withheld", "processed", "bytes_up", "largest")
+"""Further attributes that processes add up."""
 MISPLACED = "misplaced prototypes"
 """The name in a record's `processed` for clients whose prototypes were dropped."""
 
@@ -79,7 +76,7 @@ class UpdateCollector:
         rule = find_aggregator(experiment.aggregation.rule)
         self.template = validator.template
         """Tensors with the shapes and types of the averaged parameters."""
-        self._aggregation = BoundedAggregation(
+        self.aggregation = BoundedAggregation(
             rule(validator.template, experiment, broadcast.round), broadcast, bounds
         )
         self._bounds = bounds
@@ -88,11 +85,8 @@ class UpdateCollector:
         self._is_settled = False
         self._remarks: dict[str, Any] = {}
         self._processors = ProcessorChain(experiment)
-        self._method = method
-        self._validator = validator
-        self._server = server
-        self._broadcast = broadcast
-        self._chosen = frozenset(chosen)
+        self._method, self._validator, self._server = method, validator, server
+        self._broadcast, self._chosen = broadcast, frozenset(chosen)
 
     @property
     def accepted(self) -> list[str]:
@@ -113,22 +107,23 @@ class UpdateCollector:
         self.uploads[update.client] = num_bytes
         update, problem = self._process(update)
         if update.client in self.prototypes or update.client in self.rejected:
-            self._reject(update, "this client answered twice")
-        elif reason := self._validator.check(update, self._broadcast) or problem:
-            self._reject(update, reason)
-        elif update.client not in self._chosen:
-            self._reject(update, "this client was not asked")
-        elif too_many := self._check_claim(update):
-            self._reject(update, too_many)
+            problem = "this client answered twice"
         else:
+            problem = self._validator.check(update, self._broadcast) or problem
+        if problem is None and update.client not in self._chosen:
+            problem = "this client was not asked"
+        if problem is None and self._bounds is not None and update.summed_shapes:
+            problem = self._bounds.check_claim(update.client, update.num_samples)
+        if problem is None:
             self._weigh(update)
+        else:
+            self._reject(update, problem)
 
     def merge(self, peers: Peers) -> None:
         """Combine the collectors of all processes, so that each has the whole round."""
         self.settle(peers)
         self._add_stack()
-        for name, zero in self._validator.sums.items():
-            self._add_up(name, zero)
+        self._add_up(self._validator.sums)
         self.sums = peers.sum(self.sums)
         if self._totals is not None:
             self._totals.add(self._validator.sums)
@@ -137,20 +132,17 @@ class UpdateCollector:
             # Only the leading process writes them, and receives them one at a time.
             own = (pack_named(name, sums) for name, sums in self.client_sums.items())
             self.client_sums = dict(map(unpack_named, peers.gather_to_leader(own)))
-        plain = (*_BY_CLIENT, "withheld", "processed", "bytes_up", "largest")
-        own_state = {name: getattr(self, name) for name in plain}
+        own_state = {name: getattr(self, name) for name in (*_BY_CLIENT, *_IN_TOTAL)}
         states, self.prototypes = exchange_prototypes(own_state, self.prototypes, peers)
         for name in _BY_CLIENT:
             setattr(self, name, {n: value for each in states for n, value in each[name].items()})
         self.withheld = [name for each in states for name in each["withheld"]]
-        self.processed = {
-            mark: [client for each in states for client in each["processed"].get(mark, [])]
-            for mark in {mark for each in states for mark in each["processed"]}
-        }
+        self.processed = {}
+        for mark, clients in (pair for each in states for pair in each["processed"].items()):
+            self.processed.setdefault(mark, []).extend(clients)
         self.bytes_up = sum(each["bytes_up"] for each in states)
-        self.largest = {
-            name: max(each["largest"][name] for each in states) for name in self.largest
-        }
+        for name in self.largest:
+            self.largest[name] = max(each["largest"][name] for each in states)
 
     def settle(self, peers: Peers | None = None) -> None:
         """Fold the updates that waited for the others; once, before results are asked for."""
@@ -159,15 +151,16 @@ class UpdateCollector:
         self._is_settled = True
         if self._bounds is not None:
             self._reject_odd_sums(self._bounds, peers)
-        self._aggregation.settle(peers)
-        self.weights |= self._aggregation.weights
-        self.processed |= self._aggregation.processed
+        self.aggregation.settle(peers)
+        self.weights |= self.aggregation.weights
+        self.processed |= self.aggregation.processed
 
     def drop_misplaced_prototypes(self) -> None:
         """Drop prototypes that are nearer to another class of the other clients."""
         if self._bounds is None or self._validator.sums:
             return
-        kept = drop_misplaced(self.prototypes, self._method.num_classes, self._bounds.odd_factor)
+        num_classes, factor = self._method.num_classes, self._bounds.settings.odd_factor
+        kept = drop_misplaced(self.prototypes, num_classes, factor)
         self.prototypes = kept.prototypes
         if kept.dropped:
             self.processed[MISPLACED] = sorted(kept.dropped)
@@ -181,21 +174,11 @@ class UpdateCollector:
 
     def means(self) -> Tensors:
         """Return the aggregated parameters."""
-        return self._aggregation.result()
-
-    @property
-    def median_norm(self) -> float | None:
-        """The median norm of the clients' changes, after `means`; None if not bounded."""
-        return self._aggregation.median_norm
-
-    @property
-    def reputations(self) -> dict[str, float]:
-        """The clients' reputations, after `means`; empty if not bounded."""
-        return self._aggregation.reputations
+        return self.aggregation.result()
 
     def remarks(self) -> dict[str, Any]:
         """Return remarks about the aggregation for the round's record."""
-        remarks = self._aggregation.remarks()
+        remarks = self.aggregation.remarks()
         return {**self._remarks, **({"aggregation": remarks} if remarks else {})}
 
     def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
@@ -223,12 +206,10 @@ class UpdateCollector:
 
     def _process(self, update: Update) -> tuple[Update, str | None]:
         """Return the processed update, or the update as sent and the reason of a failure."""
-        odd = [name for name in update.processed if name not in self._processors.names]
-        if odd:
-            return (
-                update,
-                f"it was processed by {str(odd[0])[:40]!r}, which is not in the experiment",
-            )
+        for name in update.processed:
+            if name not in self._processors.names:
+                shown = repr(str(name)[:40])
+                return update, f"it was processed by {shown}, which is not in the experiment"
         if len(set(update.processed)) < len(update.processed):
             return update, "it was processed twice by the same processor"
         try:
@@ -242,13 +223,12 @@ class UpdateCollector:
             return update, f"it cannot be processed ({type(error).__name__})"
 
     def _weigh(self, update: Update) -> None:
-        """Weigh an update by the method, and accept it if the weight is valid."""
-        weight = 0.0
+        """Weigh an update by the method, and fold it in if the weight is valid."""
+        # Under a privacy budget all clients count alike: sample counts are not disclosed.
+        weight = 0.0 if update.averaged is None else 1.0
         try:
-            if update.averaged is not None:
-                # Under a privacy budget all clients count alike: sample counts are not disclosed.
-                is_private = self._method.experiment.privacy.has_budget
-                weight = 1.0 if is_private else self._method.weigh(update, self._server)
+            if weight and not self._method.experiment.privacy.has_budget:
+                weight = self._method.weigh(update, self._server)
         # A method's formula may overflow on a client's values.
         except Exception as error:
             self._reject(update, f"it cannot be weighed ({type(error).__name__})")
@@ -256,13 +236,10 @@ class UpdateCollector:
         if not 0 <= weight < math.inf:
             self._reject(update, f"its weight is {weight!r}; it must be finite and not negative")
             return
-        self._accept(update, weight)
-
-    def _accept(self, update: Update, weight: float) -> None:
         if update.averaged is None:
             self.withheld.append(update.client)
         else:
-            self._aggregation.add(update, weight)
+            self.aggregation.add(update, weight)
         if self._bounds is None:
             self._add_statistics(update)
         elif update.summed:
@@ -283,18 +260,13 @@ class UpdateCollector:
         }
         self.largest = {name: max(self.largest[name], size) for name, size in sizes.items()}
 
-    def _check_claim(self, update: Update) -> str | None:
-        if self._bounds is None or not update.summed_shapes:
-            return None
-        return self._bounds.check_claim(update.client, update.num_samples)
-
     def _reject_odd_sums(self, bounds: RelativeBounds, peers: Peers | None) -> None:
         """Add the waiting statistics, except of clients whose class means are outliers."""
         if not self._validator.sums:
             return
         own = {each.client: self.prototypes[each.client] for each in self._waiting}
         everyone = exchange_prototypes(None, own, peers)[1] if peers else own
-        odd = find_odd_clients(everyone, self._method.num_classes, bounds.odd_factor)
+        odd = find_odd_clients(everyone, self._method.num_classes, bounds.settings.odd_factor)
         for update in self._waiting:
             if update.client not in odd:
                 self._add_statistics(update)
@@ -304,39 +276,36 @@ class UpdateCollector:
             self._reject(
                 update,
                 f"its class means differ from the others' {odd[update.client]:.3g} times as much "
-                f"as chance explains; at most {bounds.odd_factor:g}",
+                f"as chance explains; at most {bounds.settings.odd_factor:g}",
             )
         self._waiting = []
 
     def _add_statistics(self, update: Update) -> None:
-        self._add_sums(update.summed)
+        summed = update.summed
+        if isinstance(summed, MemberSums):
+            if self._stack is not summed.stack:
+                self._add_stack()
+            self._stack = summed.stack
+            self._members.append(summed.index)
+        else:
+            self._add_stack()
+            self._add_up(summed)
         if self.client_sums is not None:
-            self.client_sums[update.client] = dict(update.summed)
+            self.client_sums[update.client] = dict(summed)
         if self._totals is not None:
-            self._totals.add(update.summed)
-
-    def _add_sums(self, summed: Mapping[str, Tensor]) -> None:
-        if not isinstance(summed, MemberSums):
-            self._add_stack()
-            for name, value in summed.items():
-                self._add_up(name, value)
-            return
-        if self._stack is not summed.stack:
-            self._add_stack()
-        self._stack = summed.stack
-        self._members.append(summed.index)
+            self._totals.add(summed)
 
     def _add_stack(self) -> None:
         """Add the members of the current stack."""
         if self._stack is not None:
-            for name, value in self._stack.total(self._members).items():
-                self._add_up(name, value)
+            self._add_up(self._stack.total(self._members))
         self._stack, self._members = None, []
 
-    def _add_up(self, name: str, value: Tensor) -> None:
+    def _add_up(self, summed: Mapping[str, Tensor]) -> None:
         # In double precision: many clients add up, and one that leaves is subtracted again.
-        wide = value.double() if value.is_floating_point() else value
-        self.sums[name] = self.sums[name] + wide if name in self.sums else wide
+        for name, value in summed.items():
+            wide = value.double() if value.is_floating_point() else value
+            self.sums[name] = self.sums[name] + wide if name in self.sums else wide
 
     def _reject(self, update: Update | Failure, reason: str) -> None:
         name = update.client if isinstance(update.client, str) else repr(update.client)
@@ -365,91 +334,3 @@ def in_name_order(
             yield early.pop(expected.popleft())
     yield from (early[name] for name in sorted(early))
     yield from last
-
-
-OWNER = "global"
-"""The owner of prototypes made from a total."""
-
-
-class TotalCollector(UpdateCollector):
-    """The total of a round; an impossible total rejects all its clients."""
-
-    total: Total | None = None
-    """The total of the accepted clients, once it is known."""
-
-    @property
-    def accepted(self) -> list[str]:
-        """The clients whose updates are in the total."""
-        return list(self.total.clients) if self.total else []
-
-    def add(self, update: Update | Failure | Total) -> None:
-        """Add the total, or note why a client is not in it."""
-        if isinstance(update, Failure):
-            self._reject(update, update.reason)
-        elif isinstance(update, Update):
-            self._reject(update, "its update is not masked, and this run has secure aggregation")
-        elif reason := self._check_total(update):
-            for name in update.clients:
-                self._reject(Failure(name, ""), f"the total of all clients is impossible: {reason}")
-        else:
-            self._accept_total(update)
-
-    def means(self) -> Tensors:
-        """Return Σ w_i x_i / Σ w_i, in the types that clients send."""
-        if self.total is None or not self.total.weight:
-            return {}
-        weight, template = self.total.weight, self._validator.template
-        return {
-            name: (value / weight).to(template[name]) for name, value in self.total.averaged.items()
-        }
-
-    def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
-        """Return the total and the names of the clients in it."""
-        assert self.total is not None
-        share = self.total.num_samples / max(1, num_samples)
-        return Tally(self.accepted, [], [], [], share, self.prototypes, self.sums)
-
-    def pooled_statistics(self) -> Tensors:
-        """Return the statistics that a method keeps of the total."""
-        if self.total is None or not isinstance(self._method, OneShot):
-            return {}
-        return self._method.statistics_of(self.sums)
-
-    def _accept_total(self, total: Total) -> None:
-        self.total = total
-        self.noise = total.noise
-        self.weights = dict.fromkeys(total.clients, total.weight / len(total.clients))
-        # In double precision, like sums of single clients.
-        self.sums = {name: value.double() for name, value in total.summed.items()}
-        self.bytes_up = total.num_bytes
-        self.largest = {"parameters": total.num_parameters, "prototype_floats": 0}
-        if self._method.trains and total.num_samples:
-            self.mean_loss = total.loss / total.num_samples
-        like = self._broadcast.pool.vectors
-        none = Prototypes.empty(like.shape[1], like.dtype, like.device)
-        if isinstance(self._method, OneShot):
-            found = self._method.prototypes_of(Update(OWNER, 0, {}, none, None, self.sums))
-            none = replace(found, vectors=found.vectors.to(like))
-        self.prototypes = {OWNER: none}
-
-    @torch.no_grad()
-    def _check_total(self, total: Total) -> str | None:
-        """Return why honest clients cannot have this total, or None."""
-        if not total.is_possible:
-            return "a number is out of range"
-        if total.num_samples < 0 or total.weight < 0:
-            return "its number of samples is negative"
-        if total.weight:
-            sent = self._broadcast.params
-            squares = sum(
-                float((value / total.weight - sent.get(name, 0)).square().sum())
-                for name, value in total.averaged.items()
-            )
-            most = self._method.experiment.validation.max_norm
-            if math.sqrt(squares) > most:
-                return f"the model changed by {math.sqrt(squares):.3g}; at most {most:g}"
-        elif any(bool(value.any()) for value in total.averaged.values()):
-            return "models have come without any weight"
-        if not isinstance(self._method, CollectsStatistics):
-            return None
-        return self._method.validate_totals(total.summed)

@@ -15,18 +15,15 @@ from mpfedcl.rounds.evaluation import RoundEvaluation
 
 @dataclass(frozen=True)
 class Members:
-    """The clients of an engine: their sizes, where they train, and whether they are trusted.
-
-    Attributes:
-        sizes: Training samples by client, in name order.
-        label_counts: Training samples by class that remote clients have announced. Their updates
-            are validated against it. None for clients that this program runs itself.
-        local: The clients that train in this process; None for all of them.
-    """
+    """The clients of an engine: their sizes, where they train, and whether they are trusted."""
 
     sizes: Mapping[str, int]
+    """Training samples by client, in name order."""
     label_counts: Mapping[str, Sequence[int]] | None = None
+    """Training samples by class that remote clients have announced, against which their updates are
+    validated. None for clients that this program runs itself."""
     local: Collection[str] | None = None
+    """The clients that train in this process; None for all of them."""
 
     @property
     def are_trusted(self) -> bool:
@@ -64,13 +61,8 @@ class Engine(ABC):
     ) -> Iterator[Update | Failure | Total]:
         """Train the named clients and yield their updates in any order; name order is cheapest.
 
-        Remote clients that use secure aggregation yield one `Total` at the end instead.
-
-        Args:
-            broadcast: The message that the round begins with.
-            names: The sampled clients.
-            keep: The clients whose models are needed after the round, by `evaluate` or
-                `personal_models`.
+        Remote clients that use secure aggregation yield one `Total` at the end instead. `evaluate`
+        and `personal_models` need the models of the clients in `keep` after the round.
         """
 
     def keep(  # noqa: B027  -- without a state there is nothing to keep

@@ -64,7 +64,7 @@ class RoundEvaluation:
     columns: PredictorColumns
     """Percent correct of each client, in the order of names."""
     trained: Collection[str]
-    """The clients whose personal models count: those that trained in this round."""
+    """The clients that trained in this round, whose personal models count."""
     confusion: dict[str, ConfusionCounts] = field(default_factory=dict)
     """Only if asked for: of the primary predictor on each client's local test set."""
     bins: dict[Test, BinSums] = field(default_factory=dict)
@@ -141,13 +141,12 @@ class Workload:
 
     num_clients: int
     train_samples: int
-    """Of all clients together."""
     test_images: int
     """Of the global test set."""
     own_images: int
     """Of all local test sets, added up."""
     parameters: int
-    """Multiplications to pass a sample through the model, about."""
+    """About as many as multiplications to pass a sample through the model."""
     prototype_numbers: int
     """Values of the prototype pool: multiplications to compare one embedding with it."""
 
@@ -178,38 +177,34 @@ class Workload:
         passes = 3 * method.local_training(1).passes if method.trains else 1
         return _TRAINING_FACTOR * passes * share * self.train_samples * self.parameters
 
-    def evaluation(self, method: Method, wanted: WantedPredictors) -> float:
+    def evaluation(self, experiment: Experiment, wanted: WantedPredictors) -> float:
         """Return the cost of an evaluation of the wanted predictors."""
-        experiment = method.experiment
-        part = self.participants(experiment)
+        part, whole = self.participants(experiment), self.num_clients * self.test_images
         evaluated = min(part, experiment.evaluate_clients or part)
-        is_shared = self.own_images >= self.num_clients * self.test_images
-        images = 0.0
-        if is_wanted(wanted, ["global_test"], model="personal") or (
-            is_wanted(wanted, ["local_test"], model="personal") and is_shared
-        ):
-            images = evaluated * self.test_images
-        elif is_wanted(wanted, ["local_test"], model="personal"):
-            images = evaluated * self.own_images / max(1, self.num_clients)
-        cost = images * self._per_image(is_wanted(wanted, model="personal", rule="prototype"))
-        if is_wanted(wanted, model="global"):
-            compares = is_wanted(wanted, model="global", rule="prototype")
-            cost += self.test_images * self._per_image(compares)
+        is_global = is_wanted(wanted, ["global_test"], model="personal")
+        own = whole if is_global else min(self.own_images, whole)
+        images = {
+            "global": self.test_images,
+            "personal": evaluated * own / max(1, self.num_clients),
+        }
+        cost = 0.0
+        for model, count in images.items():
+            if is_wanted(wanted, model=model):
+                compares = is_wanted(wanted, model=model, rule="prototype")
+                cost += count * (self.parameters + compares * self.prototype_numbers)
         return cost
-
-    def _per_image(self, compares: bool) -> int:
-        return self.parameters + (self.prototype_numbers if compares else 0)
 
 
 def settle_evaluation(experiment: Experiment, method: Method, work: Workload) -> Experiment:
     """Return the experiment with `evaluate_clients` and `evaluate_every` filled in."""
     if experiment.evaluate_clients is None and work.num_clients > MANY_CLIENTS:
         experiment = experiment.replace(evaluate_clients=_choose_clients(method, work))
-        method = type(method)(experiment, method.num_classes)
     if experiment.evaluate_every != "auto":
         return experiment
-    between = work.evaluation(method, wanted_predictors(method, is_complete=False))
-    last = work.evaluation(method, wanted_predictors(method, is_complete=True))
+    between, last = (
+        work.evaluation(experiment, wanted_predictors(method, is_complete=is_complete))
+        for is_complete in (False, True)
+    )
     every = choose_spacing(experiment.rounds, work.training(method), between, last)
     return experiment.replace(evaluate_every=every)
 
@@ -218,10 +213,8 @@ def _choose_clients(method: Method, work: Workload) -> int | None:
     """Return how many personal models the last round evaluates in a fifth of the run's cost."""
     part = work.participants(method.experiment)
     wanted = wanted_predictors(method, is_complete=True)
-    one, two = (
-        work.evaluation(type(method)(method.experiment.replace(evaluate_clients=n), 1), wanted)
-        for n in (1, 2)
-    )
+    experiments = (method.experiment.replace(evaluate_clients=n) for n in (1, 2))
+    one, two = (work.evaluation(each, wanted) for each in experiments)
     left = method.experiment.rounds * work.training(method) / 4 - (one - (two - one))
     affordable = int(left / max(1.0, two - one))
     chosen = min(SOME_CLIENTS, max(FEWEST_CLIENTS, affordable))
@@ -233,12 +226,8 @@ def choose_spacing(rounds: int, training: float, between: float, last: float) ->
 
     All evaluations together cost at most a fifth of the run, which is a quarter of its training. If
     the last one costs (nearly) that much by itself, the others get a twentieth of the training.
-
-    Args:
-        rounds: Rounds of the run.
-        training: Cost of training in a round.
-        between: Cost of an evaluation before the last round.
-        last: Cost of the complete evaluation in the last round.
+    `training` is the cost of a round, `between` that of an evaluation before the last round, `last`
+    that of the complete one in the last round.
 
     Example:
         >>> choose_spacing(60, training=9.0, between=10.0, last=60.0)

@@ -2,7 +2,10 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Any
+
+import numpy
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import numpy_generator
@@ -22,20 +25,57 @@ from mpfedcl.privacy.releases import PrivateRounds, released_predictors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.collector import TotalCollector, UpdateCollector, in_name_order
+from mpfedcl.rounds.collector import UpdateCollector, in_name_order
 from mpfedcl.rounds.engine import ArrivalEngine, Engine, RemoteArrivalEngine
 from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.metrics import ConfusionCounts
-from mpfedcl.rounds.population import Population, sample_names
 from mpfedcl.rounds.prototype_pool import PrototypePooling
-from mpfedcl.rounds.record import Attendance, RoundRecord
+from mpfedcl.rounds.record import ArrivalRecord, Attendance, RoundRecord
 from mpfedcl.rounds.reputation import RelativeBounds
+from mpfedcl.rounds.secure_aggregation import MaskingCollector, TotalCollector
 from mpfedcl.rounds.state import RoundState
 from mpfedcl.rounds.systems import SystemModel, WaitingRound, check_clock
 from mpfedcl.rounds.validation import UpdateValidator
 
 _MOST_KEPT, _MOST_STATISTICS = 10**9, 10_000
 """Bytes and files of clients' statistics that are kept on disk if `statistics.keep` is auto."""
+
+
+class Population:
+    """The names and sizes of the clients; a round does not iterate over all of them.
+
+    They are counted once if `is_fixed`: clients then never join or leave.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], *, is_fixed: bool) -> None:
+        self._sizes = sizes
+        self._is_fixed = is_fixed
+        self._count()
+
+    def begin_round(self) -> None:
+        """Take in clients that joined since the round before."""
+        if not self._is_fixed:
+            self._count()
+
+    def _count(self) -> None:
+        self._names = sorted(self._sizes)
+        self.num_samples = sum(self._sizes.values())
+        """Training samples of all clients."""
+        self.median_size = median_low(self._sizes.values()) if self._sizes else None
+        """The lower median of the clients' training samples; None without clients."""
+
+    def without(self, absent: Collection[str]) -> Sequence[str]:
+        """Return the clients that are not absent, in name order."""
+        return [name for name in self._names if name not in absent] if absent else self._names
+
+
+def sample_names(names: Sequence[str], count: int, draw: numpy.random.Generator) -> list[str]:
+    """Sample `count` names without replacement; return them in order.
+
+    The same names as `draw.choice(names, count, replace=False)`, without its copy of all names.
+    """
+    places = draw.choice(len(names), count, replace=False)
+    return sorted(names[place] for place in places.tolist())
 
 
 @dataclass
@@ -59,6 +99,8 @@ class RoundCounts:
     bytes_up: int = 0
     bytes_down: int = 0
     remarks: dict[str, Any] = field(default_factory=dict)
+    arrivals: ArrivalRecord | None = None
+    elapsed_seconds: float | None = None
     _losses: list[tuple[float, int]] = field(default_factory=list)
     """With the client's number of samples."""
     _mean_loss: float | None = None
@@ -67,11 +109,6 @@ class RoundCounts:
     def accepted(self) -> list[str]:
         """The clients whose updates count, in order of name."""
         return sorted({name for name, _ in self.answers})
-
-    @property
-    def heard(self) -> set[str]:
-        """The clients that answered, whether or not they were accepted."""
-        return {*self.accepted, *self.rejected}
 
     def add(self, collector: UpdateCollector, sizes: Mapping[str, int], staleness: int = 0) -> None:
         """Add the outcome of a collector."""
@@ -137,11 +174,9 @@ class RoundLoop:
         )
         self._pooling = PrototypePooling(self._method, self._empty_pool)
         self._validator = UpdateValidator(assembly, engine.sizes, engine.members.label_counts)
-        self.private: PrivateRounds | None = None
+        has_budget, size = self._experiment.privacy.has_budget, assembly.model.embedding_size
+        self.private = PrivateRounds(self._method, len(engine.sizes), size) if has_budget else None
         """The releases under a privacy budget."""
-        if self._experiment.privacy.has_budget:
-            size = assembly.model.embedding_size
-            self.private = PrivateRounds(self._method, len(engine.sizes), size)
         if engine.members.are_trusted and self._validator.template:
             rule = find_aggregator(self._experiment.aggregation.rule)
             rule.check(self._experiment, len(self._choose(1, ())))
@@ -204,24 +239,12 @@ class RoundLoop:
             broadcast, merged = self.broadcast(), self._pooling.remarks()
             chosen = self._choose(broadcast.round, absent)
             broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
-            reached, waiting = chosen, None
-            if self._systems is not None:
-                enough, bytes_up = self._experiment.network.enough, self._validator.bytes_up
-                waiting = WaitingRound(
-                    self._systems, broadcast, chosen, enough=enough, bytes_up=bytes_up
-                )
-                reached = waiting.in_time
-        collector = self._make_collector(broadcast, reached)
+            waiting = self._wait_for(broadcast, chosen)
+            reached = chosen if waiting is None else waiting.in_time
         evaluated = self._choose_to_evaluate(broadcast.round, reached) if evaluate else []
         most = self._experiment.most_personal_models
         keep = {*evaluated, *reached[:most]} if keep_models else evaluated
-        updates = self.engine.train(broadcast, reached, keep=keep)
-        for update in in_name_order(updates, self.engine.members.here(reached)):
-            with self._clock.phase("aggregate"):
-                collector.add(update)
-        if self.engine.peers is not None:
-            with self._clock.phase("exchange"):
-                collector.merge(self.engine.peers)
+        collector = self._train(broadcast, reached, keep)
         with self._clock.phase("aggregate"):
             collector.settle()
             collector.drop_misplaced_prototypes()
@@ -235,11 +258,12 @@ class RoundLoop:
             mean = collector.bytes_up // max(1, len(collector.accepted))
             now = self.state.virtual_seconds + waiting.seconds(collector.uploads, mean)
             self.state = replace(self.state, virtual_seconds=now)
-        self.engine.keep(collector.accepted, self.broadcast)
+        accepted = collector.accepted
+        self.engine.keep(accepted, self.broadcast)
         counts = RoundCounts(chosen, missing=absent.union(chosen))
         counts.add(collector, self.engine.sizes)
-        accepted = set(collector.accepted)
-        counts.evaluated = [name for name in evaluated if name in accepted]
+        known = set(accepted)
+        counts.evaluated = [name for name in evaluated if name in known]
         counts.bytes_down = broadcast.num_bytes_to(chosen)
         if not self._method.trains and broadcast.round == self._experiment.rounds:
             # A one-shot method's result is sent back, without another round.
@@ -247,10 +271,24 @@ class RoundLoop:
         counts.remarks = {**self._method.remarks(broadcast), **merged, **collector.remarks()}
         return counts
 
+    def _train(
+        self, broadcast: Broadcast, names: Sequence[str], keep: Collection[str]
+    ) -> UpdateCollector:
+        """Train clients and collect their updates, in the order of their names."""
+        collector = self._make_collector(broadcast, names)
+        updates = self.engine.train(broadcast, names, keep=keep)
+        for update in in_name_order(updates, self.engine.members.here(names)):
+            with self._clock.phase("aggregate"):
+                collector.add(update)
+        if self.engine.peers is not None:
+            with self._clock.phase("exchange"):
+                collector.merge(self.engine.peers)
+        return collector
+
     def _make_record(
         self, counts: RoundCounts, evaluation: RoundEvaluation | None, *, with_bins: bool
     ) -> RoundRecord:
-        heard = counts.heard
+        heard = {*counts.accepted, *counts.rejected}
         measured: dict[str, Any] = {"accuracy": None, "accuracy_per_client": None}
         if evaluation is not None:
             primary = self._method.predictor_on("local_test")
@@ -271,27 +309,22 @@ class RoundLoop:
             withheld=sorted(counts.withheld),
             processed={mark: sorted(names) for mark, names in sorted(counts.processed.items())},
             remarks={**counts.remarks, **self.engine.remarks()},
+            virtual_seconds=None if self._systems is None else self.state.virtual_seconds,
+            elapsed_seconds=counts.elapsed_seconds,
+            arrivals=counts.arrivals,
             **measured,
-            **self._show_time(counts),
         )
         return record if self.private is None else self.private.redact(record, len(counts.chosen))
-
-    def _show_time(self, counts: RoundCounts) -> dict[str, Any]:
-        """Return the fields of a record about time and arrivals."""
-        return {} if self._systems is None else {"virtual_seconds": self.state.virtual_seconds}
 
     def _make_collector(self, broadcast: Broadcast, reached: Sequence[str]) -> UpdateCollector:
         arguments = self._method, self._validator, self.state.server, broadcast, reached
         if not self._experiment.secure_aggregation:
             keep_sums, bounds = self._keeps_client_sums(), self._make_bounds()
             return UpdateCollector(*arguments, keep_sums=keep_sums, bounds=bounds)
-        if not self.engine.members.are_trusted:
-            # Remote clients mask their updates themselves.
-            return TotalCollector(*arguments)
-        # Imported late, because cryptography is an optional dependency.
-        from mpfedcl.rounds.secure_aggregation import MaskingCollector
-
-        return MaskingCollector(*arguments, assembly=self._assembly)
+        if self.engine.members.are_trusted:
+            return MaskingCollector(*arguments, assembly=self._assembly)
+        # Remote clients mask their updates themselves.
+        return TotalCollector(*arguments)
 
     def broadcast(self) -> Broadcast:
         """Return the message that the next round begins with."""
@@ -314,13 +347,15 @@ class RoundLoop:
         """Return the bounds set by the round before and by the other clients' sizes."""
         if not self._is_bounded:
             return None
-        state = self.state
-        return RelativeBounds(
-            self._experiment.validation,
-            self._population.median_size,
-            state.median_norm,
-            state.reputations,
-        )
+        settings, median_size = self._experiment.validation, self._population.median_size
+        return RelativeBounds(settings, median_size, self.state.median_norm, self.state.reputations)
+
+    def _wait_for(self, broadcast: Broadcast, chosen: Sequence[str]) -> WaitingRound | None:
+        """Return when the clients answer on the virtual clock, if there is one."""
+        if self._systems is None:
+            return None
+        enough, bytes_up = self._experiment.network.enough, self._validator.bytes_up
+        return WaitingRound(self._systems, broadcast, chosen, enough=enough, bytes_up=bytes_up)
 
     def _keeps_client_sums(self) -> bool:
         """Return whether each client's statistics are kept next to the total."""
@@ -339,24 +374,27 @@ class RoundLoop:
         if self.private is not None and self.private.samples:
             sampled = self._agree(self.private.choose(round_number, names)).decode()
             return [name for name in sampled.split("\n") if name]
-        count = max(self._experiment.min_clients, round(self._experiment.fraction * len(names)))
+        return self._sample(names, self._share_of(len(names)), round_number, "sample of clients")
+
+    def _share_of(self, size: int) -> int:
+        """Return how many of so many clients a round has."""
+        return max(self._experiment.min_clients, round(self._experiment.fraction * size))
+
+    def _sample(self, names: Sequence[str], count: int, *key: str | int) -> list[str]:
         if count >= len(names):
             return list(names)
-        draw = numpy_generator(self._experiment.seed, round_number, "sample of clients")
-        return sample_names(names, count, draw)
+        return sample_names(names, count, numpy_generator(self._experiment.seed, *key))
 
     def _agree(self, content: bytes) -> bytes:
         """Return the content of the leading process in every process."""
         peers = self.engine.peers
         return content if peers is None else peers.broadcast(content)
 
-    def _choose_to_evaluate(self, round_number: int, chosen: list[str]) -> list[str]:
+    def _choose_to_evaluate(self, round_number: int, chosen: Sequence[str]) -> list[str]:
         """Return the clients whose personal models are evaluated."""
         count = self._experiment.evaluate_clients
-        if count is None or count >= len(chosen):
-            return chosen
-        draw = numpy_generator(self._experiment.seed, round_number, "sample to read")
-        return sample_names(chosen, count, draw)
+        most = len(chosen) if count is None else count
+        return self._sample(chosen, most, round_number, "sample to read")
 
     def _aggregate(self, number: int, collector: UpdateCollector) -> None:
         """Move the state on; if no client was accepted, only the number of the round changes."""
@@ -376,15 +414,14 @@ class RoundLoop:
         # Nothing to reduce if all clients have withheld their updates.
         if means or self._validator.sums or not self._validator.template:
             server = self._method.reduce(server, means, self._tally(collector))
-        length = collector.median_norm or self.state.median_norm
-        reputations = {**self.state.reputations, **collector.reputations}
+        bounded = collector.aggregation
         self.state = replace(
             self.state,
             round=number,
             server=server,
             prototypes={**kept, **fresh},
-            median_norm=length,
-            reputations=reputations,
+            median_norm=bounded.median_norm or self.state.median_norm,
+            reputations={**self.state.reputations, **bounded.reputations},
         )
 
     def _tally(self, collector: UpdateCollector) -> Tally:

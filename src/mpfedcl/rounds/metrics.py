@@ -50,24 +50,18 @@ def count_bins(scores: Tensor, labels: Tensor) -> BinSums:
     """Sort predictions into bins, given scores [n, C] whose softmax is the probabilities."""
     probability, predicted = torch.softmax(scores.double(), dim=1).max(dim=1)
     place = (probability * NUM_BINS).ceil().long().clamp(1, NUM_BINS) - 1
-    columns = (
-        torch.ones_like(predicted),
-        (predicted == labels).long(),
-        (probability * _UNIT).round().long(),
-    )
-    sums = [place.new_zeros(NUM_BINS).index_add_(0, place, each) for each in columns]
-    return torch.stack(sums, dim=1).tolist()
+    units = (probability * _UNIT).round().long()
+    rows = torch.stack([torch.ones_like(units), (predicted == labels).long(), units], dim=1)
+    return units.new_zeros(NUM_BINS, 3).index_add_(0, place, rows).tolist()
 
 
 def add_bins(parts: Iterable[BinSums]) -> BinSums:
     """Add the bins of several clients or processes."""
-    total = [[0, 0, 0] for _ in range(NUM_BINS)]
-    for part in parts:
-        total = [
-            [ours + theirs for ours, theirs in zip(*rows, strict=True)]
-            for rows in zip(total, part, strict=True)
-        ]
-    return total
+    none = [[0, 0, 0] for _ in range(NUM_BINS)]
+    return [
+        [sum(column) for column in zip(*rows, strict=True)]
+        for rows in zip(none, *parts, strict=True)
+    ]
 
 
 def describe_bins(bins: BinSums) -> list[list[float]]:
@@ -186,14 +180,12 @@ def list_accuracies(
     if len(accuracies) <= MOST_LISTED:
         return dict(accuracies), None
     present = set(took_part)
-    rows: dict[str, float | None] = {
-        name: each for name, each in accuracies.items() if each is not None and name in present
-    }
-    fairness = measure_fairness(accuracies.values())
+    known = {name: each for name, each in accuracies.items() if each is not None}
+    rows: dict[str, float | None] = {n: each for n, each in known.items() if n in present}
+    fairness = measure_fairness(known.values())
     if fairness is None:
         return rows, None
-    known = [each for each in accuracies.values() if each is not None]
-    quartiles = numpy.quantile(known, [0.25, 0.5, 0.75]).round(4).tolist()
+    quartiles = numpy.quantile([*known.values()], [0.25, 0.5, 0.75]).round(4).tolist()
     return rows, AccuracySpread(**dict(fairness), quartiles=quartiles)
 
 

@@ -1,7 +1,7 @@
 """Predictions of many clients at once: local test sets are one array, counts are segment sums."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -104,17 +104,8 @@ class Predictions:
 
     def select(self, rows: Tensor) -> "Predictions":
         """Return the predictions for some images."""
-        return self.map(lambda part: part[rows])
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Predictions":
-        """Return the predictions with all tensors changed."""
-        prototype, similarities = self.prototype, self.similarities
-        return Predictions(
-            change(self.classifier),
-            None if prototype is None else change(prototype),
-            change(self.scores),
-            None if similarities is None else change(similarities),
-        )
+        parts = {name: part for name, part in vars(self).items() if part is not None}
+        return replace(self, **{name: part[rows] for name, part in parts.items()})
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,11 @@ class PrototypePooling:
     """Makes the pool of a round once, merged if `prototypes.pool_size` is set."""
 
     def __init__(self, method: Method, empty: PrototypePool) -> None:
-        self._method = method
-        self._empty = empty
+        self._method, self._empty, self._pool = method, empty, empty
         self._most: int | None = method.experiment.prototypes.pool_size
         self._rows: Mapping[str, tuple[int, Prototypes]] = {}
-        self._pool = empty
         self._told: dict[str, Any] = {}
-        self._rule = prototype_rule(method)
-        if self._most is None or not isinstance(method, SharesPrototypes):
-            return
-        if method.compares_with_own:
+        if self._most and isinstance(method, SharesPrototypes) and method.compares_with_own:
             raise InvalidInput(
                 f"prototypes.pool_size is {self._most}; with method {method.name} it must be left "
                 "out: its clients look up their own prototypes in the pool."
@@ -38,23 +33,22 @@ class PrototypePooling:
         """Return the pool of the clients' prototypes, given with the round they came in."""
         if rows is not self._rows:
             self._rows, self._told = rows, {}
-            self._pool = self._merge(self._gather(rows), number) if rows else self._empty
+            self._pool = self._gather(rows, number) if rows else self._empty
         return self._pool
 
     def remarks(self) -> dict[str, Any]:
         """Return remarks about the merged pool for the round's record."""
         return {"pool": self._told} if self._told else {}
 
-    def _gather(self, rows: Mapping[str, tuple[int, Prototypes]]) -> PrototypePool:
-        return PrototypePool.gather(
+    def _gather(self, rows: Mapping[str, tuple[int, Prototypes]], number: int) -> PrototypePool:
+        rule = prototype_rule(self._method)
+        full = PrototypePool.gather(
             {name: prototypes for name, (_, prototypes) in rows.items()},
             num_classes=self._method.num_classes,
-            num_prototypes=self._rule.num_prototypes,
+            num_prototypes=rule.num_prototypes,
         )
-
-    def _merge(self, full: PrototypePool, number: int) -> PrototypePool:
         # An overridden `reference` is made from the single clients' prototypes.
-        if self._most is None or self._rule.reference(full) is not full:
+        if self._most is None or rule.reference(full) is not full:
             return full
         key = (self._method.experiment.seed, number, "merged pool")
         merged = merge_prototypes(full, self._most, generator(*key))
@@ -97,12 +91,11 @@ def stack_prototypes(rows: Mapping[str, Prototypes]) -> Tensors:
     """Return the prototypes of all clients as one array of each kind, and their numbers."""
     if not rows:
         return {}
-    return {
-        "vectors": torch.cat([each.vectors for each in rows.values()]),
-        "labels": torch.cat([each.labels for each in rows.values()]),
-        "counts": torch.cat([each.counts for each in rows.values()]),
-        "sizes": torch.tensor([len(each) for each in rows.values()]),
+    stacked = {
+        part: torch.cat([getattr(each, part) for each in rows.values()])
+        for part in ("vectors", "labels", "counts")
     }
+    return {**stacked, "sizes": torch.tensor([len(each) for each in rows.values()])}
 
 
 def unstack_prototypes(names: Sequence[str], stacked: Tensors) -> dict[str, Prototypes]:

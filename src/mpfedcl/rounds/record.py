@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from mpfedcl.core.json_files import FileContent, Json, load_json
 from mpfedcl.methods import PredictorName, Test
@@ -19,6 +19,10 @@ _Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 LAST_ROUND_ONLY = ("calibration_error", "calibration_bins")
 """Fields that only the last round of a run has."""
+_OPTIONAL = (
+    *LAST_ROUND_ONLY,
+    *("accuracy_spread", "privacy", "arrivals", "virtual_seconds", "elapsed_seconds"),
+)
 
 
 class Attendance(FileContent):
@@ -30,7 +34,7 @@ class Attendance(FileContent):
 
 
 class ArrivalRecord(FileContent):
-    """The arrivals of a record, with asynchronous methods."""
+    """The arrivals of an asynchronous method."""
 
     version: _Count
     """Number of changes of the server's model so far."""
@@ -97,38 +101,25 @@ class RoundRecord(FileContent):
 
     def to_json(self) -> Json:
         """Return plain values without the optional fields that are None."""
-        clocks = ("virtual_seconds", "elapsed_seconds")
-        optional = ("accuracy_spread", "privacy", "arrivals")
-        measured = (*LAST_ROUND_ONLY, *optional, *clocks)
-        return self.model_dump(
-            mode="json", exclude={name for name in measured if getattr(self, name) is None}
-        )
+        absent = {name for name in _OPTIONAL if getattr(self, name) is None}
+        return self.model_dump(mode="json", exclude=absent)
 
 
 def parse_record(line: bytes) -> Json | None:
     """Return a line of rounds.jsonl as plain values, or None if it is not a record."""
     try:
-        values = load_json(line)
+        values: Json = load_json(line)
         RoundRecord.model_validate(values, strict=True)
-    except (ValueError, ValidationError):
+    except ValueError:
         return None
-    found: Json = values
-    return found
+    return values
 
 
-PHASES = (
-    "broadcast",
-    "train",
-    "embed",
-    "cluster",
-    "exchange",
-    "aggregate",
-    "evaluate",
-    "checkpoint",
-)
-"""exchange: between the processes of one run, including the wait for the slowest."""
+_TRAINING = ("broadcast", "train", "embed", "cluster", "exchange", "aggregate")
 NOT_TRAINING = ("evaluate", "checkpoint")
 """Phases that are not part of the algorithm."""
+PHASES = (*_TRAINING, *NOT_TRAINING)
+"""exchange: between the processes of one run, including the wait for the slowest."""
 
 
 def training_seconds(phases: Mapping[str, float]) -> float:

@@ -14,7 +14,7 @@ loses its weight. Only a sketch of each change is kept until the round ends.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from statistics import median
 from types import MappingProxyType
@@ -107,17 +107,16 @@ def _mix(before: float | None, now: float, strictness: float) -> float:
 
 _MOST_MEDIANS = 5
 """Statistics cannot be down-weighted: a client above this multiple of the share cap is rejected."""
+SHARE, NORM, DIRECTION = "bound on share", "bound on norm", "bound on direction"
+"""Names of the bounds in a record's `processed`."""
 
 
 class RelativeBounds:
     """The bounds of one round.
 
-    Args:
-        settings: The strictness.
-        median_size: The lower median of the clients' sample counts, so that one client of two
-            cannot set its own bound; None without clients.
-        norm: The median norm of the changes of the round before; None in the first round.
-        reputations: The reputations of the clients so far.
+    They follow from the lower median of the clients' sample counts, so that one client of two
+    cannot set its own bound, from the median norm of the changes in the round before (None in the
+    first round), and from the clients' reputations so far.
     """
 
     def __init__(
@@ -127,20 +126,17 @@ class RelativeBounds:
         norm: float | None,
         reputations: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        self.settings = settings
         self.reputations = reputations
-        self._settings = settings
         self._stated = settings.stated_sizes
-        self.strictness = settings.strictness
-        self.odd_factor = settings.odd_factor
-        """Ratio to chance above which a client's class means are rejected."""
         self._most_samples = math.inf if median_size is None else settings.share_cap * median_size
         self.largest_norm = None if norm is None else self.norm_limit([norm])
         """The norm to which changes are clipped; None before the first round."""
 
-    def norm_limit(self, norms: Sequence[float]) -> float | None:
+    def norm_limit(self, norms: Iterable[float]) -> float | None:
         """Return the norm to which changes are clipped, given the norms of a round."""
-        found = [each for each in norms if each > 0]
-        return self._settings.clip_factor * median(found) if found else None
+        middle = _median_norm(norms)
+        return None if middle is None else self.settings.clip_factor * middle
 
     def check_claim(self, client: str, num_samples: int) -> str | None:
         """Return why a client's statistics cannot count in full, as sums must, or None."""
@@ -158,10 +154,6 @@ class RelativeBounds:
         return min(1.0, most / max(1, num_samples))
 
 
-SHARE, NORM, DIRECTION = "bound on share", "bound on norm", "bound on direction"
-"""Names of the bounds in a record's `processed`."""
-
-
 class BoundedAggregation:
     """An aggregation rule whose updates are bounded first, if there are bounds.
 
@@ -176,11 +168,11 @@ class BoundedAggregation:
         """The weight of each client's update."""
         self.processed: dict[str, list[str]] = {}
         """The clients that each bound has changed; complete after `settle`."""
+        self.reputations: dict[str, float] = {}
+        """Of all clients after this round; complete after `settle`, empty without bounds."""
         self._rule, self._broadcast, self._bounds = rule, broadcast, bounds
         self._norms: dict[str, float] = {}
         self._sketches: dict[str, Tensor] = {}
-        self.reputations: dict[str, float] = {}
-        """Of all clients after this round; complete after `settle`."""
         limit = bounds.largest_norm if bounds else None
         self._clip = Clip(limit, NORM) if limit is not None else None
         self._waiting: list[tuple[Update, float]] = []
@@ -189,26 +181,25 @@ class BoundedAggregation:
     @property
     def median_norm(self) -> float | None:
         """The median norm of the changes as sent, after `settle`; None without any."""
-        found = [each for each in self._norms.values() if each > 0]
-        return median(found) if found else None
+        return _median_norm(self._norms.values())
 
     def add(self, update: Update, weight: float) -> None:
         """Add an update with the method's weight."""
         if self._bounds is None:
             self._pass_on(update, weight)
             return
-        assert update.averaged is not None
         share = self._bounds.share(update.client, update.num_samples)
         if share < 1:
             self._note(SHARE, update)
-        self._norms[update.client] = math.sqrt(squared_change(update.averaged, self._broadcast))
         written = update.written_out().averaged
         assert isinstance(written, dict)
+        assert update.averaged is not None
+        self._norms[update.client] = math.sqrt(squared_change(update.averaged, self._broadcast))
         self._sketches[update.client] = sketch(changes_of(written, self._broadcast))
         if self._clip is None:
             self._waiting.append((update, weight * share))
         else:
-            self._pass_on_trusted(update, weight * share, self._bounds.reputations)
+            self._pass_on(update, weight * share, self._bounds.reputations)
 
     def settle(self, peers: Peers | None = None) -> None:
         """Add the kept updates; `peers` are the other processes of a run."""
@@ -221,13 +212,13 @@ class BoundedAggregation:
             for part in peers.gather(pack_tensors(self._sketches)) if peers else []:
                 self._sketches |= load(part)
             self.reputations = update_reputations(
-                self._bounds.reputations, self._sketches, self._bounds.strictness
+                self._bounds.reputations, self._sketches, self._bounds.settings.strictness
             )
-            limit = self._bounds.norm_limit(list(self._norms.values()))
+            limit = self._bounds.norm_limit(self._norms.values())
             if self._clip is None and limit is not None:
                 self._clip = Clip(limit, NORM)
             for update, weight in self._waiting:
-                self._pass_on_trusted(update, weight, self.reputations)
+                self._pass_on(update, weight, self.reputations)
             self._waiting = []
         if peers is not None:
             self._rule.merge(peers)
@@ -241,16 +232,16 @@ class BoundedAggregation:
         """Return remarks for the round's record, after `result`."""
         return self._rule.remarks()
 
-    def _pass_on_trusted(
-        self, update: Update, weight: float, reputations: Mapping[str, float]
+    def _pass_on(
+        self, update: Update, weight: float, reputations: Mapping[str, float] | None = None
     ) -> None:
-        assert self._bounds is not None
-        trust = trusted(reputations.get(update.client, 0.0), self._bounds.strictness)
-        if trust < 1:
-            self._note(DIRECTION, update)
-        self._pass_on(update, weight * trust)
-
-    def _pass_on(self, update: Update, weight: float) -> None:
+        """Add an update to the rule: clipped, and weighted by the client's reputation."""
+        if self._bounds is not None and reputations is not None:
+            reputation = reputations.get(update.client, 0.0)
+            trust = trusted(reputation, self._bounds.settings.strictness)
+            if trust < 1:
+                self._note(DIRECTION, update)
+            weight *= trust
         if self._clip is not None:
             update = self._clip.outgoing(update, self._broadcast)
             if NORM in update.processed:
@@ -260,3 +251,8 @@ class BoundedAggregation:
 
     def _note(self, bound: str, update: Update) -> None:
         self.processed.setdefault(bound, []).append(update.client)
+
+
+def _median_norm(norms: Iterable[float]) -> float | None:
+    found = [each for each in norms if each > 0]
+    return median(found) if found else None

@@ -1,19 +1,112 @@
-"""Secure aggregation in a simulation: the collector runs the whole protocol in this process."""
+"""The collectors of secure aggregation, which see only the total of a round.
 
+In a simulation, the collector runs the whole protocol; remote clients mask their updates.
+"""
+
+import math
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+
+from mpfedcl.core.tensors import Tensors
+from mpfedcl.methods import CollectsStatistics, OneShot, Tally
 from mpfedcl.methods.messages import Failure, Total, Update
+from mpfedcl.privacy.releases import ALL_CLIENTS
 from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
-from mpfedcl.privacy.secure_aggregation.client import SumClient
-from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
-from mpfedcl.privacy.secure_aggregation.roster import Session
-from mpfedcl.privacy.secure_aggregation.server import SumServer
+from mpfedcl.privacy.secure_aggregation.primitives import OutOfRange
+from mpfedcl.privacy.secure_aggregation.protocol import Session, SumClient, SumServer
+from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.aggregation import Peers
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.collector import TotalCollector
+from mpfedcl.rounds.collector import UpdateCollector
+
+
+class TotalCollector(UpdateCollector):
+    """The total of a round; an impossible total rejects all its clients."""
+
+    total: Total | None = None
+    """The total of the accepted clients, once it is known."""
+
+    @property
+    def accepted(self) -> list[str]:
+        """The clients whose updates are in the total."""
+        return list(self.total.clients) if self.total else []
+
+    def add(self, update: Update | Failure | Total) -> None:
+        """Add the total, or note why a client is not in it."""
+        if isinstance(update, Failure):
+            self._reject(update, update.reason)
+        elif isinstance(update, Update):
+            self._reject(update, "its update is not masked, and this run has secure aggregation")
+        elif reason := self._check_total(update):
+            for name in update.clients:
+                self._reject(Failure(name, ""), f"the total of all clients is impossible: {reason}")
+        else:
+            self._accept_total(update)
+
+    def means(self) -> Tensors:
+        """Return Σ w_i x_i / Σ w_i, in the types that clients send."""
+        if self.total is None or not self.total.weight:
+            return {}
+        weight, template = self.total.weight, self._validator.template
+        return {
+            name: (value / weight).to(template[name]) for name, value in self.total.averaged.items()
+        }
+
+    def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
+        """Return the total and the names of the clients in it."""
+        assert self.total is not None
+        share = self.total.num_samples / max(1, num_samples)
+        return Tally(self.accepted, [], [], [], share, self.prototypes, self.sums)
+
+    def pooled_statistics(self) -> Tensors:
+        """Return the statistics that a method keeps of the total."""
+        if self.total is None or not isinstance(self._method, OneShot):
+            return {}
+        return self._method.statistics_of(self.sums)
+
+    def _accept_total(self, total: Total) -> None:
+        self.total = total
+        self.noise = total.noise
+        self.weights = dict.fromkeys(total.clients, total.weight / len(total.clients))
+        # In double precision, like sums of single clients.
+        self.sums = {name: value.double() for name, value in total.summed.items()}
+        self.bytes_up = total.num_bytes
+        self.largest = {"parameters": total.num_parameters, "prototype_floats": 0}
+        if self._method.trains and total.num_samples:
+            self.mean_loss = total.loss / total.num_samples
+        like = self._broadcast.pool.vectors
+        none = Prototypes.empty(like.shape[1], like.dtype, like.device)
+        if isinstance(self._method, OneShot):
+            found = self._method.prototypes_of(Update(ALL_CLIENTS, 0, {}, none, None, self.sums))
+            none = replace(found, vectors=found.vectors.to(like))
+        self.prototypes = {ALL_CLIENTS: none}
+
+    @torch.no_grad()
+    def _check_total(self, total: Total) -> str | None:
+        """Return why honest clients cannot have this total, or None."""
+        if not total.is_possible:
+            return "a number is out of range"
+        if total.num_samples < 0 or total.weight < 0:
+            return "its number of samples is negative"
+        if total.weight:
+            sent = self._broadcast.params
+            squares = sum(
+                float((value / total.weight - sent.get(name, 0)).square().sum())
+                for name, value in total.averaged.items()
+            )
+            most = self._method.experiment.validation.max_norm
+            if math.sqrt(squares) > most:
+                return f"the model changed by {math.sqrt(squares):.3g}; at most {most:g}"
+        elif any(bool(value.any()) for value in total.averaged.values()):
+            return "models have come without any weight"
+        if not isinstance(self._method, CollectsStatistics):
+            return None
+        return self._method.validate_totals(total.summed)
 
 
 class MaskingCollector(TotalCollector):

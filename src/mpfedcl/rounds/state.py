@@ -56,7 +56,7 @@ class ArrivalCounts(FileContent):
 
 @dataclass(frozen=True)
 class SentModel:
-    """A version of the server's model that some client under way was sent."""
+    """A version of the server's model that a client under way was sent."""
 
     params: Tensors
     extra: Tensors
@@ -97,7 +97,7 @@ class ArrivalState:
         for key, value in tensors.items():
             version, part, name = key.split("/", 2)
             model = found.setdefault(int(version), SentModel({}, {}))
-            {"params": model.params, "extra": model.extra}[part][name] = value
+            vars(model)[part][name] = value
         return cls(counts, {each.version: found[each.version] for each in counts.under_way})
 
 

@@ -31,11 +31,8 @@ _SPEEDS = 4
 class SystemModel:
     """The clients' speeds.
 
-    Args:
-        settings: The distribution of the speeds.
-        seed: The seed of the run.
-        label_counts: Training samples of each class, by client.
-        passes: Passes over a client's samples in one round.
+    `label_counts` are training samples of each class by client, `passes` the passes over them in
+    one round.
     """
 
     def __init__(
@@ -45,18 +42,12 @@ class SystemModel:
         label_counts: Mapping[str, Sequence[int]],
         passes: int,
     ) -> None:
-        self._settings = settings
-        self._seed = seed
-        self._passes = passes
+        self._settings, self._seed, self._passes = settings, seed, passes
         self._sizes = {name: sum(counts) for name, counts in label_counts.items()}
         order = self._from_fast_to_slow(label_counts)
         self._slowness = self._draw_slowness(order)
-        self._delays = {
-            name: _TIER_DELAYS[place * len(_TIER_DELAYS) // len(order)]
-            if settings.kind == "tiers"
-            else (0.0, 0.0)
-            for place, name in enumerate(order)
-        }
+        delays = _TIER_DELAYS if settings.kind == "tiers" else _TIER_DELAYS[:1]
+        self._delays = {n: delays[i * len(delays) // len(order)] for i, n in enumerate(order)}
 
     @classmethod
     def of(cls, assembly: "Assembly", label_counts: Mapping[str, Sequence[int]]) -> Self | None:
@@ -90,10 +81,8 @@ class SystemModel:
 
     def loses(self, client: str, dispatch: int) -> bool:
         """Return whether a client's answer is lost."""
-        if not self._settings.drop:
-            return False
-        draw = numpy_generator(self._seed, client, dispatch, "drop")
-        return bool(draw.random() < self._settings.drop)
+        share = self._settings.drop
+        return share > 0 and numpy_generator(self._seed, client, dispatch, "drop").random() < share
 
     def in_tiers(self, names: Sequence[str], number: int, bytes_up: int) -> list[list[str]]:
         """Sort clients into tiers by their typical seconds, the fastest first.
@@ -116,20 +105,17 @@ class SystemModel:
 
     def _from_fast_to_slow(self, label_counts: Mapping[str, Sequence[int]]) -> list[str]:
         """Return the clients from fast to slow, by their data if `follows` asks for it."""
+        names = sorted(label_counts)
         if self._settings.follows == "size":
-            return sorted(label_counts, key=lambda name: (self._sizes[name], name))
+            return sorted(names, key=lambda name: self._sizes[name])
         if self._settings.follows == "label":
 
             def mean_class(name: str) -> float:
-                counts = label_counts[name]
-                return sum(place * count for place, count in enumerate(counts)) / max(
-                    1, sum(counts)
-                )
+                total = sum(place * count for place, count in enumerate(label_counts[name]))
+                return total / max(1, self._sizes[name])
 
-            return sorted(label_counts, key=lambda name: (mean_class(name), name))
-        drawn = numpy_generator(self._seed, "pace").permutation(len(label_counts))
-        names = sorted(label_counts)
-        return [names[place] for place in drawn]
+            return sorted(names, key=mean_class)
+        return [names[i] for i in numpy_generator(self._seed, "pace").permutation(len(names))]
 
     def _draw_slowness(self, order: Sequence[str]) -> dict[str, list[float]]:
         """Return the factor by which each speed of a client is below the median."""
@@ -151,17 +137,10 @@ def sort_into_tiers(ordered: Sequence[str], number: int) -> list[list[str]]:
 
 
 class WaitingRound:
-    """A round that ends once enough of its clients have answered.
+    """A round that ends once enough of its clients have answered, a share of those chosen.
 
     Stragglers and clients with lost answers are missing. If too few answers are left, the round
-    waits until all the others are given up.
-
-    Args:
-        systems: The speeds of the clients.
-        broadcast: The message to the clients.
-        chosen: The clients of the round.
-        enough: Share of the clients to wait for.
-        bytes_up: Size of a full update, as known in advance.
+    waits until all the others are given up. `bytes_up` is the expected size of a full update.
     """
 
     def __init__(
@@ -188,16 +167,14 @@ class WaitingRound:
     def seconds(self, uploads: Mapping[str, int], otherwise: int) -> float:
         """Return the seconds of the round, given the uploaded bytes by client."""
         awaited = self.in_time if self._is_enough else self._chosen
-        taken = []
-        for name in awaited:
-            up, down = uploads.get(name, otherwise), self._down[name]
-            is_lost = self._systems.loses(name, self._number)
-            taken.append(
-                self._systems.gives_up_after(name, down, up) if is_lost else self._seconds(name, up)
-            )
-        return max(taken, default=0.0)
+        return max(
+            (self._seconds(name, uploads.get(name, otherwise)) for name in awaited), default=0.0
+        )
 
     def _seconds(self, name: str, bytes_up: int) -> float:
+        """Return the seconds until a client has answered, or is given up."""
+        if self._systems.loses(name, self._number):
+            return self._systems.gives_up_after(name, self._down[name], bytes_up)
         return self._systems.seconds(name, self._number, self._down[name], bytes_up)
 
 
@@ -208,11 +185,8 @@ def check_timing(method: type[Method], experiment: Experiment) -> None:
             f"systems.drop is {experiment.systems.drop:g}; with secure_aggregation it must be 0: "
             "clients that vanish from a sum are not simulated."
         )
-    if (
-        experiment.systems.has_clock
-        and experiment.secure_aggregation
-        and experiment.network.enough < 1
-    ):
+    is_partial = experiment.systems.has_clock and experiment.network.enough < 1
+    if is_partial and experiment.secure_aggregation:
         raise InvalidInput(
             f"network.enough is {experiment.network.enough:g}; with secure_aggregation on a "
             "virtual clock it must be 1: clients that vanish from a sum are not simulated."

@@ -36,11 +36,8 @@ LARGEST_SUM = 1e100
 class UpdateValidator:
     """Checks updates against what an honest client could send.
 
-    Args:
-        assembly: The method, the model and the initial parameters.
-        sizes: Training samples by client.
-        label_counts: Training samples by class as announced by clients on other machines; None for
-            clients of this program.
+    `sizes` are training samples by client, `label_counts` those by class that clients on other
+    machines have announced; None for clients of this program.
     """
 
     def __init__(
@@ -49,14 +46,12 @@ class UpdateValidator:
         sizes: Mapping[str, int],
         label_counts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        method = assembly.method
-        self._method = method
+        self._method = method = assembly.method
         self.template = assembly.template
         """Tensors with the shapes and types of the averaged parameters."""
         self.sums = assembly.sums
         """Tensors with the shapes and types of the summed statistics."""
-        self._sizes = sizes
-        self._label_counts = label_counts
+        self._sizes, self._label_counts = sizes, label_counts
         self._is_private = method.experiment.privacy.has_budget
         self._max_images = method.experiment.network.max_images
         self._num_classes = method.num_classes
@@ -126,11 +121,8 @@ class UpdateValidator:
         self, averaged: Tensors | StackMember | None, broadcast: Broadcast
     ) -> str | None:
         if averaged is None:
-            return (
-                None
-                if self._method.may_withhold
-                else "it withholds its update; this method never does"
-            )
+            withholds = "it withholds its update; this method never does"
+            return None if self._method.may_withhold else withholds
         squares = squared_change(averaged, broadcast)
         # The sum of squares is finite only if every value is: one pass serves both checks.
         if not math.isfinite(squares):
@@ -145,8 +137,11 @@ class UpdateValidator:
             sound = update.summed.stack.is_finite[update.summed.index]
             return None if sound else "the samples hold values that are not finite"
         for name, value in update.summed.items():
-            if problem := _check_size(value):
-                return f"the sums {name} {problem}"
+            largest = float(value.double().abs().max()) if value.numel() else 0.0
+            if not math.isfinite(largest):
+                return f"the sums {name} hold values that are not finite"
+            if largest > LARGEST_SUM:
+                return f"the sums {name} reach {largest:.3g}; at most {LARGEST_SUM:g}"
         if not isinstance(self._method, CollectsStatistics):
             return None
         announced = None if self._label_counts is None else self._label_counts[update.client]
@@ -157,15 +152,15 @@ class UpdateValidator:
         count = prototypes.labels.shape[0] if prototypes.labels.ndim == 1 else -1
         if count and not isinstance(self._method, SharesPrototypes):
             return "prototypes came although the method shares none"
-        for problem in (
-            _check_tensor("labels", prototypes.labels, torch.Size([count]), torch.int64),
-            _check_tensor("counts", prototypes.counts, torch.Size([count]), torch.int64),
-            _check_tensor(
-                "vectors", prototypes.vectors, torch.Size([count, self._dimension]), dtype
-            ),
-        ):
-            if problem:
-                return f"prototype {problem}"
+        form = {
+            "labels": ([count], torch.int64),
+            "counts": ([count], torch.int64),
+            "vectors": ([count, self._dimension], dtype),
+        }
+        for name, (shape, kind) in form.items():
+            value = getattr(prototypes, name)
+            if problem := _check_tensor(f"prototype {name}", value, torch.Size(shape), kind):
+                return problem
         if count == 0:
             return None
         if not prototypes.vectors.isfinite().all():
@@ -202,13 +197,6 @@ class UpdateValidator:
         return None
 
 
-def _check_size(value: Tensor) -> str | None:
-    largest = float(value.double().abs().max()) if value.numel() else 0.0
-    if not math.isfinite(largest):
-        return "hold values that are not finite"
-    return None if largest <= LARGEST_SUM else f"reach {largest:.3g}; at most {LARGEST_SUM:g}"
-
-
 def _check_tensors(tensors: Mapping[str, Tensor], template: Tensors) -> str | None:
     if tensors.keys() != template.keys():
         odd = sorted(tensors.keys() ^ template.keys())
@@ -237,36 +225,49 @@ _TWICE = 2.0
 
 @dataclass(frozen=True)
 class ClassCenters:
-    """The center of each class: the geometric median of its holders' means."""
+    """The center of each class, from the M class means of all clients."""
 
     vectors: Tensor
-    """[C, d] float64; zeros for a class that is not checked."""
-    checked: Tensor
-    """[C] bool: the classes with enough holders."""
-    held: Tensor
-    """[C] bool: the classes that some client holds."""
-    means: dict[str, tuple[Tensor, Tensor, Tensor]]
-    """By client: classes [k], means [k, d] and counts [k], float64."""
+    """[C, d] float64: the geometric median of the holders' means; zeros if not checked."""
+    num_holders: Tensor
+    """[C] clients that hold a class."""
+    owners: Tensor
+    """[M] the client of each mean, by its place in the order of names."""
+    labels: Tensor
+    means: Tensor
+    """[M, d] float64, weighted by counts."""
+    counts: Tensor
 
     @property
-    def unchecked(self) -> list[int]:
-        """The classes that too few clients hold."""
-        return (self.held & ~self.checked).nonzero().squeeze(1).tolist()
+    def checked(self) -> Tensor:
+        """The classes [C] with enough holders."""
+        return self.num_holders >= FEWEST_HOLDERS
 
 
 def find_centers(prototypes: Mapping[str, Prototypes], num_classes: int) -> ClassCenters:
-    """Return the geometric medians of the clients' class means."""
-    means = {name: _class_means(each) for name, each in sorted(prototypes.items()) if len(each)}
-    like = next((each for _, each, _ in means.values()), torch.zeros(0, 1, dtype=torch.float64))
-    vectors = like.new_zeros(num_classes, like.shape[1])
-    holders = torch.zeros(num_classes, dtype=torch.int64)
-    for label in range(num_classes):
-        rows = [mean[labels == label] for labels, mean, _ in means.values()]
-        points = torch.cat(rows) if rows else like[:0]
-        holders[label] = len(points)
-        if len(points) >= FEWEST_HOLDERS:
-            vectors[label] = weiszfeld(torch.cdist(points, points).square()) @ points
-    return ClassCenters(vectors, holders >= FEWEST_HOLDERS, holders > 0, means)
+    """Return the class means of one or more clients, and the centers of the classes."""
+    whole, owners = _join(prototypes)
+    vectors = whole.vectors.double()
+    held, place = torch.unique(owners * num_classes + whole.labels, return_inverse=True)
+    counts = vectors.new_zeros(len(held)).index_add_(0, place, whole.counts.double())
+    sums = vectors.new_zeros(len(held), vectors.shape[1])
+    sums.index_add_(0, place, whole.counts.unsqueeze(1) * vectors)
+    means, labels = sums / counts.unsqueeze(1), held % num_classes
+    num_holders = labels.bincount(minlength=num_classes)
+    centers = vectors.new_zeros(num_classes, vectors.shape[1])
+    for label in (num_holders >= FEWEST_HOLDERS).nonzero().squeeze(1).tolist():
+        points = means[labels == label]
+        centers[label] = weiszfeld(torch.cdist(points, points).square()) @ points
+    return ClassCenters(centers, num_holders, held // num_classes, labels, means, counts)
+
+
+def _join(prototypes: Mapping[str, Prototypes]) -> tuple[Prototypes, Tensor]:
+    """Return the prototypes of one or more clients in order of name, and their owners' places."""
+    rows = [each for _, each in sorted(prototypes.items())]
+    columns = zip(*((each.vectors, each.labels, each.counts) for each in rows), strict=True)
+    whole = Prototypes(*map(torch.cat, columns))
+    sizes = torch.tensor([len(each) for each in rows], device=whole.labels.device)
+    return whole, torch.arange(len(rows), device=sizes.device).repeat_interleave(sizes)
 
 
 @dataclass(frozen=True)
@@ -291,17 +292,14 @@ def drop_misplaced(
     never from a class with more than half of its prototypes misplaced. A prototype is also dropped
     if its norm is `factor` times the largest norm of the median client.
     """
-    centers = find_centers(prototypes, num_classes)
     present = {name: each for name, each in sorted(prototypes.items()) if len(each)}
-    labels = torch.cat([each.labels for each in present.values()]) if present else torch.zeros(0)
-    if not len(labels):
+    if not present:
         return KeptPrototypes(dict(prototypes))
-    vectors = torch.cat([each.vectors for each in present.values()]).double()
-    sizes = [len(each) for each in present.values()]
+    centers, (whole, owners) = find_centers(present, num_classes), _join(present)
+    vectors, labels = whole.vectors.double(), whole.labels
     own = (vectors - centers.vectors[labels]).norm(dim=1)
     misplaced = _find_misplaced(vectors, labels, own, centers)
-    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    by_client = _shares_of(misplaced, owners, len(sizes))
+    by_client = _shares_of(misplaced, owners, len(present))
     is_odd = (by_client > 0.5) & (by_client > _TWICE * by_client.quantile(0.5))
     is_far = own > _TWICE * _medians_by(own, labels, num_classes)[labels]
     far = misplaced & (is_odd[owners] | is_far)
@@ -310,12 +308,13 @@ def drop_misplaced(
     if len(longest) >= FEWEST_HOLDERS:
         far |= vectors.norm(dim=1) > factor * longest.quantile(0.5)
     kept, dropped = dict(prototypes), {}
-    parts = torch.split(far, sizes)
+    parts = torch.split(far, [len(each) for each in present.values()])
     for (name, each), odd in zip(present.items(), parts, strict=True):
         if bool(odd.any()):
             kept[name] = Prototypes(each.vectors[~odd], each.labels[~odd], each.counts[~odd])
             dropped[name] = sorted(set(each.labels[odd].tolist()))
-    return KeptPrototypes(kept, dropped, centers.unchecked)
+    unchecked = (centers.num_holders > 0) & ~centers.checked
+    return KeptPrototypes(kept, dropped, unchecked.nonzero().squeeze(1).tolist())
 
 
 def find_odd_clients(
@@ -328,26 +327,23 @@ def find_odd_clients(
     median over all holders. A client's ratio is Σ_c n_c d_c² / Σ_c n_c (a + b/n_c) over the checked
     classes: about 1 for an honest client of any size.
     """
-    centers = find_centers(prototypes, num_classes)
+    present = {name: each for name, each in sorted(prototypes.items()) if len(each)}
+    centers = find_centers(present, num_classes) if present else None
+    if centers is None or not bool(centers.checked.any()):
+        return {}
+    labels, counts = centers.labels, centers.counts
+    squares = (centers.means - centers.vectors[labels]).square().sum(1)
     spread = (1 - centers.vectors.square().sum(1)).clamp(min=0)
-    total = torch.zeros_like(spread)
-    for labels, _, counts in centers.means.values():
-        total[labels] += counts
-    seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-    for name, (labels, means, counts) in centers.means.items():
-        checked = centers.checked[labels]
-        labels, means, counts = labels[checked], means[checked], counts[checked]
-        squares = (means - centers.vectors[labels]).square().sum(1)
-        # The center is estimated from samples too.
-        expected = spread[labels] * (1 / counts + 1 / total[labels])
-        seen[name] = counts, squares, expected
-    excess = [squares - expected for _, squares, expected in seen.values() if len(squares)]
-    between = torch.cat(excess).quantile(0.5).clamp(min=0) if excess else 0.0
-    ratios = {
-        name: float((counts * squares).sum() / (counts * (expected + between)).sum())
-        for name, (counts, squares, expected) in seen.items()
-        if len(counts)
-    }
+    # The center is estimated from samples too.
+    total = torch.zeros_like(spread).index_add_(0, labels, counts)
+    expected = spread[labels] * (1 / counts + 1 / total[labels])
+    seen = centers.checked[labels]
+    expected += (squares - expected)[seen].quantile(0.5).clamp(min=0)
+    found, by_chance = (
+        counts.new_zeros(len(present)).index_add_(0, centers.owners[seen], (counts * each)[seen])
+        for each in (squares, expected)
+    )
+    ratios = dict(zip(present, (found / by_chance).tolist(), strict=True))
     # If all clients are equal the ratio is 0/0, which is not above the factor.
     return {name: ratio for name, ratio in ratios.items() if ratio > factor}
 
@@ -375,13 +371,3 @@ def _medians_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
     for group in groups.unique().tolist():  # type: ignore[no-untyped-call]
         medians[group] = values[groups == group].quantile(0.5)
     return medians
-
-
-def _class_means(prototypes: Prototypes) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a client's classes, the mean of each weighted by counts, and the counts."""
-    labels, place = torch.unique(prototypes.labels, return_inverse=True)
-    counts = torch.zeros(len(labels), dtype=torch.float64, device=labels.device)
-    counts.index_add_(0, place, prototypes.counts.double())
-    sums = counts.new_zeros(len(labels), prototypes.dimension)
-    sums.index_add_(0, place, prototypes.counts.unsqueeze(1) * prototypes.vectors.double())
-    return labels, sums / counts.unsqueeze(1), counts

@@ -4,10 +4,8 @@ from collections.abc import Collection, Mapping
 
 import numpy
 
-from mpfedcl.privacy.secure_aggregation.client import SumClient
-from mpfedcl.privacy.secure_aggregation.fixed_point import Ring
-from mpfedcl.privacy.secure_aggregation.roster import Session
-from mpfedcl.privacy.secure_aggregation.server import SumServer
+from mpfedcl.privacy.secure_aggregation.primitives import Ring
+from mpfedcl.privacy.secure_aggregation.protocol import Session, SumClient, SumServer
 
 SESSION = Session("0" * 32, 1, 0.5)
 NAMES = ("ana", "bo", "cy", "di", "ed")

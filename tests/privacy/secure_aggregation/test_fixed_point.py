@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mpfedcl.privacy.secure_aggregation.fixed_point import (
+from mpfedcl.privacy.secure_aggregation.primitives import (
     OutOfRange,
     decode,
     encode,

@@ -12,10 +12,15 @@ from protocol_runs import NAMES, SESSION, Sum, add_up, draw
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.privacy import secure_aggregation
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
-from mpfedcl.privacy.secure_aggregation.client import Revealed, SumClient
 from mpfedcl.privacy.secure_aggregation.primitives import join_shares, split_secret
-from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session
-from mpfedcl.privacy.secure_aggregation.server import SumServer
+from mpfedcl.privacy.secure_aggregation.protocol import (
+    Advert,
+    Revealed,
+    Roster,
+    Session,
+    SumClient,
+    SumServer,
+)
 
 
 @settings(max_examples=25, deadline=None)

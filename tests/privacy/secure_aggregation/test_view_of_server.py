@@ -5,7 +5,7 @@ import pytest
 from protocol_runs import NAMES, Sum
 from scipy.stats import chi2
 
-from mpfedcl.privacy.secure_aggregation.fixed_point import Ring, encode
+from mpfedcl.privacy.secure_aggregation.primitives import Ring, encode
 
 _RUNS, _SIZE = 40, 256
 

@@ -23,10 +23,14 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
-from mpfedcl.privacy.secure_aggregation.client import SumClient
-from mpfedcl.privacy.secure_aggregation.fixed_point import OutOfRange, Ring
-from mpfedcl.privacy.secure_aggregation.primitives import signature_algorithm
-from mpfedcl.privacy.secure_aggregation.roster import Advert, Roster, Session, read_bytes
+from mpfedcl.privacy.secure_aggregation.primitives import OutOfRange, Ring, signature_algorithm
+from mpfedcl.privacy.secure_aggregation.protocol import (
+    Advert,
+    Roster,
+    Session,
+    SumClient,
+    read_bytes,
+)
 
 _ROUNDS_REMEMBERED = 16
 """Rounds whose opened sums are remembered."""

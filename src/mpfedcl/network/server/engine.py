@@ -39,10 +39,15 @@ from mpfedcl.network.transport import (
     Transport,
 )
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, describe_lost_round
-from mpfedcl.privacy.secure_aggregation.client import Revealed
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
-from mpfedcl.privacy.secure_aggregation.roster import Advert, Session, find_odd, read_bytes
-from mpfedcl.privacy.secure_aggregation.server import SumServer
+from mpfedcl.privacy.secure_aggregation.protocol import (
+    Advert,
+    Revealed,
+    Session,
+    SumServer,
+    find_odd,
+    read_bytes,
+)
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, Members
 from mpfedcl.rounds.evaluation import RoundEvaluation

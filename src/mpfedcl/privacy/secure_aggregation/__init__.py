@@ -11,7 +11,7 @@ the clients and a reply:
 4. reveal: for clients whose masked values arrived it reveals a share of the seed, for the others a
    share of the key. Never both of one client: that would open its values.
 
-`client.py` and `server.py` are the two parties, independent of the transport.
+`protocol.py` has the two parties, independent of the transport.
 """
 
 from importlib.util import find_spec

@@ -6,12 +6,10 @@ the sum. Variances add up, so the noise of the opened sum has a standard deviati
 """
 
 from collections.abc import Mapping
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
@@ -23,7 +21,7 @@ from mpfedcl.methods.messages import Total, Update
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING, planned_releases
 from mpfedcl.privacy.secure_aggregation import least_left
-from mpfedcl.privacy.secure_aggregation.fixed_point import Ring, decode, encode, is_possible
+from mpfedcl.privacy.secure_aggregation.primitives import Ring, decode, encode, is_possible
 
 if TYPE_CHECKING:
     from mpfedcl.rounds.assembly import Assembly
@@ -46,11 +44,7 @@ def fix_noise(experiment: Experiment) -> Experiment:
 
 
 class NoiseShares:
-    """One client's shares of the noise.
-
-    Args:
-        method: A method with a privacy budget and secure aggregation.
-    """
+    """One client's shares of the noise, with a privacy budget and secure aggregation."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
@@ -129,11 +123,10 @@ class SumLayout:
             **_name_sums(statistics),
             **_scalars(weight, size, loss),
         }
-        parts = [
-            encode(name, _to_numpy(own.get(name, torch.zeros_like(like))), num_clients)
-            for name, like in self._tensors.items()
-        ]
-        return numpy.concatenate(parts)
+        values = {name: own.get(name, torch.zeros_like(e)) for name, e in self._tensors.items()}
+        return numpy.concatenate(
+            [encode(n, v.detach().cpu().numpy(), num_clients) for n, v in values.items()]
+        )
 
     def _totals_of(self, summed: Mapping[str, Tensor]) -> Tensors:
         method = self._method
@@ -142,12 +135,11 @@ class SumLayout:
     def total(self, opened: Ring, clients: list[str], of: int, num_bytes: int) -> Total:
         """Return the opened total of `clients`, out of `of` participants."""
         found: Tensors = {}
-        place = 0
-        for name, like in self._tensors.items():
-            count = prod(like.shape)
-            part = decode(opened[place : place + count], is_whole=not like.is_floating_point())
-            found[name] = torch.from_numpy(part).view(like.shape).to(self._device)
-            place += count
+        ends = numpy.cumsum([like.numel() for like in self._tensors.values()])
+        parts = numpy.split(opened, ends[:-1])
+        for (name, like), part in zip(self._tensors.items(), parts, strict=True):
+            values = decode(part, is_whole=not like.is_floating_point())
+            found[name] = torch.from_numpy(values).view(like.shape).to(self._device)
         return Total(
             tuple(sorted(clients)),
             weight=float(found["weight"]),
@@ -176,7 +168,3 @@ def _name_sums(tensors: Tensors) -> Tensors:
         f"summed/{name}": value.double() if value.is_floating_point() else value.long()
         for name, value in tensors.items()
     }
-
-
-def _to_numpy(value: Tensor) -> NDArray[Any]:
-    return value.detach().cpu().numpy()

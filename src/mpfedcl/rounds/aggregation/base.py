@@ -35,10 +35,8 @@ class Peers(Protocol):
 class Aggregator(ABC):
     """Aggregates the parameters that clients send in one round.
 
-    Args:
-        template: A tensor with the shape and type of each parameter.
-        experiment: All settings, including those of the rule.
-        round_number: The round, a key of random draws.
+    `template` has a tensor with the shape and type of each parameter. `round_number` is a key of
+    random draws.
     """
 
     def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
@@ -132,17 +130,12 @@ class RuleOverAll(Aggregator):
         if not self._updates:
             return {}
         seen = self._fill_buckets()
-        wanted = _attackers(self.experiment.aggregation, len(self._updates))
+        wanted = max(1, _attackers(self.experiment.aggregation, len(self._updates)))
         most = self.most_attackers(len(seen))
         name, found = self.experiment.aggregation.rule, f"{len(self._updates)} updates"
-        self._remarks = []
-        if most < max(1, wanted):
-            self._remarks.append(
-                f"Among {found} the rule {name} withstands {max(0, most)} hostile ones."
-            )
-        if most < 0:
-            return means_of(seen)
-        return self.combine(seen, min(most, max(1, wanted)))
+        remark = f"Among {found} the rule {name} withstands {max(0, most)} hostile ones."
+        self._remarks = [remark] if most < wanted else []
+        return means_of(seen) if most < 0 else self.combine(seen, min(most, wanted))
 
     def remarks(self) -> list[str]:
         """Return a remark if the rule tolerates fewer attackers than expected."""

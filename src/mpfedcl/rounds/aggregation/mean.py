@@ -10,10 +10,9 @@ from mpfedcl.rounds.aggregation.base import Aggregator, Peers
 
 
 class WeightedMean(Aggregator):
-    """mean = sum_i w_i x_i / sum_i w_i, folded one update at a time so that none must be kept.
+    """mean = Σ w_i x_i / Σ w_i, folded one update at a time so that none must be kept.
 
-    Folded in client-name order: then the order of arrival never changes a bit. Clients of one stack
-    that follow each other are summed by the stack itself.
+    Clients of one stack that follow each other are summed by the stack itself.
     """
 
     def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
@@ -36,17 +35,17 @@ class WeightedMean(Aggregator):
         """Fold in an update."""
         if not weight:
             return
-        if isinstance(update.averaged, StackMember):
-            if self._stack is not update.averaged.stack:
-                self._sum_stack()
-            self._stack = update.averaged.stack
-            index = update.averaged.index
-            self._shares[index] = self._shares.get(index, 0.0) + weight
-        else:
+        self._weight += weight
+        if not isinstance(update.averaged, StackMember):
             assert update.averaged is not None
             self._sum_stack()
             self._fold(update.averaged, weight)
-        self._weight += weight
+            return
+        stack, index = update.averaged.stack, update.averaged.index
+        if self._stack is not stack:
+            self._sum_stack()
+        self._stack = stack
+        self._shares[index] = self._shares.get(index, 0.0) + weight
 
     def merge(self, peers: Peers) -> None:
         """Add the sums of all processes up."""

@@ -6,9 +6,8 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.rounds.processors.base import Processor
-from mpfedcl.rounds.processors.clip import Clip
+from mpfedcl.rounds.processors.clip import Clip, PrivateStatistics
 from mpfedcl.rounds.processors.compress import Compress
-from mpfedcl.rounds.processors.private_statistics import PrivateStatistics
 
 __all__ = ["Processor", "ProcessorChain"]
 

@@ -1,4 +1,4 @@
-"""Clip the norm of the change of the model that a client sends."""
+"""Bound what a client sends: the norm of the model's change, and private statistics."""
 
 import math
 from collections.abc import Sequence
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import PrivacySettings
+from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
 from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING
 from mpfedcl.rounds.processors.base import Processor, mark
@@ -30,7 +32,7 @@ class Clip(Processor):
     def __init__(self, limit: float, marked_as: str = name) -> None:
         self._limit = limit
         self._marked_as = marked_as
-        self._stacks: dict[int, ClippedStack] = {}
+        self._stacks: dict[int, _ClippedStack] = {}
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
@@ -80,7 +82,7 @@ class Clip(Processor):
         if key not in self._stacks:
             # Only the last few, because stacks hold models in memory.
             kept = list(self._stacks.items())[1 - _STACKS_KEPT :]
-            clipped = ClippedStack(member.stack, broadcast.params, self._limit)
+            clipped = _ClippedStack(member.stack, broadcast.params, self._limit)
             self._stacks = dict([*kept, (key, clipped)])
         clipped = self._stacks[key]
         if all(scale == 1 for scale in clipped.scales):
@@ -89,7 +91,7 @@ class Clip(Processor):
         return mark(update, self._marked_as) if clipped.scales[member.index] < 1 else update
 
 
-class ClippedStack:
+class _ClippedStack:
     """A stack whose clients' changes x_i - x are scaled: Σ w_i (x + s_i (x_i - x)) in one go."""
 
     def __init__(self, stack: UpdateStack, start: Tensors, limit: float) -> None:
@@ -124,6 +126,54 @@ class ClippedStack:
         if scale == 1:
             return own
         return {n: self._start[n] + scale * (value - self._start[n]) for n, value in own.items()}
+
+
+class PrivateStatistics(Processor):
+    """Does a client's part for private statistics; models are clipped by `Clip`.
+
+    With client-level DP, statistics are clipped at the client and again at the server. With
+    `privacy.model local`, the client adds noise too, and only then is an update marked.
+    """
+
+    name = "private statistics"
+
+    def __init__(self, settings: PrivacySettings) -> None:
+        self._settings = settings
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self | None:
+        """Return a processor if there is a privacy budget."""
+        return cls(experiment.privacy) if experiment.privacy.has_budget else None
+
+    def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
+        """Clip the statistics and, with local DP, add noise."""
+        mechanism = self._mechanism(update)
+        if mechanism is None:
+            return update
+        bounded = mechanism.bound(update.summed)
+        if not mechanism.is_local:
+            return _with_sums(update, bounded)
+        return mark(_with_sums(update, mechanism.add_noise(bounded)), self.name)
+
+    def incoming(self, update: Update, broadcast: Broadcast) -> Update:
+        """Clip the statistics of a client that did not."""
+        mechanism = self._mechanism(update)
+        if mechanism is None or mechanism.is_local:
+            return update
+        return _with_sums(update, mechanism.bound(update.summed))
+
+    def _mechanism(self, update: Update) -> PrivateSums | None:
+        """Return the mechanism; None if clients do nothing, as for record-level central DP."""
+        shapes = update.summed_shapes
+        if "counts" not in shapes:
+            return None
+        found = PrivateSums.of(self._settings, has_moments="moment" in shapes)
+        return found if found and (found.is_local or found.unit == "client") else None
+
+
+def _with_sums(update: Update, summed: Tensors) -> Update:
+    like = update.summed_shapes
+    return replace(update, summed={n: value.to(like[n].dtype) for n, value in summed.items()})
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, MutableMapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal, Self
 
 import torch
@@ -15,7 +16,6 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.processors.base import Processor
 
-Rounding = Literal["half", "int8"]
 FEWEST_NUMBERS = 256
 """Smaller tensors are sent as they are."""
 _LARGEST_CODE = 127
@@ -62,30 +62,23 @@ class Compress(Processor):
             # A part of a model is small, and only the server knows the positions of its values.
             return update
         key = (self._seed, broadcast.round, broadcast.dispatch or 0, update.client, "rounding")
-        encoder = _Encoder(key)
+        coding: Tensors = {}
+        encode = partial(_encode, key, coding)
         averaged = update.written_out().averaged
-        if averaged is not None:
-            assert not isinstance(averaged, StackMember)
-            if self._kind == "topk":
-                averaged = self._send_largest(update.client, averaged, broadcast, encoder.coding)
-            else:
-                averaged = {
-                    name: encoder.encode(
-                        f"averaged/{name}", value, self._kind, broadcast.params.get(name)
-                    )
-                    for name, value in averaged.items()
-                }
+        assert not isinstance(averaged, StackMember)
+        if averaged is not None and self._kind == "topk":
+            averaged = self._send_largest(update.client, averaged, broadcast, coding)
+        elif averaged is not None:
+            averaged = {
+                name: encode(f"averaged/{name}", value, self._kind, broadcast.params.get(name))
+                for name, value in averaged.items()
+            }
         # Statistics must stay possible, for which a byte is too coarse.
-        summed = {n: encoder.encode(f"summed/{n}", v, "half") for n, v in update.summed.items()}
-        kind: Rounding = "half" if self._kind == "topk" else self._kind
-        vectors = encoder.encode("prototypes", update.prototypes.vectors, kind)
-        return replace(
-            update,
-            averaged=averaged,
-            summed=summed,
-            prototypes=replace(update.prototypes, vectors=vectors),
-            coding=encoder.coding,
-        )
+        summed = {n: encode(f"summed/{n}", value, "half") for n, value in update.summed.items()}
+        kind = "half" if self._kind == "topk" else self._kind
+        vectors = encode("prototypes", update.prototypes.vectors, kind)
+        rows = replace(update.prototypes, vectors=vectors)
+        return replace(update, averaged=averaged, summed=summed, prototypes=rows, coding=coding)
 
     @torch.no_grad()
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
@@ -93,28 +86,19 @@ class Compress(Processor):
         if not update.coding:
             return update
         assert not isinstance(update.averaged, StackMember)
-        groups: dict[str, Tensors] = {
-            "averaged": update.averaged or {},
-            "summed": dict(update.summed),
-        }
-        vectors = update.prototypes.vectors
+        averaged, summed, rows = dict(update.averaged or {}), dict(update.summed), update.prototypes
         for key, code in update.coding.items():
             group, _, name = key.partition("/")
             if key == "prototypes":
-                vectors = _decode(vectors, code, None)
-            elif group in groups and name in (found := groups[group]):
-                start = broadcast.params.get(name) if group == "averaged" else None
-                groups[group] = {**found, name: _decode(found[name], code, start)}
+                rows = replace(rows, vectors=_decode(rows.vectors, code, None))
+            elif group == "averaged" and name in averaged:
+                averaged[name] = _decode(averaged[name], code, broadcast.params.get(name))
+            elif group == "summed" and name in summed:
+                summed[name] = _decode(summed[name], code, None)
             else:
                 raise ValueError(f"nothing is called {key[:80]!r}")
-        averaged = None if update.averaged is None else groups["averaged"]
-        return replace(
-            update,
-            averaged=averaged,
-            summed=groups["summed"],
-            prototypes=replace(update.prototypes, vectors=vectors),
-            coding={},
-        )
+        sent = None if update.averaged is None else averaged
+        return replace(update, averaged=sent, summed=summed, prototypes=rows, coding={})
 
     def keep_accepted(self, accepted: Collection[str]) -> None:
         """Keep what accepted updates have left out; rejected ones do not count as sent."""
@@ -148,34 +132,31 @@ class Compress(Processor):
         return {**averaged, **sent}
 
 
-class _Encoder:
-    """Encodes one client's tensors in one or two bytes per value, with their scales."""
-
-    def __init__(self, key: tuple[int, int, int, str, str]) -> None:
-        self._key = key
-        self.coding: Tensors = {}
-
-    def encode(
-        self, key: str, value: Tensor, kind: Rounding, start: Tensor | None = None
-    ) -> Tensor:
-        """Encode a tensor, or its change, if it is large."""
-        if not _is_worth_it(value):
-            return value
-        change = value if start is None else value - start
-        # One scale per unit or prototype, because errors are relative to the largest value.
-        by_row = kind == "int8" and change.ndim == _MATRIX_AXES and len(change.T) >= _LONG_ROW
-        largest = change.abs().amax(1, keepdim=True) if by_row else change.abs().max()
-        if not bool(largest.isfinite().all()):
-            # Sent as it is, so that validation can reject it.
-            return value
-        largest = largest.where(largest > 0, 1)
-        if kind == "int8":
-            self.coding[key] = largest / _LARGEST_CODE
-            draws = torch.rand(value.shape, generator=generator(*self._key, key))
-            exact = change / self.coding[key]
-            return (exact + draws.to(exact)).floor().clamp(-_LARGEST_CODE, _LARGEST_CODE).char()
-        self.coding[key] = largest
-        return (change / largest).half()
+def _encode(
+    key: tuple[int, int, int, str, str],
+    coding: Tensors,
+    name: str,
+    value: Tensor,
+    kind: str,
+    start: Tensor | None = None,
+) -> Tensor:
+    """Encode a large tensor, or its change, in bytes or halves; put its scale into `coding`."""
+    if not _is_worth_it(value):
+        return value
+    change = value if start is None else value - start
+    # One scale per unit or prototype, because errors are relative to the largest value.
+    by_row = kind == "int8" and change.ndim == _MATRIX_AXES and len(change.T) >= _LONG_ROW
+    largest = change.abs().amax(1, keepdim=True) if by_row else change.abs().max()
+    if not bool(largest.isfinite().all()):
+        # Sent as it is, so that validation can reject it.
+        return value
+    largest = largest.where(largest > 0, 1)
+    coding[name] = largest / _LARGEST_CODE if kind == "int8" else largest
+    exact = change / coding[name]
+    if kind == "half":
+        return exact.half()
+    draws = torch.rand(value.shape, generator=generator(*key, name))
+    return (exact + draws.to(exact)).floor().clamp(-_LARGEST_CODE, _LARGEST_CODE).char()
 
 
 def _is_worth_it(value: Tensor) -> bool:
