@@ -12,7 +12,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trainers.base import ClientTask, TrainedClients
 from mpfedcl.engines.trainers.direct import DirectTrainer
-from mpfedcl.engines.trainers.factored import FactoredTrainer, TrainedFactors
+from mpfedcl.engines.trainers.factored import FactoredClients, FactoredTrainer
 from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
 from mpfedcl.engines.trainers.loop import LoopTrainer
 from mpfedcl.experiment import Experiment
@@ -82,7 +82,11 @@ class Task:
             }
             self.works.append(
                 ClientTask(
-                    client, own, self.method.init_client(own), self.method.describe(client.labels)
+                    client,
+                    own,
+                    self.method.init_client(own),
+                    self.method.describe(client.labels),
+                    1,
                 )
             )
         pool = PrototypePool.empty(NUM_CLASSES, self.model.embedding_size, dtype=dtype)
@@ -94,7 +98,7 @@ class Task:
         trainer = LoopTrainer(self.assembly)
         return {each.names[0]: each for each in trainer.train(self.works, 1, self.received)}
 
-    def by_factors(self) -> TrainedFactors:
+    def by_factors(self) -> FactoredClients:
         """Return the clients, trained as factors of any size."""
         trainer = FactoredTrainer(self.assembly)
         trainer.layers = self.layers()
@@ -103,7 +107,7 @@ class Task:
                 "mpfedcl.engines.trainers.factored.is_smaller_written_out", lambda _: False
             )
             (trained,) = trainer.train(self.works, 1, self.received)
-        assert isinstance(trained, TrainedFactors)
+        assert isinstance(trained, FactoredClients)
         return trained
 
     def by_direct(self) -> dict[str, TrainedClients]:

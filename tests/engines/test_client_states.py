@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines import client_states
-from mpfedcl.engines.client_states import FILES, ClientStates, restore_states
+from mpfedcl.engines.client_states import FILES, ClientStates
 from small_experiments import assert_same_tensors
 
 NAMES = [f"client-{number}" for number in range(8)]
@@ -35,7 +35,7 @@ def make(number: int, size: int = 5) -> Tensors:
 def states_in(folder: Path, rank: int = 0, ranks: int = 1) -> ClientStates:
     own = NAMES[rank::ranks]
     found = ClientStates("own", own, CPU)
-    found.keep_in(folder, NAMES, is_leader=rank == 0, some_rest=False)
+    found.keep_in(folder, NAMES, some_rest=False)
     return found
 
 
@@ -51,7 +51,7 @@ def assert_same(found: ClientStates, wanted: dict[str, Tensors]) -> None:
 def reopen(folder: Path, checkpoint: Tensors, number: int = 0) -> ClientStates:
     """Return the states as found by a run that resumes after a round."""
     found = states_in(folder)
-    restore_states([found], checkpoint, number)
+    found.restore(checkpoint, number)
     return found
 
 
@@ -159,7 +159,7 @@ def test_resume_with_another_number_of_processes(tmp_path: Path, others: int) ->
     for ranks in (2, others, 3):
         group = [states_in(folder, rank, ranks) for rank in range(ranks)]
         for each in group:
-            each.restore({}, index if bool((index >= 0).any()) else None, done)
+            each.restore({f"{FILES}/own": index} if bool((index >= 0).any()) else {}, done)
         for number in range(5):
             for each in group:
                 each.begin_round()
@@ -177,9 +177,9 @@ def test_damaged_missing_and_unreachable_files_are_named(tmp_path: Path) -> None
         states[name] = make(number)
     found = states.snapshot()
     with pytest.raises(InvalidInput, match="workers is too many"):
-        ClientStates("own", NAMES, CPU).restore({}, found[f"{FILES}/own"], 0)
+        ClientStates("own", NAMES, CPU).restore(found, 0)
     with pytest.raises(ValueError, match="clients"):
-        states_in(folder).restore({}, found[f"{FILES}/own"][:3], 0)
+        states_in(folder).restore({f"{FILES}/own": found[f"{FILES}/own"][:3]}, 0)
     path = folder / "clients" / "own" / "3-0.safetensors"
     content = path.read_bytes()
     for changed in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):

@@ -23,7 +23,7 @@ from torch.nn.functional import linear, relu
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.trainers.base import TrainedStack, draw_batches, make_schedule
-from mpfedcl.engines.trainers.factored import FactoredTrainer, Factors, StartingParameters
+from mpfedcl.engines.trainers.factored import FactoredClients, FactoredTrainer
 from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.methods.fedper import FedPer
@@ -151,9 +151,9 @@ def test_two_steps_of_one_layer_match_a_hand_computation(momentum: float) -> Non
     found = trained.params(0)
     assert numpy.allclose(found["w"].numpy(), w2, rtol=1e-12, atol=1e-14)
     assert numpy.allclose(found["b"].numpy(), b2, rtol=1e-12, atol=1e-14)
-    slopes = trained.factors.slopes["w"][0].numpy()
+    slopes = trained.slopes["w"][0].numpy()
     assert numpy.allclose(slopes, lr * numpy.stack([(1 + momentum) * d1, d2]), rtol=1e-12)
-    assert torch.equal(trained.factors.rows["w"][0], work.client.inputs[[first, second]])
+    assert torch.equal(trained.rows["w"][0], work.client.inputs[[first, second]])
     squared = ((w2 - w0) ** 2).sum() + ((b2 - b0) ** 2).sum()
     assert trained.squared_changes[0] == pytest.approx(squared, rel=1e-10)
     losses = [
@@ -166,12 +166,10 @@ def test_two_steps_of_one_layer_match_a_hand_computation(momentum: float) -> Non
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.95])
 def test_factor_of_a_step_is_the_sum_of_momentum_powers(momentum: float) -> None:
     task = Task([10, 3], train__batch_size=2, train__momentum=momentum)
-    clients = [work.client for work in task.works]
-    schedule = make_schedule(clients, task.experiment, 1)
-    start = StartingParameters(task.method, [work.start for work in task.works])
+    schedule = make_schedule(task.works, task.experiment)
     layers = find_layers(task.method, task.model, task.works[0], None)
     assert layers is not None
-    factors = Factors(schedule, start, layers, 0.7, momentum)
+    factors = FactoredClients(schedule, task.method, task.model, layers, (0.7, momentum))
 
     def moved(age: int) -> float:
         return 0.7 * sum(momentum**power for power in range(age))

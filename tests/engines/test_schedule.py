@@ -1,6 +1,7 @@
 """The schedule of samples: the batches of the loop for several clients at once."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tasks import make_client
 
-from mpfedcl.engines.trainers.base import draw_batches, make_schedule
+from mpfedcl.data.client_data import ClientData
+from mpfedcl.engines.trainers.base import ClientTask, Schedule, draw_batches
+from mpfedcl.engines.trainers.base import make_schedule as schedule_tasks
 from mpfedcl.experiment import Experiment
 
 quick = settings(deadline=None, max_examples=40)
@@ -17,6 +20,13 @@ sizes = st.lists(st.integers(1, 23), min_size=1, max_size=7)
 
 def make_experiment(seed: int = 0, epochs: int = 1, batch_size: int = 4) -> Experiment:
     return Experiment(seed=seed).replace(train__epochs=epochs, train__batch_size=batch_size)
+
+
+def make_schedule(
+    clients: Sequence[ClientData], experiment: Experiment, round_number: int
+) -> Schedule:
+    tasks = [ClientTask(client, {}, {}, {}, round_number) for client in clients]
+    return schedule_tasks(tasks, experiment)
 
 
 @quick

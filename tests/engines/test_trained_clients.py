@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.trainers.base import TrainedStack
-from mpfedcl.engines.trainers.factored import TrainedFactors
+from mpfedcl.engines.trainers.factored import FactoredClients
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.methods.messages import StackMember
 
@@ -42,7 +42,7 @@ def stack(task: Task, *, spoiled: int | None = None) -> TrainedStack:
     )
 
 
-def factors(task: Task, *, spoiled: int | None = None) -> TrainedFactors:
+def factors(task: Task, *, spoiled: int | None = None) -> FactoredClients:
     """Return the task's clients as rows and slopes, after a round of training."""
     if spoiled is not None:
         client = make_client(SIZES[spoiled], spoiled)
@@ -52,7 +52,7 @@ def factors(task: Task, *, spoiled: int | None = None) -> TrainedFactors:
 
 
 MOMENTUM: dict[str, Any] = {"train__momentum": 0.6, "train__epochs": 2}
-Make = Callable[..., TrainedStack | TrainedFactors]
+Make = Callable[..., TrainedStack | FactoredClients]
 BOTH = pytest.mark.parametrize("make", [stack, factors])
 
 
@@ -64,7 +64,7 @@ def task(request: pytest.FixtureRequest) -> Task:
     return Task(SIZES, method=FedPer, **MOMENTUM)
 
 
-def models(trained: TrainedStack | TrainedFactors) -> list[dict[str, Array]]:
+def models(trained: TrainedStack | FactoredClients) -> list[dict[str, Array]]:
     found = [trained.params(index) for index in range(len(trained))]
     return [{name: value.numpy() for name, value in params.items()} for params in found]
 

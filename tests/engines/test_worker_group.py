@@ -60,7 +60,7 @@ def _work(
         except LostWorker as error:
             result = f"lost: {error}"
         answer.send(result)
-        group.wait()
+        group.gather(b"")
 
 
 def exchange(group: WorkerGroup) -> list[list[bytes]]:

@@ -295,42 +295,6 @@ def _test_fraction(experiment: Experiment) -> float:
     return experiment.dataset.test_fraction or 0.5
 
 
-MOST_NAMED = 1000
-"""Number of clients up to which each has its own entry in the file; more clients are stored in
-lists, which are faster to read and write."""
-_DIGITS = 7
-"""Digits of a mean in such a list: more than two machines agree on."""
-
-
-def expand_table(partition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description with an entry for each client, whichever form the file has."""
-    rest = {name: value for name, value in partition.items() if name != "table"}
-    if (table := partition.get("table")) is None:
-        return rest
-    names = table["names"]
-    parts = zip(names, table["train"], table["test"], strict=True)
-    clients = {name: {"train": own, "test": tested} for name, own, tested in parts}
-    means = dict(zip(names, table.get("input_means", ()), strict=False))
-    return {**rest, "clients": clients, "input_means": means}
-
-
-def compact_table(partition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description as stored in the file: with lists if there are many clients."""
-    clients, means = partition.get("clients", {}), partition.get("input_means", {})
-    # A list has a number for each of them, or there is none.
-    if len(clients) <= MOST_NAMED or (means and means.keys() != clients.keys()):
-        return dict(partition)
-    table = {
-        "names": list(clients),
-        "train": [each["train"] for each in clients.values()],
-        "test": [each["test"] for each in clients.values()],
-    }
-    if means:
-        table["input_means"] = [float(f"{means[name]:.{_DIGITS}g}") for name in clients]
-    own = ("clients", "input_means")
-    return {**{n: value for n, value in partition.items() if n not in own}, "table": table}
-
-
 def is_same_partition(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether two descriptions match, up to rounding in the inputs."""
     # A client that joined or left later has no mean on record.

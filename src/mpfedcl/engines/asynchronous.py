@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.in_process import InProcessEngine
 from mpfedcl.engines.trainers.base import TrainedClient, TrainedClients
-from mpfedcl.methods import Asynchronous, collect_statistics
+from mpfedcl.methods import Asynchronous
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import ArrivalEngine
@@ -48,14 +48,8 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
         if client not in self._answers:
             with self._clock.phase("train"):
                 self._train_all_under_way()
-        data, trained = self._data.client(client), self._answers[client]
-        update = Update(
-            client,
-            len(data.labels),
-            trained.averaged(0),
-            self._no_prototypes,
-            trained.losses[0],
-            summed=collect_statistics(self._method, data.inputs, data.labels),
+        update = self._make_update(
+            self._data.client(client), self._answers[client], 0, self._no_prototypes
         )
         sent = self._processors.outgoing(update, self._sent[client])
         self._processors.end_round()
@@ -86,33 +80,30 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
                 "state": each.states[0],
                 "told": {"loss": told},
             }
-            found |= {
-                f"{_ANSWER}/{client}/{part}/{name}": value
-                for part, tensors in parts.items()
-                for name, value in tensors.items()
-            }
+            for part, tensors in parts.items():
+                for name, value in tensors.items():
+                    found[f"{_ANSWER}/{client}/{part}/{name}"] = value
         return found
 
     def restore(
         self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
     ) -> None:
         """Continue from the result of `state`."""
-        kept = {key: value for key, value in state.items() if not key.startswith(f"{_ANSWER}/")}
-        super().restore(kept, record, folder)
+        super().restore(state, record, folder)
         self._sent, self._answers = {}, {}
         answers: dict[str, dict[str, Tensors]] = {}
-        for key in state.keys() - kept.keys():
-            _, client, part, name = key.split("/", 3)
-            value = state[key].to(self._data.test_inputs.device)
-            answers.setdefault(client, {}).setdefault(part, {})[name] = value
+        for key, value in take_group(state, f"{_ANSWER}/").items():
+            client, part, name = key.split("/", 2)
+            parts = answers.setdefault(client, {"averaged": {}, "state": {}})
+            parts.setdefault(part, {})[name] = value.to(self._data.test_inputs.device)
         for client, parts in answers.items():
             loss, is_withheld = parts["told"]["loss"].tolist()
             self._answers[client] = TrainedClient(
                 self._data.client(client),
                 self._model,
                 {name: parts["params"][name] for name in self._initial},
-                averaged=None if is_withheld else parts.get("averaged", {}),
-                state=parts.get("state", {}),
+                averaged=None if is_withheld else parts["averaged"],
+                state=parts["state"],
                 loss=loss,
             )
 
@@ -137,16 +128,18 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
             self._answers[group.names[0]] = group
             return
         for index, name in enumerate(group.names):
-            params, averaged = group.params(index), group.averaged(index)
+            averaged = group.averaged(index)
             if isinstance(averaged, StackMember):
-                averaged = {each: params[each] for each in averaged.stack.template}
-            elif averaged is not None:
-                averaged = {each: value.clone() for each, value in averaged.items()}
+                averaged = averaged.stack.tensors(averaged.index)
             self._answers[name] = TrainedClient(
                 self._data.client(name),
                 self._model,
-                params,
-                averaged=averaged,
-                state={each: value.clone() for each, value in group.states[index].items()},
+                group.params(index),
+                averaged=None if averaged is None else _copy(averaged),
+                state=_copy(group.states[index]),
                 loss=group.losses[index],
             )
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: value.clone() for name, value in tensors.items()}

@@ -9,17 +9,16 @@ import os
 import zlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import read_bounded, remove_leftovers, sync_folder, write_atomically
-from mpfedcl.core.tensors import Tensors, pack_tensors
+from mpfedcl.core.files import read_bounded, sync_folder, write_atomically
+from mpfedcl.core.tensors import Tensors, pack_tensors, take_group
 
 MOST_IN_MEMORY = 2**28
 """Bytes that the states of all clients may take before they are kept in files."""
@@ -37,16 +36,11 @@ _RESTART = "it must be as the run wrote it, or the run must be started again in 
 
 
 class ClientStates(MutableMapping[str, Tensors]):
-    """The clients' states of one kind, by name.
-
-    Args:
-        kind: The prefix of their names in a checkpoint.
-        clients: The clients of this process.
-        device: The device of the states.
-    """
+    """The states of one kind of this process's clients, by name."""
 
     def __init__(self, kind: str, clients: Collection[str], device: torch.device) -> None:
         self.kind = kind
+        """The prefix of the states' names in a checkpoint."""
         self._clients = clients
         self._device = device
         self._memory: dict[str, Tensors] = {}
@@ -60,22 +54,14 @@ class ClientStates(MutableMapping[str, Tensors]):
         self._replaced: deque[list[Path]] = deque([[]])
         """Files by the round in which they were replaced; the last is the current round."""
 
-    def keep_in(
-        self, folder: Path, names: Sequence[str], *, is_leader: bool = True, some_rest: bool
-    ) -> None:
+    def keep_in(self, folder: Path, names: Sequence[str], *, some_rest: bool) -> None:
         """Keep states in files from now on, if they are too large for the memory.
 
-        Args:
-            folder: The checkpoints of the run.
-            names: All clients of the run, in name order.
-            is_leader: Whether this process cleans the folder up before others write to it.
-            some_rest: Whether only some clients train in a round.
+        `folder` has the checkpoints of the run, `names` are all its clients in name order, and
+        `some_rest` tells whether only some of them train in a round.
         """
         self._folder, self._names = folder / _FOLDER / self.kind, names
         self._most = MOST_IN_MEMORY // _RESTING if some_rest else MOST_IN_MEMORY
-        if is_leader:
-            # The other processes do not write before the leader has come here.
-            remove_leftovers(self._folder)
 
     def begin_round(self) -> None:
         """Remove the files that no checkpoint needs any more."""
@@ -91,13 +77,15 @@ class ClientStates(MutableMapping[str, Tensors]):
         path, (_, checksum) = self._path(name), self._files[name]
         try:
             content = read_bounded(path, _MOST_BYTES)
-            if zlib.crc32(content) != checksum:
-                raise InvalidInput(f"{path} is damaged; {_RESTART}")
-            return {each: value.to(self._device) for each, value in load(content).items()}
         except FileNotFoundError:
             raise InvalidInput(f"{path} is missing; {_RESTART}") from None
-        except SafetensorError as error:
-            raise InvalidInput(f"{path} cannot be read: {error}.") from None
+        try:
+            if zlib.crc32(content) == checksum:
+                return {each: value.to(self._device) for each, value in load(content).items()}
+        except SafetensorError:
+            # Its checksum is right, but a run may come from a stranger.
+            pass
+        raise InvalidInput(f"{path} is damaged; {_RESTART}")
 
     def __setitem__(self, name: str, state: Tensors) -> None:
         self._in_files = self._in_files or self._is_too_large(state)
@@ -144,16 +132,17 @@ class ClientStates(MutableMapping[str, Tensors]):
             index[numbers] = torch.tensor(list(self._files.values()))
         return {**found, f"{FILES}/{self.kind}": index}
 
-    def restore(self, states: Mapping[str, Tensors], index: Tensor | None, number: int) -> None:
-        """Continue from the checkpoint of a round: the states it holds, and the list of files.
+    def restore(self, state: Tensors, number: int) -> None:
+        """Continue from the checkpoint of a round, which may also have other kinds of states.
 
         The states of other processes' clients are skipped.
         """
-        self._memory = {
-            client: {name: value.to(self._device) for name, value in state.items()}
-            for client, state in states.items()
-            if client in self._clients
-        }
+        self._memory = {}
+        for key, value in take_group(state, f"{self.kind}/").items():
+            client, name = key.split("/", 1)
+            if client in self._clients:
+                self._memory.setdefault(client, {})[name] = value.to(self._device)
+        index = state.get(f"{FILES}/{self.kind}")
         self._files, self._in_files, self._round = {}, index is not None, number
         self._replaced = deque([[]])
         if index is None:
@@ -175,11 +164,11 @@ class ClientStates(MutableMapping[str, Tensors]):
             raise InvalidInput(f"{min(missing)} is missing; {_RESTART}")
         own = {self._number(name) for name in self._clients}
         for path in found - used:
-            client, written = _parse(path)
-            if client in own and written > number:
+            owner, written = _parse(path)
+            if owner in own and written > number:
                 # Written by a round that is run again.
                 path.unlink()
-            elif client in own:
+            elif owner in own:
                 # The checkpoint before may need it: kept as if it were replaced just now.
                 self._replaced[-1].append(path)
 
@@ -203,17 +192,6 @@ class ClientStates(MutableMapping[str, Tensors]):
 
     def _number(self, name: str) -> int:
         return bisect_left(self._names, name)
-
-
-def restore_states(kept: Collection[ClientStates], state: Tensors, number: int) -> None:
-    """Continue, for each kind of states, from the snapshots of a round."""
-    kinds: dict[str, dict[str, Tensors]] = {each.kind: {} for each in kept}
-    for key, value in state.items():
-        if not key.startswith(f"{FILES}/"):
-            kind, client, name = key.split("/", 2)
-            kinds[kind].setdefault(client, {})[name] = value
-    for each in kept:
-        each.restore(kinds[each.kind], state.get(f"{FILES}/{each.kind}"), number)
 
 
 def sync_states(folder: Path, number: int) -> None:

@@ -5,8 +5,8 @@ processes add up their sums of models and gather prototypes and the names of cli
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,15 +15,15 @@ from safetensors.torch import load
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.in_process import InProcessEngine
+from mpfedcl.engines.trainers import describe_training
 from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.methods import TESTS, Test
-from mpfedcl.prototypes import PrototypePool, Prototypes
+from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Members
-from mpfedcl.rounds.evaluation import PredictorColumns, RoundEvaluation, WantedPredictors
+from mpfedcl.rounds.evaluation import PredictorColumns, RoundEvaluation
 from mpfedcl.rounds.metrics import BinSums, add_bins
-from mpfedcl.rounds.predictions import Predictions
-from mpfedcl.rounds.prototype_pool import exchange_prototypes, pack_named, unpack_named
+from mpfedcl.rounds.prototype_pool import pack_named, unpack_named
 
 
 class DistributedEngine(InProcessEngine):
@@ -36,6 +36,8 @@ class DistributedEngine(InProcessEngine):
         group: The processes.
     """
 
+    _group: WorkerGroup
+
     def __init__(
         self,
         assembly: Assembly,
@@ -46,12 +48,17 @@ class DistributedEngine(InProcessEngine):
         super().__init__(assembly, data)
         self.members = Members(sizes, local=data.sizes)
         self.peers = self._group = group
-        self._is_leader = group.is_leader
 
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained, in all processes."""
-        parts = self._group.gather(json.dumps(super().remarks()).encode())
-        return _join_remarks([json.loads(part) for part in parts])
+        parts = map(json.loads, self._group.gather(json.dumps(super().remarks()).encode()))
+        trainings = [part["training"] for part in parts if part]
+        reasons = [each for training in trainings for each in training.pop("fallback", [])]
+        counts: Counter[str] = Counter()
+        for training in trainings:
+            counts.update(training)
+        training = describe_training(counts, list(dict.fromkeys(reasons)))
+        return {"training": training} if training else {}
 
     def evaluate(
         self,
@@ -66,26 +73,6 @@ class DistributedEngine(InProcessEngine):
         report = json.dumps([own.names, own.columns, own.confusion, own.bins])
         parts = [json.loads(part) for part in self._group.gather(report.encode())]
         return _join_predictors(parts, list(self.sizes), names)
-
-    def _prototypes_for_evaluation(self, names: Sequence[str]) -> Mapping[str, Prototypes]:
-        rows = super()._prototypes_for_evaluation(names)
-        return exchange_prototypes(None, rows, self._group)[1]
-
-    def _predict_global(
-        self, averaged: Tensors | None, pool: PrototypePool | None, wanted: WantedPredictors
-    ) -> Predictions | None:
-        """Run the global model on a share of the test images, and join the predictions by rank."""
-        share = self._group.rank, self._group.size
-        own = self.predictors.predict_global(averaged, pool, wanted, share)
-        if own is None:
-            return None
-        tensors = {n: each for n, each in vars(own).items() if each is not None}
-        parts = [load(part) for part in self._group.gather(pack_tensors(tensors))]
-        whole = {
-            n: torch.cat([part[n] for part in parts]).to(self._data.test_inputs.device)
-            for n in tensors
-        }
-        return replace(own, **whole)
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield the models of all clients to the leader, one at a time."""
@@ -110,29 +97,14 @@ def _join_predictors(
     parts: Sequence[Any], names: Sequence[str], trained: Sequence[str]
 ) -> RoundEvaluation:
     """Join the evaluations of all processes, in name order."""
-    read = [name for part, *_ in parts for name in part]
-    place = {name: number for number, name in enumerate(read)}
+    place = {name: number for number, name in enumerate(name for part in parts for name in part[0])}
     columns: PredictorColumns = {}
     for test in TESTS:
         columns[test] = {}
         for predictor in parts[0][1][test]:
-            joined = [value for _, part, *_ in parts for value in part[test][predictor]]
+            joined = [value for part in parts for value in part[1][test][predictor]]
             columns[test][predictor] = [joined[place[name]] for name in names]
     confusion = {name: counts for part in parts for name, counts in part[2].items()}
     in_order = {name: confusion[name] for name in names if name in confusion}
     bins: dict[Test, BinSums] = {test: add_bins(part[3][test] for part in parts) for test in TESTS}
     return RoundEvaluation(names, columns, trained, in_order, bins)
-
-
-def _join_remarks(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up the clients by trainer; list each reason once."""
-    counts: dict[str, int] = {}
-    fallbacks: list[str] = []
-    for part in parts:
-        for name, reported in part.get("training", {}).items():
-            if name == "fallback":
-                fallbacks += [each for each in reported if each not in fallbacks]
-            else:
-                counts[name] = counts.get(name, 0) + reported
-    training = dict(sorted(counts.items())) | ({"fallback": fallbacks} if fallbacks else {})
-    return {"training": training} if training else {}

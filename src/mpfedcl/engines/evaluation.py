@@ -4,12 +4,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
+from safetensors.torch import load
 from torch import Tensor
 
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.engines.trainers.base import TrainedClients, distinct_groups, predict_clients
-from mpfedcl.methods import TESTS, Method, PredictorKind, Test, prototype_rule
+from mpfedcl.engines.trainers.base import TrainedClients, predict_clients
+from mpfedcl.engines.worker_group import WorkerGroup
+from mpfedcl.methods import (
+    TESTS,
+    Method,
+    PredictorKind,
+    PredictorName,
+    Test,
+    prototype_rule,
+)
 from mpfedcl.models import Model
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import (
@@ -51,26 +60,30 @@ class ClientEvaluation:
         averaged: Tensors | None,
         pool: PrototypePool | None,
         wanted: WantedPredictors,
-        share: tuple[int, int] = (0, 1),
+        group: WorkerGroup | None,
     ) -> Predictions | None:
-        """Return the global model's predictions for this process's share of the images.
+        """Return the global model's predictions for all images; None if not wanted.
 
-        `share` is the rank of the process and the number of processes. None if not wanted.
+        Each process of a group runs the model on a share of them.
         """
         if averaged is None or not is_wanted(wanted, model="global"):
             return None
         compares = is_wanted(wanted, model="global", rule="prototype")
         evaluator = self._evaluator(pool if compares else None)
-        number, processes = share
-        images = torch.arange(len(evaluator.labels)).tensor_split(processes)[number]
-        if processes > 1:
-            inputs = evaluator.inputs[images.to(evaluator.inputs.device)]
+        if group is not None:
+            rows = torch.arange(len(evaluator.labels)).tensor_split(group.size)[group.rank]
+            inputs = evaluator.inputs[rows.to(evaluator.inputs.device)]
             evaluator = replace(evaluator, inputs=inputs)
-        (predictions,) = evaluator.predict(
+        (own,) = evaluator.predict(
             lambda inputs: as_stack(self.model.apply(averaged, inputs)),
             with_similarities=is_wanted(wanted, model="global", rule="prototype", prior="labels"),
         )
-        return predictions
+        if group is None:
+            return own
+        tensors = {name: each for name, each in vars(own).items() if each is not None}
+        parts = [load(part) for part in group.gather(pack_tensors(tensors))]
+        joined = {name: torch.cat([part[name] for part in parts]) for name in tensors}
+        return replace(own, **joined).map(lambda part: part.to(self.data.test_inputs.device))
 
     def read(
         self,
@@ -81,32 +94,45 @@ class ClientEvaluation:
         *,
         with_confusion: bool = False,
     ) -> RoundEvaluation:
-        """Evaluate all clients; `trained` are those whose personal models are evaluated."""
-        numbers = {name: number for number, name in enumerate(self.data.names)}
+        """Evaluate all clients; `trained` are those whose personal models are evaluated.
+
+        `with_confusion` adds the confusions by client and the calibration bins by test set of the
+        primary predictors.
+        """
+        tests, numbers = self.tests, {name: place for place, name in enumerate(self.data.names)}
         columns: PredictorColumns = {
             test: {name: [None] * len(numbers) for name in wanted[test]} for test in TESTS
         }
-        details = _Details(self.method, self.tests)
+        primary = {test: [self.method.predictor_on(test)] * with_confusion for test in TESTS}
+        confusion: dict[str, ConfusionCounts] = {}
+        bins: dict[Test, BinSums] = {test: add_bins([]) for test in TESTS}
+
+        def count(name: str, classes: Tensor | None) -> None:
+            own = tests.own(numbers[name])
+            if classes is not None and len(own):
+                counted = count_confusions(classes, tests.labels[own], self.data.num_classes)
+                confusion[name] = counted
+
         if averaged is not None:
-            evaluated = torch.tensor(sorted(numbers[name] for name in trained), dtype=torch.int64)
-            scorer = GlobalScorer(self.tests, averaged, evaluated.to(self.tests.sizes.device))
-            for test in TESTS:
-                for name in wanted[test]:
-                    if PredictorKind.of(name).model == "global":
-                        columns[test][name] = scorer.column(test, name)
-            if with_confusion:
-                many = len(numbers) > _MOST_CONFUSIONS
-                details.add_global(scorer, {n: numbers[n] for n in trained} if many else numbers)
-        for client, predictions, is_whole in self._predict_personal(pool, trained, wanted):
-            own = PersonalScorer(self.tests, numbers[client], predictions, is_whole)
-            for test in TESTS:
-                for name in wanted[test]:
-                    if PredictorKind.of(name).model == "personal":
-                        columns[test][name][own.client] = own.percent(test, name)
-            if with_confusion:
-                details.add_personal(client, own)
-        in_order = {n: details.confusion[n] for n in numbers if n in details.confusion}
-        return RoundEvaluation(list(numbers), columns, list(trained), in_order, details.bins)
+            places = torch.tensor(sorted(numbers[name] for name in trained), dtype=torch.int64)
+            scorer = GlobalScorer(tests, averaged, places.to(tests.sizes.device))
+            for test, predictor in _of_model("global", wanted):
+                columns[test][predictor] = scorer.column(test, predictor)
+            for test, predictor in _of_model("global", primary):
+                bins[test] = scorer.bins(test, predictor)
+                if test == "local_test":
+                    for name in trained if len(numbers) > _MOST_CONFUSIONS else numbers:
+                        count(name, scorer.predict(predictor, numbers[name]))
+        for name, predictions, is_whole in self._predict_personal(pool, trained, wanted):
+            own = PersonalScorer(tests, numbers[name], predictions, is_whole)
+            for test, predictor in _of_model("personal", wanted):
+                columns[test][predictor][own.client] = own.percent(test, predictor)
+            for test, predictor in _of_model("personal", primary):
+                bins[test] = add_bins([bins[test], own.bins(test, predictor, len(tests))])
+                if test == "local_test":
+                    count(name, own.predict(test, predictor))
+        in_order = {name: confusion[name] for name in numbers if name in confusion}
+        return RoundEvaluation(list(numbers), columns, list(trained), in_order, bins)
 
     def _evaluator(self, pool: PrototypePool | None) -> Evaluator:
         rule = prototype_rule(self.method)
@@ -142,53 +168,24 @@ class ClientEvaluation:
             alone = {
                 n: replace(evaluator, reference=e) for n, e in own.items() if e is not reference
             }
-        if self.tests.is_shared or is_wanted(wanted, ["global_test"], model="personal"):
-            for group in distinct_groups(trained.values()):
+        on_all = self.tests.is_shared or is_wanted(wanted, ["global_test"], model="personal")
+        if on_all:
+            for group in dict.fromkeys(trained.values()):
                 together = predict_clients(group, evaluator, trained.keys() - alone.keys())
                 yield from ((name, predictions, True) for name, predictions in together)
-            for name, each in alone.items():
-                for _, predictions in predict_clients(trained[name], each, [name]):
-                    yield name, predictions, True
-            return
         for name, group in trained.items():
-            local_test = self.data.client(name).test
-            inputs, labels = evaluator.inputs[local_test], evaluator.labels[local_test]
-            each = replace(alone.get(name, evaluator), inputs=inputs, labels=labels)
+            each = alone.get(name, evaluator)
+            if not on_all:
+                local_test = self.data.client(name).test
+                inputs, labels = evaluator.inputs[local_test], evaluator.labels[local_test]
+                each = replace(each, inputs=inputs, labels=labels)
+            elif name not in alone:
+                continue
             for _, predictions in predict_clients(group, each, [name]):
-                yield name, predictions, False
+                yield name, predictions, on_all
 
 
-class _Details:
-    """Confusions by client and calibration bins by test set, of the primary predictors."""
-
-    def __init__(self, method: Method, tests: ClientTests) -> None:
-        self.confusion: dict[str, ConfusionCounts] = {}
-        self.bins: dict[Test, BinSums] = {test: add_bins([]) for test in TESTS}
-        self._primary = {test: method.predictor_on(test) for test in TESTS}
-        self._model = {test: PredictorKind.of(n).model for test, n in self._primary.items()}
-        self._tests = tests
-
-    def add_personal(self, name: str, own: PersonalScorer) -> None:
-        """Count the predictions of a client's personal model."""
-        if self._model["local_test"] == "personal":
-            classes = own.predict("local_test", self._primary["local_test"])
-            self._count(name, own.client, classes)
-        for test, predictor in self._primary.items():
-            if self._model[test] == "personal":
-                part = own.bins(test, predictor, len(self._tests))
-                self.bins[test] = add_bins([self.bins[test], part])
-
-    def add_global(self, scorer: GlobalScorer, clients: Mapping[str, int]) -> None:
-        """Count the predictions of the global model."""
-        if self._model["local_test"] == "global":
-            for name, number in clients.items():
-                self._count(name, number, scorer.predict(self._primary["local_test"], number))
-        for test, predictor in self._primary.items():
-            if self._model[test] == "global":
-                self.bins[test] = scorer.bins(test, predictor)
-
-    def _count(self, name: str, client: int, classes: Tensor | None) -> None:
-        own = self._tests.own(client)
-        if classes is not None and len(own):
-            num_classes = self._tests.label_counts.shape[1]
-            self.confusion[name] = count_confusions(classes, self._tests.labels[own], num_classes)
+def _of_model(model: str, predictors: WantedPredictors) -> list[tuple[Test, PredictorName]]:
+    """Return the predictors of a kind of model, with their test sets."""
+    pairs = [(test, name) for test in TESTS for name in predictors[test]]
+    return [(test, name) for test, name in pairs if PredictorKind.of(name).model == model]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ from torch import Tensor
 from mpfedcl.core.rng import seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
-from mpfedcl.engines.client_states import ClientStates, restore_states
+from mpfedcl.engines.client_states import ClientStates
 from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.trainers import TrainerChoice
 from mpfedcl.engines.trainers.base import (
     ClientTask,
     TrainedClients,
     TrainedStack,
-    distinct_groups,
+    stack_tensors,
 )
+from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.methods import (
     ClosedForm,
     CollectsStatistics,
@@ -35,12 +37,11 @@ from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, Members
 from mpfedcl.rounds.evaluation import (
     RoundEvaluation,
-    WantedPredictors,
     is_wanted,
     wanted_predictors,
 )
-from mpfedcl.rounds.predictions import Predictions
 from mpfedcl.rounds.processors import ProcessorChain
+from mpfedcl.rounds.prototype_pool import exchange_prototypes
 
 CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough for large batches."""
@@ -53,8 +54,8 @@ MOST_INPUTS = 2**24
 class InProcessEngine(Engine):
     """Run clients in this process, several at once if that is faster."""
 
-    _is_leader = True
-    """Whether this process cleans up the folder of states before others write to it."""
+    _group: WorkerGroup | None = None
+    """The processes that share the clients, if there are several."""
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self.members = Members(data.sizes)
@@ -67,6 +68,9 @@ class InProcessEngine(Engine):
         self._processors = ProcessorChain(assembly.experiment)
         self._trainers = TrainerChoice(assembly)
         self._rule = prototype_rule(assembly.method)
+        size = sum(value.numel() for value in assembly.initial.values())
+        self._clients_at_once = max(1, min(CLIENTS_AT_ONCE, _VALUES_AT_ONCE // size))
+        self._has_local_parameters = not all(map(self._method.shared, assembly.initial))
         like = next(iter(assembly.initial.values()))
         self._no_prototypes = Prototypes.empty(
             assembly.model.embedding_size, like.dtype, like.device
@@ -86,8 +90,8 @@ class InProcessEngine(Engine):
         """Train the named clients and yield their updates in name order."""
         self._trained, self._requested_names = {}, set(keep)
         self._begin_round()
-        updates = self._train if self._method.trains else self._collect
-        for update in updates(broadcast, sorted(self.members.here(names))):
+        work = self._train if self._method.trains else self._collect
+        for update in work(broadcast, sorted(self.members.here(names))):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
@@ -124,18 +128,19 @@ class InProcessEngine(Engine):
             rows = self._summarize(clients, broadcast.round)
             for client, prototypes in zip(clients, rows, strict=True):
                 trained, index = self._trained[client.name]
-                update = Update(
-                    client.name,
-                    len(client.labels),
-                    trained.averaged(index),
-                    prototypes,
-                    trained.losses[index],
-                    summed=collect_statistics(self._method, client.inputs, client.labels),
-                )
+                update = self._make_update(client, trained, index, prototypes)
                 yield fill_part(update, broadcast) if client.name in broadcast.units else update
-            if not self._has_client_state:
-                # The updates are out, and the other models are not needed again.
+            if self._method.plain_steps and not self._has_local_parameters:
+                # Clients keep nothing: the updates are out, and models are not needed again.
                 self._trained = self._requested()
+
+    def _make_update(
+        self, client: ClientData, trained: TrainedClients, index: int, prototypes: Prototypes
+    ) -> Update:
+        """Return the update of a trained client."""
+        summed = collect_statistics(self._method, client.inputs, client.labels)
+        sent, loss = trained.averaged(index), trained.losses[index]
+        return Update(client.name, len(client.labels), sent, prototypes, loss, summed=summed)
 
     def evaluate(
         self,
@@ -151,7 +156,7 @@ class InProcessEngine(Engine):
         wanted = wanted_predictors(self._method, is_complete=with_confusion)
         if pool is None and averaged is not None and is_wanted(wanted, rule="prototype"):
             pool = self._pool_for_evaluation(own)
-        predicted = self._predict_global(averaged, pool, wanted)
+        predicted = self.predictors.predict_global(averaged, pool, wanted, self._group)
         trained = {name: self._trained[name][0] for name in own}
         return self.predictors.read(predicted, pool, trained, wanted, with_confusion=with_confusion)
 
@@ -160,14 +165,13 @@ class InProcessEngine(Engine):
         """Evaluates the clients of this process."""
         return ClientEvaluation(self._method, self._model, self._data)
 
-    def _predict_global(
-        self, averaged: Tensors | None, pool: PrototypePool | None, wanted: WantedPredictors
-    ) -> Predictions | None:
-        return self.predictors.predict_global(averaged, pool, wanted)
-
     def _pool_for_evaluation(self, names: Sequence[str]) -> PrototypePool | None:
         """Make a pool for evaluation only, for methods that share no prototypes."""
-        rows = self._prototypes_for_evaluation(names)
+        clients = [self._data.client(name) for name in names]
+        found = self._cluster(clients, self._embed(clients), 0)
+        rows = dict(zip(names, found, strict=True))
+        if self._group is not None:
+            _, rows = exchange_prototypes(None, rows, self._group)
         if not rows:
             return None
         return PrototypePool.gather(
@@ -175,11 +179,6 @@ class InProcessEngine(Engine):
             num_classes=self._data.num_classes,
             num_prototypes=self._rule.num_prototypes,
         )
-
-    def _prototypes_for_evaluation(self, names: Sequence[str]) -> Mapping[str, Prototypes]:
-        clients = [self._data.client(name) for name in names]
-        rows = self._cluster(clients, self._embed(clients), 0)
-        return {client.name: each for client, each in zip(clients, rows, strict=True)}
 
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained."""
@@ -206,19 +205,17 @@ class InProcessEngine(Engine):
             return
         received = self._method.prepare(broadcast)
         clients, models = [], []
-        for client in (self._data.client(name) for name in names):
+        for client in map(self._data.client, names):
             params = self._method.personalize(received, client.inputs, client.labels)
             if params is not None:
                 clients.append(client)
                 models.append(params)
         if models:
-            stack = {name: torch.stack([each[name] for each in models]) for name in models[0]}
-            losses = [math.nan] * len(clients)
-            states: list[Tensors] = [{} for _ in clients]
-            starts: list[Tensors] = [{} for _ in clients]
+            nothing: list[Tensors] = [{}] * len(clients)
+            stack, losses = stack_tensors(models), [math.nan] * len(clients)
             self._remember(
                 TrainedStack(
-                    clients, self._model, stack, starts=starts, states=states, losses=losses
+                    clients, self._model, stack, starts=nothing, states=nothing, losses=losses
                 )
             )
 
@@ -250,30 +247,11 @@ class InProcessEngine(Engine):
         self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
     ) -> None:
         """Continue from the result of `state`; clients of other processes are skipped."""
-        if folder is not None:
-            for kept in self._kept:
-                kept.keep_in(
-                    folder,
-                    sorted(self.sizes),
-                    is_leader=self._is_leader,
-                    some_rest=self._experiment.fraction < 1,
-                )
-        restore_states(self._kept, state, record.get("round", 0))
-
-    @property
-    def _clients_at_once(self) -> int:
-        size = sum(value.numel() for value in self._initial.values())
-        return max(1, min(CLIENTS_AT_ONCE, _VALUES_AT_ONCE // size))
-
-    @property
-    def _has_local_parameters(self) -> bool:
-        return any(not self._method.shared(name) for name in self._initial)
-
-    @property
-    def _has_client_state(self) -> bool:
-        """Whether clients keep anything for the next round."""
-        # Only an overridden `finish` returns a state; whether it does shows when it runs.
-        return self._has_local_parameters or not self._method.plain_steps
+        for kept in self._kept:
+            if folder is not None:
+                some_rest = self._experiment.fraction < 1
+                kept.keep_in(folder, sorted(self.sizes), some_rest=some_rest)
+            kept.restore(state, record.get("round", 0))
 
     def _requested(self) -> dict[str, tuple[TrainedClients, int]]:
         return {
@@ -291,9 +269,8 @@ class InProcessEngine(Engine):
         if state is None:
             state = self._method.init_client(start)
         own = self._method.describe(client.labels)
-        return ClientTask(
-            client, start, state, own, is_part=bool(units), dispatch=broadcast.dispatch
-        )
+        number = broadcast.round if broadcast.dispatch is None else broadcast.dispatch
+        return ClientTask(client, start, state, own, number, is_part=bool(units))
 
     def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}
@@ -312,7 +289,7 @@ class InProcessEngine(Engine):
         """Return the clients' embeddings of their own samples, in the space of prototypes."""
         found = {
             name: self._rule.project(embeddings)
-            for group in distinct_groups(self._trained[client.name][0] for client in clients)
+            for group in dict.fromkeys(self._trained[client.name][0] for client in clients)
             for name, embeddings in zip(group.names, group.embed(), strict=True)
         }
         return [found[client.name] for client in clients]
@@ -322,15 +299,20 @@ class InProcessEngine(Engine):
     ) -> list[Prototypes]:
         """Return each client's prototypes."""
         # A client whose training diverged sends no prototypes; validation rejects its model.
-        sound = [number for number, each in enumerate(embeddings) if _is_sound(each)]
+        # Embeddings can be clustered if they and their squares are finite.
+        is_sound = [float(e.square().sum(dtype=torch.float64)) < 1e30 for e in embeddings]
         seed = self._experiment.seed
-        rows = self._rule.summarize(
-            [embeddings[number] for number in sound],
-            [clients[number].labels for number in sound],
-            [seed_for(seed, round_number, clients[n].name, "clusters") for n in sound],
+        rows = iter(
+            self._rule.summarize(
+                list(compress(embeddings, is_sound)),
+                [client.labels for client in compress(clients, is_sound)],
+                [
+                    seed_for(seed, round_number, client.name, "clusters")
+                    for client in compress(clients, is_sound)
+                ],
+            )
         )
-        found = dict(zip(sound, rows, strict=True))
-        return [found.get(number, self._no_prototypes) for number in range(len(clients))]
+        return [next(rows) if sound else self._no_prototypes for sound in is_sound]
 
 
 def group_clients(clients: Iterable[ClientData], most: int) -> Iterator[list[ClientData]]:
@@ -348,8 +330,3 @@ def group_clients(clients: Iterable[ClientData], most: int) -> Iterator[list[Cli
         group.append(client)
     if group:
         yield group
-
-
-def _is_sound(embeddings: Tensor) -> bool:
-    """Return whether embeddings can be clustered: they and their squares are finite."""
-    return bool(embeddings.square().sum(dtype=torch.float64) < 1e30)

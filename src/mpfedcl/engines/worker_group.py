@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -67,17 +69,13 @@ class WorkerGroup:
         if not math.isinf(self.timeout):
             self.timeout = seconds
 
-    def wait(self) -> None:
-        """Return when all processes have called this, however long that takes."""
-        self._call(dist.barrier, math.inf)
-
     def sum(self, tensors: Tensors) -> Tensors:
         """Return the sums over all processes, with the same bits in each."""
         total: Tensors = {}
         for dtype in dict.fromkeys(value.dtype for value in tensors.values()):
             alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
             flat = torch.cat([value.flatten().cpu() for value in alike.values()])
-            self._call(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
+            self._call(partial(dist.all_reduce, flat))
             parts = torch.split(flat, [value.numel() for value in alike.values()])
             for (name, value), part in zip(alike.items(), parts, strict=True):
                 total[name] = part.view_as(value).to(value.device)
@@ -85,7 +83,7 @@ class WorkerGroup:
 
     def broadcast(self, content: bytes = b"") -> bytes:
         """Return the leader's bytes in every process."""
-        return self._call(lambda: self._share(content, 0))
+        return self._call(partial(self._share, content, 0))
 
     def gather(self, content: bytes) -> list[bytes]:
         """Return the bytes of every process in every process, by rank."""
@@ -96,47 +94,37 @@ class WorkerGroup:
         if self.is_leader:
             yield from parts
             for rank in range(1, self.size):
-                while part := self._call(lambda rank=rank: _receive(rank)):  # type: ignore[misc]
+                receive = partial(_move, None, partial(dist.recv, src=rank))
+                while part := self._call(receive):
                     yield part
         else:
-            for part in parts:
-                self._call(lambda part=part: _send(part))  # type: ignore[misc]
-            self._call(lambda: _send(b""))
+            for part in chain(parts, (b"",)):
+                self._call(partial(_move, part, partial(dist.send, dst=0)))
 
     def _share(self, content: bytes, source: int) -> bytes:
         """Return the content of one process in every process."""
-        is_source = self.rank == source
-        size = torch.tensor([len(content)])
-        dist.broadcast(size, source)
-        if not int(size):
-            return b""
-        buffer = _as_tensor(content) if is_source else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(buffer, source)
-        return content if is_source else buffer.numpy().tobytes()
+        return _move(content if self.rank == source else None, partial(dist.broadcast, src=source))
 
-    def _call(self, exchange: Callable[[], _Result], timeout: float | None = None) -> _Result:
+    def _call(self, exchange: Callable[[], _Result]) -> _Result:
         """Return what an exchange brings; raise LostWorker if it fails."""
         outcome = _in_thread(exchange)
         self._exchange = outcome  # type: ignore[assignment]
+        # By slices: of the time in which this process was stopped at most one of them counts.
+        waited = 0.0
         try:
-            return self._wait(outcome, self.timeout if timeout is None else timeout)
+            while waited < self.timeout:
+                try:
+                    return outcome.result(timeout=min(_SLICE, self.timeout))
+                except FutureTimeout:
+                    if outcome.done():
+                        raise
+                waited += _SLICE
         except (RuntimeError, ConnectionError) as error:
             # The library's first sentence is the reason; the rest is its own affair.
             reason = re.sub(r"^\[[^]]*\]\s*", "", str(error)).split(". ")[0].splitlines()
             raise LostWorker(self._name_ended() or (reason or [repr(error)])[0]) from None
-
-    def _wait(self, outcome: Future[_Result], timeout: float) -> _Result:
-        # By slices: of the time in which this process was stopped at most one of them counts.
-        waited = 0.0
-        while waited < timeout:
-            try:
-                return outcome.result(timeout=min(_SLICE, timeout))
-            except FutureTimeout:
-                if outcome.done():
-                    raise
-            waited += _SLICE
         silent = "process 1" if self.is_leader and self.size == 2 else "another process"
-        raise LostWorker(f"{silent} has not answered for {timeout:g} s")
+        raise LostWorker(f"{silent} has not answered for {self.timeout:g} s")
 
     def _name_ended(self) -> str | None:
         """Return which worker has ended, unless it ended because of another one."""
@@ -171,23 +159,22 @@ def open_worker_group(
         worker: The module that the other processes run.
         timeout: Seconds that a process waits for the others in an exchange.
     """
-    if MEMBERSHIP in os.environ:
-        rank, size, store = os.environ[MEMBERSHIP].split(":", 2)
-        # A worker ends with its leader, and waits for one that is stopped by Ctrl-Z.
-        with _member(math.inf, int(rank), int(size), Path(store)) as group:
-            yield group
-    elif is_under_torchrun():
-        with _member(timeout) as group:
-            yield group
-    elif num_workers > 1:
-        with (
-            tempfile.TemporaryDirectory(prefix="mpfedcl-") as folder,
-            _started(num_workers, worker, Path(folder) / "store") as workers,
-            _member(timeout, 0, num_workers, Path(folder) / "store", workers) as group,
-        ):
-            yield group
-    else:
-        yield None
+    with contextlib.ExitStack() as stack:
+        group = None
+        if MEMBERSHIP in os.environ:
+            rank, size, store = os.environ[MEMBERSHIP].split(":", 2)
+            # A worker ends with its leader, and waits for one that is stopped by Ctrl-Z.
+            member = _member(math.inf, int(rank), int(size), Path(store))
+            group = stack.enter_context(member)
+        elif is_under_torchrun():
+            group = stack.enter_context(_member(timeout))
+        elif num_workers > 1:
+            folder = tempfile.TemporaryDirectory(prefix="mpfedcl-")
+            store_file = Path(stack.enter_context(folder)) / "store"
+            workers = stack.enter_context(_started(num_workers, worker, store_file))
+            member = _member(timeout, 0, num_workers, store_file, workers)
+            group = stack.enter_context(member)
+        yield group
 
 
 def is_under_torchrun() -> bool:
@@ -258,9 +245,9 @@ def _member(
     except BaseException:
         # An exchange with workers that are gone ends at once.
         _end(workers)
-        group.leave()
         raise
-    group.leave()
+    finally:
+        group.leave()
 
 
 @contextmanager
@@ -319,18 +306,15 @@ def _wait_for_workers(
 ) -> None:
     """Wait until all workers have begun; one that has ended never will."""
     end = time.monotonic() + timeout
-    waiting = dict(enumerate(workers, start=1))
-    while waiting:
-        for rank, worker in list(waiting.items()):
-            if store.check([f"begun/{rank}"]):
-                del waiting[rank]
-            elif worker.poll() is not None:
+    for rank, worker in enumerate(workers, start=1):
+        while not store.check([f"begun/{rank}"]):
+            if worker.poll() is not None:
                 raise LostWorker(
                     f"process {rank} ended with code {worker.returncode} before it began"
                 )
-        if waiting and time.monotonic() > end:
-            raise LostWorker(f"process {min(waiting)} had not begun after {timeout:g} s")
-        time.sleep(0.01)
+            if time.monotonic() > end:
+                raise LostWorker(f"process {rank} had not begun after {timeout:g} s")
+            time.sleep(0.01)
 
 
 def _in_thread(call: Callable[[], _Result]) -> Future[_Result]:
@@ -347,22 +331,16 @@ def _in_thread(call: Callable[[], _Result]) -> Future[_Result]:
     return outcome
 
 
-def _send(content: bytes) -> None:
-    dist.send(torch.tensor([len(content)]), 0)
-    if content:
-        dist.send(_as_tensor(content), 0)
-
-
-def _receive(rank: int) -> bytes:
-    size = torch.zeros(1, dtype=torch.int64)
-    dist.recv(size, rank)
+def _move(content: bytes | None, move: Callable[[Tensor], object]) -> bytes:
+    """Send bytes by a call that moves a tensor, or receive them if there are none."""
+    size = torch.tensor([0 if content is None else len(content)])
+    move(size)
     if not int(size):
         return b""
-    buffer = torch.empty(int(size), dtype=torch.uint8)
-    dist.recv(buffer, rank)
-    return buffer.numpy().tobytes()
-
-
-def _as_tensor(content: bytes) -> Tensor:
+    if content is None:
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        move(buffer)
+        return buffer.numpy().tobytes()
     # A bytearray, because torch wants memory that may be written to.
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    move(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return content

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -22,6 +21,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, read_bounded, write_atomically
 from mpfedcl.core.json_files import FileContent, load_json, validate_content
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors, take_group
+from mpfedcl.engines.client_states import sync_states
 from mpfedcl.methods import Server
 from mpfedcl.rounds.prototype_pool import stack_prototypes, unstack_prototypes
 from mpfedcl.rounds.record import RoundRecord
@@ -68,41 +68,38 @@ class PackedCheckpoint:
     def save(self, folder: Path) -> None:
         """Write the checkpoint; keep the one before and delete the others."""
         folder.mkdir(exist_ok=True)
-        stem = f"round-{self.round:06d}"
-        write_atomically(folder / f"{stem}.safetensors", self.tensors)
+        # The checkpoint names the files of client states.
+        sync_states(folder, self.round)
+        newest = f"round-{self.round:06d}"
+        write_atomically(folder / f"{newest}.safetensors", self.tensors)
         # The hash comes first, followed by the content that it covers.
         signed = f'{{"sha256": "{_sign(self.manifest, self.tensors)}", {self.manifest[1:]}'
-        write_atomically(folder / f"{stem}.json", signed.encode())
-        _drop_others(folder, stem)
-
-
-def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
-    """Return a checkpoint as bytes for another process."""
-    packed = pack_checkpoint(checkpoint)
-    return packed.manifest.encode() + b"\n" + packed.tensors
-
-
-def checkpoint_from_bytes(content: bytes, device: torch.device = _CPU) -> Checkpoint:
-    """Return the checkpoint that `checkpoint_to_bytes` packed."""
-    manifest, _, tensors = content.partition(b"\n")
-    return _unpack(load(tensors), json.loads(manifest), device)
+        write_atomically(folder / f"{newest}.json", signed.encode())
+        # A later checkpoint is left over from before a return to an earlier round. If it were kept,
+        # it would count as the newest.
+        stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
+        # Manifests first: tensors without a manifest do not count, but the reverse is damage.
+        for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
+            if path.stem not in stems[-_KEPT:]:
+                path.unlink()
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
     """Return a checkpoint as bytes."""
-    state = checkpoint.state
-    sent = state.arrivals.tensors() if state.arrivals else {}
-    rows = {name: prototypes for name, (_, prototypes) in state.prototypes.items()}
+    state, server = checkpoint.state, checkpoint.state.server
+    groups = {
+        "params": server.params,
+        "extra": server.extra,
+        "private": server.private,
+        "clients": checkpoint.clients,
+        "sent": state.arrivals.tensors() if state.arrivals else {},
+        # Stacked, because each tensor of a file costs time.
+        "prototypes": stack_prototypes(
+            {name: rows for name, (_, rows) in state.prototypes.items()}
+        ),
+    }
     content = pack_tensors(
-        {
-            **{f"params/{name}": value for name, value in state.server.params.items()},
-            **{f"extra/{name}": value for name, value in state.server.extra.items()},
-            **{f"private/{name}": value for name, value in state.server.private.items()},
-            **{f"clients/{name}": value for name, value in checkpoint.clients.items()},
-            **{f"sent/{name}": value for name, value in sent.items()},
-            # Stacked, because each tensor of a file costs time.
-            **{f"prototypes/{name}": value for name, value in stack_prototypes(rows).items()},
-        }
+        {f"{group}/{name}": v for group, part in groups.items() for name, v in part.items()}
     )
     manifest = {
         "format": FORMAT,
@@ -117,20 +114,16 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
     return PackedCheckpoint(state.round, json.dumps(manifest), content)
 
 
-def _drop_others(folder: Path, newest: str) -> None:
-    """Delete all but the newest and the one before: older, incomplete and later checkpoints."""
-    # A later checkpoint is left over from before a return to an earlier round. If it were kept, it
-    # would count as the newest.
-    stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
-    kept = stems[-_KEPT:]
-    # Manifests first: tensors without a manifest do not count, but the reverse is damage.
-    for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
-        if path.stem not in kept:
-            path.unlink()
+def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
+    """Return a checkpoint as bytes for another process."""
+    packed = pack_checkpoint(checkpoint)
+    return packed.manifest.encode() + b"\n" + packed.tensors
 
 
-def _sign(manifest: str, tensors: bytes) -> str:
-    return digest(manifest.encode(), tensors)
+def checkpoint_from_bytes(content: bytes, device: torch.device = _CPU) -> Checkpoint:
+    """Return the checkpoint that `checkpoint_to_bytes` packed."""
+    manifest, _, tensors = content.partition(b"\n")
+    return _unpack(tensors, json.loads(manifest), device)
 
 
 def load_checkpoint(
@@ -140,46 +133,46 @@ def load_checkpoint(
     problems: list[str] = []
     for path in sorted(folder.glob("round-*.json"), reverse=True):
         try:
-            return _load(path, device), problems
+            manifest = load_json(read_bounded(path))
+            content = read_bounded(path.with_suffix(".safetensors"), _MOST_TENSOR_BYTES)
+            signed = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
+            if signed != _sign(json.dumps(manifest), content):
+                raise ValueError("its hash does not match")
+            return _unpack(content, manifest, device), problems
         except (OSError, ValueError, KeyError, InvalidInput, SafetensorError) as error:
             problems.append(f"{path.with_suffix('').name} is damaged ({error})")
     return None, problems
 
 
-def _load(path: Path, device: torch.device) -> Checkpoint:
-    manifest = load_json(read_bounded(path))
-    content = read_bounded(path.with_suffix(".safetensors"), _MOST_TENSOR_BYTES)
-    signed = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-    if signed != _sign(json.dumps(manifest), content):
-        raise ValueError("its hash does not match")
-    # The hash detects damage, not tampering: a run may come from a stranger.
-    validate_content(manifest, _Manifest, "its manifest", strict=True)
-    return _unpack(load(content), manifest, device)
+def _sign(manifest: str, tensors: bytes) -> str:
+    return digest(manifest.encode(), tensors)
 
 
-def _unpack(tensors: Tensors, manifest: dict[str, Any], device: torch.device) -> Checkpoint:
+def _unpack(content: bytes, manifest: dict[str, Any], device: torch.device) -> Checkpoint:
     """Return a checkpoint with the server's state on a device; the engine places the clients'."""
+    # The hash detects damage, not tampering: a run may come from a stranger.
+    found = validate_content(manifest, _Manifest, "its manifest", strict=True)
+    tensors = load(content)
     clients = take_group(tensors, "clients/")
     tensors = {n: v.to(device) for n, v in tensors.items() if not n.startswith("clients/")}
-    received: dict[str, int] = manifest["received"]
-    rows = unstack_prototypes(list(received), take_group(tensors, "prototypes/"))
     server = Server(*(take_group(tensors, f"{part}/") for part in ("params", "extra", "private")))
+    rows = unstack_prototypes(list(found.received), take_group(tensors, "prototypes/"))
     arrivals = None
-    if (counts := manifest.get("arrivals")) is not None:
-        arrivals = ArrivalState.read(ArrivalCounts(**counts), take_group(tensors, "sent/"))
+    if found.arrivals is not None:
+        arrivals = ArrivalState.read(found.arrivals, take_group(tensors, "sent/"))
     state = RoundState(
-        manifest["round"],
+        found.round,
         server,
-        {name: (received[name], each) for name, each in rows.items()},
-        median_norm=manifest.get("median_norm"),
-        reputations=manifest.get("reputations", {}),
-        virtual_seconds=manifest.get("virtual_seconds", 0.0),
+        {name: (found.received[name], each) for name, each in rows.items()},
+        median_norm=found.median_norm,
+        reputations=found.reputations,
+        virtual_seconds=found.virtual_seconds,
         arrivals=arrivals,
     )
     return Checkpoint(state, clients, manifest["record"])
 
 
-class BackgroundWriter:
+class BackgroundWriter(ThreadPoolExecutor):
     """Writes in a thread, one call at a time; the end of its block waits for the last one.
 
     The content of a call must not change any more. The next `begin` or `wait` raises the error of a
@@ -187,14 +180,14 @@ class BackgroundWriter:
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        super().__init__(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._is_first = True
 
     def begin(self, write: Callable[[], None]) -> None:
         """Start a call after the one before has ended; the first time, wait for it."""
         self.wait()
-        self._pending = self._threads.submit(write)
+        self._pending = self.submit(write)
         if self._is_first:
             # A full or read-only disk is reported before another round is computed.
             self._is_first = False
@@ -206,16 +199,8 @@ class BackgroundWriter:
         if pending is not None:
             pending.result()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         # The last complete round is kept, whatever ends the run.
-        self._threads.shutdown()
-        if error is None:
+        self.shutdown()
+        if error[0] is None:
             self.wait()

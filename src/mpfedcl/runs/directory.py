@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -11,18 +11,17 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import read_bounded, remove_leftovers, sync_folder, write_atomically
-from mpfedcl.core.json_files import load_json, validate_content
+from mpfedcl.core.json_files import FileContent, load_json, validate_content
 from mpfedcl.core.tensors import Tensors, pack_tensors
-from mpfedcl.data.client_split import compact_table, expand_table
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import PredictorName
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
-from mpfedcl.runs.run_files import SCHEMAS, AnyTable, Confusion, Partition
+from mpfedcl.runs.run_files import SCHEMAS, Partition
 
 _MOST_RECORD_BYTES = 2**31
 """Limit for all records of a run: a thousand rounds of ten thousand clients take 2 GB."""
+_MOST_ON_LINES = 1000
+"""Clients up to which partition.json has a line for each number."""
 _CHANGE, _LIST = "change", "change.json"
 
 
@@ -61,10 +60,14 @@ class RunDirectory:
         directory = cls(path)
         if not directory.holds_run():
             raise InvalidInput(f"{named} is {str(path)!r}; it must be a folder that holds a run.")
-        directory._refuse_links()
+        if links := [entry for entry in sorted(path.iterdir()) if entry.is_symlink()]:
+            # Written files would end up elsewhere.
+            raise InvalidInput(
+                f"{links[0]} is a link; a run that is written to must hold its files itself."
+            )
         directory._acquire(named)
         try:
-            for folder in (path, *path.iterdir()):
+            for folder in path.glob("**/"):
                 remove_leftovers(folder)
             finish_change(path)
         except BaseException:
@@ -72,10 +75,10 @@ class RunDirectory:
             raise
         return directory
 
-    def settle(self, named: str = "RUN") -> None:
+    def settle(self) -> None:
         """Complete a change that a crash has interrupted, before files are read."""
         if (self.path / _CHANGE).is_dir():
-            type(self).resume(self.path, named).close()
+            type(self).resume(self.path, "RUN").close()
 
     def holds_run(self) -> bool:
         """Return whether the folder holds a run."""
@@ -139,8 +142,8 @@ class RunDirectory:
 
     def append_record(self, record: dict[str, Any]) -> None:
         """Add a round's record."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        with (self.path / "rounds.jsonl").open("ab") as file:
+            file.write(_as_line(record))
             file.flush()
             # The checkpoint is on disk by now, and it holds only this record.
             os.fsync(file.fileno())
@@ -153,13 +156,11 @@ class RunDirectory:
         records = [record for record in self.read_records() if record["round"] <= keep]
         if last and (not records or records[-1]["round"] < keep):
             records.append(last)
-        if not is_over:
+        for record in [] if is_over else records:
             # These fields belong to the last round of a run only.
-            for record in records:
-                for name in LAST_ROUND_ONLY:
-                    record.pop(name, None)
-        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        write_atomically(self.path / "rounds.jsonl", lines.encode())
+            for name in LAST_ROUND_ONLY:
+                record.pop(name, None)
+        write_atomically(self.path / "rounds.jsonl", b"".join(map(_as_line, records)))
         return records
 
     # Results
@@ -171,12 +172,10 @@ class RunDirectory:
         personal: Iterable[tuple[str, Tensors]],
     ) -> None:
         """Write the global model, the prototype pool and the personalized models, if any."""
-        for name, content in (
-            ("model.safetensors", None if averaged is None else pack_tensors(averaged)),
-            ("pool.safetensors", None if pool is None else pack_pool(pool)),
-        ):
-            if content is not None:
-                write_atomically(self.path / name, content)
+        if averaged is not None:
+            write_atomically(self.path / "model.safetensors", pack_tensors(averaged))
+        if pool is not None:
+            write_atomically(self.path / "pool.safetensors", pack_pool(pool))
         models = self.path / "models"
         if models.exists():
             shutil.rmtree(models)
@@ -184,37 +183,12 @@ class RunDirectory:
         for name, params in personal:
             write_atomically(models / f"{name}.safetensors", pack_tensors(params))
 
-    def write_confusion(
-        self,
-        confusion: Mapping[str, ConfusionCounts],
-        *,
-        round_number: int,
-        predictor: PredictorName,
-        class_names: Sequence[str],
-    ) -> None:
-        """Write the confusion matrices: [C][C] counts per client, rows = truth.
-
-        Images without a prediction are counted under `unanswered` by true class.
-        """
-        silent = {name: [row[-1] for row in counts] for name, counts in confusion.items()}
-        content = Confusion(
-            round=round_number,
-            predictor=predictor,
-            classes=list(class_names),
-            clients={name: [row[:-1] for row in each] for name, each in confusion.items()},
-            unanswered={name: each for name, each in silent.items() if any(each)},
-        )
-        # On one line: one number per line would triple the size.
-        self.write_json("confusion.json", content.to_json(), indent=None)
-
     def write_partition(self, content: dict[str, Any]) -> None:
         """Write the partition without unknown fields."""
-        if "table" in (compact := compact_table(content)):
-            # On one line, to save megabytes of spaces.
-            self.write_json("partition.json", compact, indent=None)
-            return
-        partition = Partition.model_validate(content)
-        self.write_json("partition.json", partition.model_dump(mode="json", exclude_unset=True))
+        known = {name: value for name, value in content.items() if name in Partition.model_fields}
+        # That of many clients on one line, to save megabytes of spaces.
+        is_long = len(known["clients"]) > _MOST_ON_LINES
+        self.write_json("partition.json", known, indent=None if is_long else 2)
 
     def write_json(self, name: str, content: dict[str, Any], indent: int | None = 2) -> None:
         """Write a JSON file."""
@@ -231,8 +205,8 @@ class RunDirectory:
         except ValueError as error:
             raise InvalidInput(f"{path} is not valid JSON: {error}.") from None
         # A run may come from a stranger.
-        validate_content(content, SCHEMAS.get(name, AnyTable), str(path), strict=True)
-        return expand_table(content) if name == "partition.json" else content
+        validate_content(content, SCHEMAS.get(name, FileContent), str(path), strict=True)
+        return content
 
     def read_summary(self) -> dict[str, Any] | None:
         """Return the summary, or None if the run has not finished."""
@@ -242,14 +216,6 @@ class RunDirectory:
         """Delete the summary and the card before a finished run is resumed."""
         for name in ("summary.json", "CARD.md"):
             (self.path / name).unlink(missing_ok=True)
-
-    def _refuse_links(self) -> None:
-        """Reject a run with links: written files would end up elsewhere."""
-        for entry in sorted(self.path.iterdir()):
-            if entry.is_symlink():
-                raise InvalidInput(
-                    f"{entry} is a link; a run that is written to must hold its files itself."
-                )
 
     def _acquire(self, named: str = "out") -> None:
         """Lock the folder; the system releases the lock when the process ends."""
@@ -265,14 +231,14 @@ class RunDirectory:
         self._lock = lock
 
 
+def _as_line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
 def pack_pool(pool: PrototypePool) -> bytes:
     """Return the content of pool.safetensors."""
-    tensors = {
-        "vectors": pool.vectors,
-        "labels": pool.labels,
-        "counts": pool.counts,
-        "owners": pool.owners,
-    }
+    columns = ("vectors", "labels", "counts", "owners")
+    tensors = {name: getattr(pool, name) for name in columns}
     return pack_tensors(tensors, note=("names", json.dumps(pool.names)))
 
 

@@ -1,12 +1,13 @@
 """Checks of a method class, as `mpfedcl.methods.check_method` runs them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
@@ -36,9 +37,11 @@ ROUNDS = 3
 SIZES = {"a": 11, "b": 6, "c": 6}
 """Samples by client: batches of 4 leave padding, and two clients are of one size."""
 NUM_CLASSES, INPUT_SIZE, EMBEDDING_SIZE = 3, 5, 4
+CLIENT_PARTS = ("start", "state", "own", "memory")
+"""The parts of a context that differ from client to client."""
 ENGINE_TOLERANCE = 1e-5
 LOSS_TOLERANCE = 1e-9
-_LONGEST_NAME = 60
+_LONGEST_NAME, _LONGEST_REASON = 60, 300
 
 
 def check_method(method: type[Method]) -> None:
@@ -58,35 +61,39 @@ def check_method(method: type[Method]) -> None:
             raise InvalidInput(f"{told} {name!r}: {failure}") from None
         # The class is the user's: whatever it raises is reported with the check that found it.
         except Exception as error:
-            reason = " ".join(str(error).split())
-            raise InvalidInput(f"{told} {name!r}: {type(error).__name__}: {reason}") from error
+            raise InvalidInput(f"{told} {name!r}: {_describe(error)}") from error
 
 
 class _CheckError(Exception):
     """A check has failed; the text says which value was found."""
 
 
-# Identity
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_REASON]}"
 
 
 def _check_identity(method: type[Method]) -> None:
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise _CheckError("it must be a subclass of mpfedcl.methods.Method")
-    name = method.name
-    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
-        raise _CheckError(f"name is {name!r}; it must be 1 to {_LONGEST_NAME} printable characters")
-    if not isinstance(method.summary, str) or not method.summary or "\n" in method.summary:
-        raise _CheckError(f"summary is {method.summary!r}; it must be one line")
-    if method.family not in get_args(Family):
-        raise _CheckError(f"family is {method.family!r}; it must be one of {get_args(Family)}")
-    if unknown := [each for each in method.predictors if each not in PREDICTORS]:
-        raise _CheckError(f"predictors has {unknown[0]!r}; it must be of {', '.join(PREDICTORS)}")
-    for field in ("primary_predictor", "primary_predictor_global"):
-        found = getattr(method, field) or method.primary_predictor
-        if found not in method.predictors:
-            raise _CheckError(
-                f"{field} is {found!r}; it must be one of {', '.join(method.predictors)}"
-            )
+    name, summary, primary = method.name, method.summary, method.primary_predictor
+    is_name = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME
+    is_line = isinstance(summary, str) and len(summary.splitlines()) == 1
+    offered = method.predictors
+    one_of_them = f"one of {', '.join(offered)}"
+    checks = {
+        "name": (is_name, f"1 to {_LONGEST_NAME} printable characters"),
+        "summary": (is_line, "one line"),
+        "family": (method.family in get_args(Family), f"one of {get_args(Family)}"),
+        "predictors": (set(offered) <= set(PREDICTORS), f"of {', '.join(PREDICTORS)}"),
+        "primary_predictor": (primary in offered, one_of_them),
+        "primary_predictor_global": (
+            (method.primary_predictor_global or primary) in offered,
+            one_of_them,
+        ),
+    }
+    for field, (is_right, allowed) in checks.items():
+        if not is_right:
+            raise _CheckError(f"{field} is {getattr(method, field)!r}; it must be {allowed}")
     _make_loop(method)
 
 
@@ -127,13 +134,6 @@ def _make_data() -> FederatedData:
     )
 
 
-def _make_loop(method: type[Method], engine: str = "loop") -> RoundLoop:
-    assembly, data = _assemble(method, engine), _make_data()
-    kind = DispatchingEngine if issubclass(method, Asynchronous) else InProcessEngine
-    counts = dict(zip(data.names, data.label_counts().tolist(), strict=True))
-    return make_loop(assembly, kind(assembly, data), SystemModel.of(assembly, counts))
-
-
 def _assemble(method: type[Method], engine: str = "loop") -> Assembly:
     settings: dict[str, Any] = {
         "engine": engine,
@@ -160,6 +160,13 @@ def _assemble(method: type[Method], engine: str = "loop") -> Assembly:
     )
 
 
+def _make_loop(method: type[Method], engine: str = "loop") -> RoundLoop:
+    assembly, data = _assemble(method, engine), _make_data()
+    kind = DispatchingEngine if issubclass(method, Asynchronous) else InProcessEngine
+    systems = SystemModel.of(assembly, data.label_counts_by_client())
+    return make_loop(assembly, kind(assembly, data), systems)
+
+
 def _run(loop: RoundLoop, rounds: int = ROUNDS) -> RoundLoop:
     for _ in range(rounds):
         record = loop.run_round(evaluate=False)
@@ -174,30 +181,26 @@ def _run(loop: RoundLoop, rounds: int = ROUNDS) -> RoundLoop:
 # The loss
 
 
-def _make_contexts(
-    kind: type[Method],
-) -> tuple[Method, list[Tensors], list[FullBatch], list[Context]]:
+def _make_clients(kind: type[Method]) -> tuple[Method, list[tuple[Tensors, FullBatch, Context]]]:
     """Return a method, and parameters, batches and contexts of two clients after one round."""
     assembly = _assemble(kind)
-    method, model = assembly.method, assembly.model
+    method = assembly.method
     broadcast = _run(_make_loop(kind), 1).broadcast()
     received = received_at(method.prepare(broadcast), 0)
-    params, batches, contexts = [], [], []
+    found = []
     for client in _make_data().clients[1:]:
         start = {**method.initial, **broadcast.params}
         own, state = method.describe(client.labels), method.init_client(start)
-        context = Context(model.apply, start, received, state, own)
+        context = Context(assembly.model.apply, start, received, state, own)
         begun, memory = method.begin(context)
         draw = generator(0, "weights of a method check", client.name)
-        params.append(
-            {
-                name: value + 0.1 * torch.randn(value.shape, generator=draw, dtype=value.dtype)
-                for name, value in begun.items()
-            }
-        )
-        batches.append(FullBatch.of(client.inputs, client.labels))
-        contexts.append(replace(context, memory=memory))
-    return method, params, batches, contexts
+        params = {
+            name: value + 0.1 * torch.randn(value.shape, generator=draw, dtype=value.dtype)
+            for name, value in begun.items()
+        }
+        batch = FullBatch.of(client.inputs, client.labels)
+        found.append((params, batch, replace(context, memory=memory)))
+    return method, found
 
 
 def _pad(batch: Batch) -> Batch:
@@ -213,9 +216,9 @@ def _pad(batch: Batch) -> Batch:
 def _check_padding(kind: type[Method]) -> None:
     if not kind.trains:
         return
-    method, params, batches, contexts = _make_contexts(kind)
-    for each, batch, context in zip(params, batches, contexts, strict=True):
-        plain, padded = (method.loss(each, given, context) for given in (batch, _pad(batch)))
+    method, clients = _make_clients(kind)
+    for params, batch, context in clients:
+        plain, padded = (method.loss(params, given, context) for given in (batch, _pad(batch)))
         if plain.shape != () or not plain.isfinite():
             raise _CheckError(f"the loss is {plain}; it must be a finite scalar")
         if not _are_close(plain, padded, LOSS_TOLERANCE):
@@ -228,43 +231,34 @@ def _check_padding(kind: type[Method]) -> None:
 def _check_vmap(kind: type[Method]) -> None:
     if not kind.trains:
         return
-    method, params, batches, contexts = _make_contexts(kind)
-    padded = [_pad(batch) for batch in batches]
+    method, clients = _make_clients(kind)
+    context = clients[0][2]
 
-    def step(params: Tensors, batch: Sequence[Tensor], parts: Sequence[Tensors]) -> Tensors:
-        start, state, own, memory = parts
-        context = replace(contexts[0], start=start, state=state, own=own, memory=memory)
-        loss = method.loss(params, Batch(*batch), context)
-        gradients, memory = method.adjust(params, params, context)
-        moved, memory = method.after_step(params, replace(context, memory=memory))
+    def step(params: Tensors, batch: Batch, parts: dict[str, Any]) -> Tensors:
+        given = replace(context, **parts)
+        loss = method.loss(params, batch, given)
+        gradients, memory = method.adjust(params, params, given)
+        moved, memory = method.after_step(params, replace(given, memory=memory))
         named = {"adjust": gradients, "after_step": moved, "memory": memory}
         return {"loss": loss} | {
             f"{hook}, {name}": value for hook, each in named.items() for name, value in each.items()
         }
 
-    parts = [(each.start, each.state, each.own, each.memory) for each in contexts]
-    given = [*zip(params, [tuple(batch) for batch in padded], parts, strict=True)]
+    given = [
+        (params, _pad(batch), {part: getattr(each, part) for part in CLIENT_PARTS})
+        for params, batch, each in clients
+    ]
     try:
-        together = vmap(step)(*_stack(given))
+        together = vmap(step)(*tree_map(lambda *each: torch.stack(each), *given))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise _CheckError(
-            f"torch.func.vmap cannot run loss, adjust or after_step ({reason[:200]}); they must "
-            "not branch on values of tensors"
+            f"torch.func.vmap cannot run loss, adjust or after_step ({_describe(error)}); they "
+            "must not branch on values of tensors"
         ) from error
     for number, each in enumerate(given):
         for name, value in step(*each).items():
             if not _are_close(value, together[name][number], LOSS_TOLERANCE):
                 raise _CheckError(f"{name} differs under torch.func.vmap")
-
-
-def _stack(given: Sequence[Any]) -> Any:
-    """Return nested tensors of several clients as one, [clients, ...]."""
-    if isinstance(given[0], Tensor):
-        return torch.stack(list(given))
-    if isinstance(given[0], Mapping):
-        return {name: _stack([each[name] for each in given]) for name in given[0]}
-    return tuple(_stack(column) for column in zip(*given, strict=True))
 
 
 # Engines and checkpoints
@@ -273,12 +267,9 @@ def _stack(given: Sequence[Any]) -> Any:
 def _check_engines(kind: type[Method]) -> None:
     wanted = _state_of(_run(_make_loop(kind)))
     for engine in ("stacked", "auto"):
-        _compare(
-            _state_of(_run(_make_loop(kind, engine))),
-            wanted,
-            ENGINE_TOLERANCE,
-            f"after {ROUNDS} rounds of engine {engine} instead of loop",
-        )
+        found = _state_of(_run(_make_loop(kind, engine)))
+        when = f"after {ROUNDS} rounds of engine {engine} instead of loop"
+        _compare(found, wanted, ENGINE_TOLERANCE, when)
 
 
 def _check_checkpoint(kind: type[Method]) -> None:
@@ -290,8 +281,8 @@ def _check_checkpoint(kind: type[Method]) -> None:
         opened = checkpoint_from_bytes(checkpoint_to_bytes(saved))
     except Exception as error:
         raise _CheckError(
-            f"its state cannot be written ({type(error).__name__}: {error}); states of server and "
-            "clients must be dictionaries of tensors"
+            f"its state cannot be written ({_describe(error)}); states of server and clients must "
+            "be dictionaries of tensors"
         ) from error
     second = _make_loop(kind)
     second.engine.restore(opened.clients, opened.record)

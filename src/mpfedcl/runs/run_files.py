@@ -3,10 +3,10 @@
 import json
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -19,15 +19,16 @@ from mpfedcl.core.json_files import FileContent, Json
 from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.data.tables import TableColumns
 from mpfedcl.methods import TESTS, Method, PredictorName, Test, name_method
-from mpfedcl.rounds.metrics import AccuracySpread, Fairness, measure_fairness
+from mpfedcl.rounds.metrics import (
+    AccuracySpread,
+    ConfusionCounts,
+    Fairness,
+    measure_fairness,
+)
 
 POOLED = "statistics.safetensors"
 STATISTICS = "statistics"
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class AnyTable(FileContent):
-    """Any other file that holds an object."""
 
 
 class Summary(FileContent):
@@ -88,38 +89,11 @@ class ClientSamples(FileContent):
     test: _Count
 
 
-class ClientLists(FileContent):
-    """The samples of many clients, in lists of equal length."""
-
-    names: list[str]
-    train: list[list[_Count]]
-    test: list[_Count]
-    input_means: list[float] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        lists = (
-            self.train,
-            self.test,
-            self.names if self.input_means is None else self.input_means,
-        )
-        if {len(each) for each in lists} != {len(set(self.names))}:
-            raise ValueError("its lists do not have one entry for each of different names")
-        return self
-
-    def by_client(self) -> dict[str, ClientSamples]:
-        """Return the samples of each client."""
-        parts = zip(self.names, self.train, self.test, strict=True)
-        return {n: ClientSamples.model_construct(train=a, test=b) for n, a, b in parts}
-
-
 class Partition(FileContent):
     """partition.json: the data of each client."""
 
     classes: list[str]
-    clients: dict[str, ClientSamples] = Field(default_factory=dict)
-    """The file of many clients has a table instead."""
-    table: ClientLists | None = None
+    clients: dict[str, ClientSamples]
     input_shape: list[int] | None = None
     """The shape of a sample, as the model or its encoder takes it."""
     input_means: dict[str, float] = Field(default_factory=dict)
@@ -137,11 +111,6 @@ class Partition(FileContent):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.table is not None:
-            # The model is read-only; from here on there is only one form.
-            object.__setattr__(self, "clients", self.table.by_client())
-        elif "clients" not in self.model_fields_set:
-            raise ValueError("it has no clients")
         if any(len(each.train) != len(self.classes) for each in self.clients.values()):
             raise ValueError("a client does not have one number per class")
         return self
@@ -157,12 +126,28 @@ class Confusion(FileContent):
     clients: dict[str, list[list[int]]]
     unanswered: dict[str, list[int]] = Field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        counts: Mapping[str, ConfusionCounts],
+        number: int,
+        predictor: PredictorName,
+        classes: Sequence[str],
+    ) -> Self:
+        """Split counts [C][C + 1] of a round, whose last column has the unanswered images."""
+        silent = {name: [row[-1] for row in rows] for name, rows in counts.items()}
+        return cls(
+            round=number,
+            predictor=predictor,
+            classes=list(classes),
+            clients={name: [row[:-1] for row in rows] for name, rows in counts.items()},
+            unanswered={name: each for name, each in silent.items() if any(each)},
+        )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         size = len(self.classes)
-        rows = [row for counts in self.clients.values() for row in counts]
-        heights = {len(counts) for counts in self.clients.values()}
-        if not heights <= {size} or any(len(row) != size for row in rows):
+        if any([len(row) for row in rows] != [size] * size for rows in self.clients.values()):
             raise ValueError("a client's counts are not one row and one column per class")
         if any(len(each) != size for each in self.unanswered.values()):
             raise ValueError("a client's unanswered images are not one number per class")
@@ -180,15 +165,13 @@ class NetworkRun(FileContent):
     image_shape: list[_Count] = Field(default_factory=list)
 
 
-SCHEMAS: Mapping[str, type[FileContent]] = MappingProxyType(
-    {
-        "summary.json": Summary,
-        "partition.json": Partition,
-        "confusion.json": Confusion,
-        "federation.json": NetworkRun,
-    }
-)
-"""The schemas of a run's files by name."""
+SCHEMAS: dict[str, type[FileContent]] = {
+    "summary.json": Summary,
+    "partition.json": Partition,
+    "confusion.json": Confusion,
+    "federation.json": NetworkRun,
+}
+"""The schemas of a run's files by name; any other file holds an object."""
 
 
 # The summary
@@ -198,6 +181,7 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
     """Return the summary of a finished run from its records."""
     experiment, last = method.experiment, records[-1]
     local, whole = method.predictor_on("local_test"), method.predictor_on("global_test")
+    per_client, spread = last["accuracy_per_client"], last.get("accuracy_spread")
     return Summary(
         method=experiment.method,
         method_name=name_method(experiment.method, type(method)),
@@ -208,10 +192,9 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
         predictor_global=whole,
         accuracy=last["accuracy"]["local_test"][local],
         accuracy_global=last["accuracy"]["global_test"][whole],
-        accuracy_per_client=last["accuracy_per_client"],
-        accuracy_spread=last.get("accuracy_spread"),
-        fairness=last.get("accuracy_spread")
-        or measure_fairness((last["accuracy_per_client"] or {}).values()),
+        accuracy_per_client=per_client,
+        accuracy_spread=spread,
+        fairness=spread or measure_fairness((per_client or {}).values()),
         calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
         predictors=last["accuracy"],
         loss=last["loss"],
@@ -233,10 +216,9 @@ def versions() -> dict[str, str]:
 
 
 def _total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    totals: dict[str, Any] = {}
+    totals: Counter[str] = Counter()
     for part in parts:
-        for name, value in part.items():
-            totals[name] = totals.get(name, 0) + value
+        totals.update(part)
     return {name: round(value, 6) for name, value in totals.items()}
 
 
@@ -273,22 +255,18 @@ def read_statistics(
     except (ValueError, RecursionError, SafetensorError) as error:
         raise InvalidInput(f"{file} cannot be read as safetensors: {error}.") from None
     shapes = {
-        "counts": [num_classes],
+        "scatter": [],
         "sums": [num_classes, dimension],
         "moment": [dimension, dimension],
         "within": [dimension, dimension],
-        "scatter": [],
-        "groups": [num_classes],
-        "squares": [num_classes],
-        "counts_squared": [num_classes],
     }
     for name in names:
         if name not in found:
             raise InvalidInput(f"{file} has no {name}; it must be the file that the run wrote.")
-        if list(found[name].shape) != shapes[name]:
+        if list(found[name].shape) != (shape := shapes.get(name, [num_classes])):
             raise InvalidInput(
                 f"{file} has {name} of shape {list(found[name].shape)}; in this federation it must "
-                f"be {shapes[name]}."
+                f"be {shape}."
             )
         if found[name].dtype != torch.float64 or not bool(found[name].isfinite().all()):
             raise InvalidInput(f"{file} has {name} that are not finite numbers of float64.")

@@ -9,10 +9,9 @@ from typing import Any
 from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.engines.client_states import sync_states
 from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.gaussian import add_statistics
-from mpfedcl.methods import OneShot, SharesPrototypes, is_built_in
+from mpfedcl.methods import OneShot, Server, SharesPrototypes, is_built_in
 from mpfedcl.privacy.ledger import ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
@@ -20,11 +19,11 @@ from mpfedcl.rounds.engine import Engine
 from mpfedcl.rounds.loop import make_loop
 from mpfedcl.rounds.metrics import ConfusionCounts
 from mpfedcl.rounds.record import RoundRecord
+from mpfedcl.rounds.state import RoundState
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.checkpoint import (
     BackgroundWriter,
     Checkpoint,
-    PackedCheckpoint,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
@@ -35,6 +34,7 @@ from mpfedcl.runs.observer import Observer, Record, RunResult
 from mpfedcl.runs.run_files import (
     POOLED,
     STATISTICS,
+    Confusion,
     client_file,
     pack_statistics,
     remove_statistics,
@@ -49,8 +49,6 @@ class RunLoop:
     _writes_in_background = False
     """Whether checkpoint and record are written while the next round trains. A kill then returns to
     this round or to the one before."""
-    _has_personal_models = False
-    """Whether personalized models are available here; over a network they stay with the clients."""
 
     def __init__(
         self,
@@ -73,7 +71,7 @@ class RunLoop:
         """Run the remaining rounds and write the results."""
         if self._round_loop.private is not None:
             self._round_loop.private.log = ReleaseFolder(directory.path)
-        num_records = len(self._restore(directory, observer))
+        recorded = len(self._restore(directory, observer))
         rounds, done = self._experiment.rounds, self._round_loop.state.round
         # Only the last round of a run leaves models and a complete evaluation.
         if done >= rounds and not done == rounds == directory.read_experiment().rounds:
@@ -89,38 +87,20 @@ class RunLoop:
             with BackgroundWriter() as writer:
                 while self._has_next_round(not observer.should_stop()):
                     for record in self._run_round(directory, observer, writer):
-                        num_records += 1
-                        observer.on_round(record)
-                        for warning in [*_find_warnings(record), *self._find_slowness(record)]:
-                            observer.on_warning(warning)
+                        recorded = self._report(record, observer)
             for record in self._complete_records(directory):
-                num_records += 1
-                observer.on_round(record)
+                recorded = self._report(record, observer)
         except RunCutShort:
             # The network has its own message.
             raise
         except LostWorker as error:
             raise RunCutShort(
-                f"a worker was lost in round {num_records + 1} ({error}); the rounds before are "
+                f"a worker was lost in round {recorded + 1} ({error}); the rounds before are "
                 f"kept. Resume with: mpfedcl run --resume {directory.path}"
             ) from None
-        # Read again instead of kept, to save memory in long runs.
-        result = self._conclude(directory, directory.read_records())
+        result = self._conclude(directory)
         observer.on_finish(result)
         return result
-
-    def _find_slowness(self, record: Record) -> list[str]:
-        """Return why clients of a user's method train one after the other, once."""
-        fallbacks = record["remarks"].get("training", {}).get("fallback", [])
-        reasons = [each.partition(": ")[2] for each in fallbacks if "vmap" in each]
-        if self._is_slow or not reasons or is_built_in(self._experiment.method):
-            return []
-        self._is_slow = True
-        return [
-            "Clients are trained one after the other, because the method cannot train many at once "
-            f'({reasons[0]}): see "Add a method" in CONTRIBUTING.md for losses under '
-            "torch.func.vmap."
-        ]
 
     def follow(self) -> None:
         """Run the same rounds as the leader, which writes the results."""
@@ -162,41 +142,33 @@ class RunLoop:
         done, is_last = self._advance()
         record = done.to_json()
         # Private releases and the last round are on disk before anything else happens.
-        in_background = (
-            self._writes_in_background and not is_last and self._round_loop.private is None
-        )
+        waits = not self._writes_in_background or is_last or self._round_loop.private is not None
         with self._clock.phase("checkpoint"):
             writer.wait()
             if is_last:
                 # Before the checkpoint: after a crash in between, this round runs again.
-                self._write_models(directory, done.round, observer)
-                for warning in self._describe_models_left_out(len(done.clients.answered)):
-                    observer.on_warning(warning)
+                self._write_models(directory, done, observer)
                 self._write_statistics(directory)
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
-            packed = pack_checkpoint(
-                Checkpoint(self._round_loop.state, self._engine.state(), record)
-            )
-            if not in_background:
-                self._save(directory, packed)
+            checkpoint = Checkpoint(self._round_loop.state, self._engine.state(), record)
+            packed = pack_checkpoint(checkpoint)
+            if waits:
+                packed.save(directory.checkpoints)
         # Includes the wait for the checkpoint of the round before.
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
-        if not in_background:
+        if waits:
             yield from self._write_record(directory, record)
             return
 
         def write() -> None:
-            self._save(directory, packed)
+            packed.save(directory.checkpoints)
             directory.append_record(record)
 
         writer.begin(write)
         yield record
 
-    def _save(self, directory: RunDirectory, packed: PackedCheckpoint) -> None:
-        """Write a checkpoint, after the client states that it names."""
-        sync_states(directory.checkpoints, packed.round)
-        packed.save(directory.checkpoints)
+    # What a network does in another way
 
     def _write_record(
         self, directory: RunDirectory, record: dict[str, Any]
@@ -209,19 +181,13 @@ class RunLoop:
         """Yield the records that are complete only after the last round."""
         return iter(())
 
-    def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
+    def _write_models(
+        self, directory: RunDirectory, record: RoundRecord, observer: Observer
+    ) -> None:
         """Write the models and the prototype pool of the last round."""
         directory.write_models(self._round_loop.global_model, self._pool, ())
 
-    def _describe_models_left_out(self, num_trained: int) -> list[str]:
-        """Return a warning if not all personalized models of the last round are written."""
-        most = self._experiment.most_personal_models
-        if not (self._has_personal_models and self._keeps_personal_models) or num_trained <= most:
-            return []
-        return [
-            f"models/ has {most:,} personalized models; {num_trained:,} clients trained in the "
-            "last round. --most-personal-models sets the limit."
-        ]
+    # Results
 
     def _write_statistics(self, directory: RunDirectory) -> None:
         """Write the statistics that a one-shot method keeps."""
@@ -243,12 +209,11 @@ class RunLoop:
     def _write_confusion(
         self, directory: RunDirectory, confusion: dict[str, ConfusionCounts]
     ) -> None:
-        directory.write_confusion(
-            confusion,
-            round_number=self._experiment.rounds,
-            predictor=self._method.predictor_on("local_test"),
-            class_names=self._class_names,
-        )
+        """Write the confusions of the last round."""
+        predictor = self._method.predictor_on("local_test")
+        found = Confusion.of(confusion, self._experiment.rounds, predictor, self._class_names)
+        # On one line: one number per line would triple the size.
+        directory.write_json("confusion.json", found.to_json(), indent=None)
 
     @property
     def _pool(self) -> PrototypePool | None:
@@ -266,6 +231,18 @@ class RunLoop:
             for number, each in enumerate(found):
                 if number < self._experiment.most_personal_models:
                     yield each
+
+    def _conclude(self, directory: RunDirectory) -> RunResult:
+        """Write the summary if the last round is done, and return the result."""
+        # Read again instead of kept, to save memory in long runs.
+        records, summary = directory.read_records(), None
+        if self._round_loop.state.round == self._experiment.rounds:
+            summary = summarize_run(self._method, records).to_json()
+            directory.write_json("summary.json", summary)
+        accuracy = summary["accuracy"] if summary else None
+        return RunResult(directory.path, self._experiment, accuracy, records, self._pool, summary)
+
+    # Checkpoints
 
     def _restore(self, directory: RunDirectory, observer: Observer) -> list[dict[str, Any]]:
         """Restore the newest valid checkpoint, if any, and the records up to it."""
@@ -290,7 +267,7 @@ class RunLoop:
             self._engine.restore({}, {}, folder)
             return
         try:
-            if not self._fits(checkpoint):
+            if not self._fits(checkpoint.state):
                 raise ValueError
             self._engine.restore(checkpoint.clients, checkpoint.record, folder)
         # A run may come from a stranger, with tensors of any name and shape.
@@ -301,46 +278,42 @@ class RunLoop:
             ) from None
         self._round_loop.state = checkpoint.state
 
-    def _fits(self, checkpoint: Checkpoint) -> bool:
-        """Return whether the shapes of a checkpoint are those of this model."""
+    def _fits(self, state: RoundState) -> bool:
+        """Return whether the shapes of a state are those of this model."""
 
-        def form(tensors: Tensors) -> dict[str, object]:
-            if self._method.trains:
-                return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+        def form(server: Server) -> dict[str, object]:
             # The number of components of a closed-form classifier, [C, components, ...], varies.
+            free = () if self._method.trains else (1,)
             return {
-                n: (*each.shape[:1], *each.shape[2:], each.dtype) for n, each in tensors.items()
+                name: ([n for axis, n in enumerate(each.shape) if axis not in free], each.dtype)
+                for name, each in server.params.items()
             }
 
-        now, width = self._round_loop.state.server.params, self._assembly.model.embedding_size
-        rows = [rows for _, rows in checkpoint.state.prototypes.values()]
-        if not self._round_loop.accepts(checkpoint.state):
-            return False
-        return form(checkpoint.state.server.params) == form(now) and all(
-            each.dimension == width for each in rows
+        width = self._assembly.model.embedding_size
+        return (
+            self._round_loop.accepts(state)
+            and form(state.server) == form(self._round_loop.state.server)
+            and all(rows.dimension == width for _, rows in state.prototypes.values())
         )
 
-    def _conclude(self, directory: RunDirectory, records: list[dict[str, Any]]) -> RunResult:
-        """Write the summary if the last round is done, and return the result."""
-        summary = None
-        if self._round_loop.state.round == self._experiment.rounds:
-            summary = summarize_run(self._method, records).to_json()
-            directory.write_json("summary.json", summary)
-        return RunResult(
-            path=directory.path,
-            experiment=self._experiment,
-            accuracy=summary["accuracy"] if summary else None,
-            history=records,
-            pool=self._pool,
-            summary=summary,
-        )
+    # Reports
 
-
-def _find_warnings(record: Record) -> list[str]:
-    """Return the warnings of a round."""
-    warnings = [str(each) for each in record["remarks"].get("warnings", [])]
-    if record["unchanged"]:
-        reasons = record["clients"]["rejected"].values()
-        why = f" ({next(iter(reasons))})" if reasons else ""
-        warnings.append(f"Round {record['round']}: no client was accepted{why}.")
-    return warnings
+    def _report(self, record: Record, observer: Observer) -> int:
+        """Tell the observer of a complete record, and return its round."""
+        observer.on_round(record)
+        for warning in record["remarks"].get("warnings", []):
+            observer.on_warning(str(warning))
+        if record["unchanged"]:
+            reasons = record["clients"]["rejected"].values()
+            why = f" ({next(iter(reasons))})" if reasons else ""
+            observer.on_warning(f"Round {record['round']}: no client was accepted{why}.")
+        fallbacks = record["remarks"].get("training", {}).get("fallback", [])
+        reasons = [each.partition(": ")[2] for each in fallbacks if "vmap" in each]
+        if reasons and not self._is_slow and not is_built_in(self._experiment.method):
+            self._is_slow = True
+            observer.on_warning(
+                "Clients are trained one after the other, because the method cannot train many at "
+                f'once ({reasons[0]}): see "Add a method" in CONTRIBUTING.md for losses under '
+                "torch.func.vmap."
+            )
+        return int(record["round"])

@@ -5,11 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.files import unused_folder
-from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.client_split import is_same_partition
 from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import DispatchingEngine, DistributedEngine, InProcessEngine
@@ -17,7 +14,6 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.worker_group import WorkerGroup, assign_clients, is_worker, open_worker_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous
-from mpfedcl.models import Model
 from mpfedcl.models.feature_cache import shared_inputs
 from mpfedcl.privacy.secure_aggregation import (
     check_enough_clients,
@@ -25,6 +21,7 @@ from mpfedcl.privacy.secure_aggregation import (
 )
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.engine import Engine
+from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Callbacks, FinalModels, Observer, RunResult
@@ -103,7 +100,6 @@ class _Simulation(RunLoop):
     """An experiment on this machine, with data, model and engine."""
 
     _writes_in_background = True
-    _has_personal_models = True
 
     def __init__(
         self,
@@ -115,7 +111,9 @@ class _Simulation(RunLoop):
         self._notices = notices
         device = find_device(experiment.device)
         self._group = group
-        self._data, model = _load_in_turn(experiment, device, group)
+        # The cache of features lets one process encode the samples while the others wait.
+        with shared_inputs(group is not None):
+            self._data, model = load_data_and_model(experiment, device)
         self._own_tests = self._data.table.local_tests()
         self._label_counts = self._data.label_counts_by_client()
         self.experiment = experiment = plan_evaluation(experiment, self._data, model)
@@ -152,12 +150,14 @@ class _Simulation(RunLoop):
             observer.on_warning(notice)
         return super().run(directory, observer)
 
-    def _write_models(self, directory: RunDirectory, round_number: int, observer: Observer) -> None:
+    def _write_models(
+        self, directory: RunDirectory, record: RoundRecord, observer: Observer
+    ) -> None:
         """Write the models, the personalized ones one by one."""
         server = self._round_loop.state.server
         models = FinalModels(
             directory=directory,
-            round=round_number,
+            round=record.round,
             method=self._method,
             model=self._assembly.model,
             pool=self._pool,
@@ -170,6 +170,12 @@ class _Simulation(RunLoop):
             fitted={**server.extra, **server.private},
         )
         directory.write_models(models.averaged, models.pool, observer.on_models(models))
+        most, trained = self._experiment.most_personal_models, len(record.clients.answered)
+        if self._keeps_personal_models and trained > most:
+            observer.on_warning(
+                f"models/ has {most:,} personalized models; {trained:,} clients trained in the "
+                "last round. --most-personal-models sets the limit."
+            )
 
     def _check_data(self, directory: RunDirectory) -> None:
         """Write the partition; reject a resumed run whose data have changed."""
@@ -194,20 +200,6 @@ def _refuse_in_worker() -> None:
             "this process is a worker of torchrun, which must start the command itself: torchrun "
             "-m mpfedcl run. In Python, set workers of the experiment."
         )
-
-
-def _load_in_turn(
-    experiment: Experiment, device: torch.device, group: WorkerGroup | None
-) -> tuple[FederatedData, Model]:
-    """Load the data; the leader goes first, so that only one process encodes the samples."""
-    takes_turns = group is not None and experiment.encoder.name not in (None, "none")
-    if group is not None and takes_turns and not group.is_leader:
-        group.wait()
-    with shared_inputs(group is not None):
-        loaded = load_data_and_model(experiment, device)
-    if group is not None and takes_turns and group.is_leader:
-        group.wait()
-    return loaded
 
 
 def _free_folder(experiment: Experiment) -> Path:

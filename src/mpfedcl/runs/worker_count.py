@@ -9,9 +9,9 @@ import os
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.samples import SampleIndex
 from mpfedcl.data.sources import open_data_set
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.engines.worker_group import is_under_torchrun
@@ -41,8 +41,7 @@ class WorkerChoice:
     notices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class RunSize:
+class RunSize(NamedTuple):
     """The size of a run, as far as it is known before samples are read."""
 
     clients: int
@@ -55,31 +54,28 @@ class RunSize:
 
 def choose_workers(experiment: Experiment) -> WorkerChoice:
     """Return the processes of a resolved experiment: as asked, or by the rule of `share_cores`."""
+    asked, cores = experiment.workers, usable_cores()
+    if is_under_torchrun() or asked == 1:
+        return WorkerChoice(1 if asked == "auto" else asked)
+    if asked != "auto":
+        # More workers than cores or clients would only take memory.
+        limits = {"cores": cores}
+        if experiment.dataset.name != "table":
+            split = split_among_clients(open_data_set(experiment.dataset), experiment)
+            limits["clients"] = len(split.training)
+        if (number := min(asked, *limits.values())) == asked:
+            return WorkerChoice(asked)
+        told = ", ".join(f"{count:,} {kind}" for kind, count in limits.items())
+        return WorkerChoice(number, (f"workers is {asked}; the run has {number} ({told}).",))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    cores //= int(threads) if threads.isdecimal() and int(threads) else 1
     method = find_method(experiment.method)
-    if experiment.workers != "auto":
-        return _limit_workers(experiment, experiment.workers)
-    if is_under_torchrun() or (cores := _free_cores()) == 1:
+    if cores <= 1 or (size := measure_run(experiment, method)) is None:
         return WorkerChoice(1)
-    size = measure_run(experiment, method)
-    choice = WorkerChoice(1) if size is None else share_cores(size, cores, usable_memory())
+    choice = share_cores(size, cores, usable_memory())
     if choice.count > 1 and (reason := _find_obstacle(experiment, method)):
         return WorkerChoice(1, (f"1 worker of {cores} cores: {reason}.",))
     return choice
-
-
-def _limit_workers(experiment: Experiment, asked: int) -> WorkerChoice:
-    """Return at most one worker per core and per client: more of them would only take memory."""
-    if asked == 1 or is_under_torchrun():
-        return WorkerChoice(asked)
-    limits = {"cores": usable_cores()}
-    if experiment.dataset.name != "table":
-        split = split_among_clients(open_data_set(experiment.dataset), experiment)
-        limits["clients"] = len(split.training)
-    number = min(asked, *limits.values())
-    if number == asked:
-        return WorkerChoice(asked)
-    told = ", ".join(f"{count:,} {kind}" for kind, count in limits.items())
-    return WorkerChoice(number, (f"workers is {asked}; the run has {number} ({told}).",))
 
 
 def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
@@ -108,7 +104,7 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
     index = open_data_set(experiment.dataset)
     # A wrong split is also reported here, before processes are started.
     split = split_among_clients(index, experiment)
-    clients, width = len(split.training), _count_values(index, experiment)
+    clients = len(split.training)
     if experiment.min_clients > clients:
         # The run rejects this when it begins.
         return None
@@ -116,18 +112,13 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
     samples = sum(len(each.labels) for each in split.training.values())
     passes = experiment.rounds * experiment.train.epochs * samples * taking_part / clients
     takes_features = index.vector_width is not None or experiment.encoder.name not in (None, "none")
+    side = experiment.dataset.image_size
+    width = index.vector_width or (_ENCODED if takes_features else side**2 if side else _PIXELS)
     work = width**2
     if method.trains:
         work = 3 * _count_multiplications(experiment, width, takes_features=takes_features)
     seconds = passes * (work / _MULTIPLICATIONS + _SAMPLE_SECONDS)
     return RunSize(taking_part, seconds, 4 * (samples + len(split.test.labels)) * width)
-
-
-def _free_cores() -> int:
-    """Return the cores for processes: fewer if OMP_NUM_THREADS gives each several threads."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(asked) if asked.isdecimal() and int(asked) else 1
-    return max(1, usable_cores() // threads)
 
 
 def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
@@ -145,16 +136,6 @@ def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
     if experiment.method.startswith("__main__:"):
         return "workers cannot import a method of the program that was started"
     return None
-
-
-def _count_values(index: SampleIndex, experiment: Experiment) -> int:
-    """Return the approximate number of values of a sample."""
-    if index.vector_width is not None:
-        return index.vector_width
-    if experiment.encoder.name not in (None, "none"):
-        return _ENCODED
-    side = experiment.dataset.image_size
-    return _PIXELS if side is None else side**2
 
 
 def _count_multiplications(experiment: Experiment, width: int, *, takes_features: bool) -> int:

@@ -1,6 +1,7 @@
 """The trainer of each client: one that the experiment names, or by one rule."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
@@ -42,7 +43,7 @@ class TrainerChoice:
         self._factored = FactoredTrainer(assembly)
         self._failed: set[str] = set()
         """Trainers that cannot run this method."""
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         """Clients of this round by trainer."""
         self._fallbacks: list[str] = []
         """Reasons for using other trainers than the chosen ones, over all rounds so far."""
@@ -51,12 +52,11 @@ class TrainerChoice:
 
     def begin_round(self) -> None:
         """Reset the counts."""
-        self._counts = {}
+        self._counts.clear()
 
     def describe_round(self) -> dict[str, Any]:
         """Return the number of clients by trainer, and why chosen trainers were not used."""
-        counts: dict[str, Any] = dict(sorted(self._counts.items()))
-        return counts | ({"fallback": list(self._fallbacks)} if self._fallbacks else {})
+        return describe_training(self._counts, self._fallbacks)
 
     def train(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
@@ -69,17 +69,17 @@ class TrainerChoice:
         while True:
             chosen = [pair for pair in self._choose(tasks, received) if pair[1]]
             done: list[TrainedClients] = []
-            for trainer, some in chosen:
-                try:
-                    done += trainer.train(some, round_number, received)
-                except Exception as error:
-                    if not self._fall_back(trainer, error):
-                        self._explain(error)
-                        raise
-                    break
-            else:
+            try:
                 for trainer, some in chosen:
-                    self._counts[trainer.name] = self._counts.get(trainer.name, 0) + len(some)
+                    done += trainer.train(some, round_number, received)
+            except Exception as error:
+                if trainer is self._loop or self._experiment.engine == "stacked":
+                    self._explain(error)
+                    raise
+                self._failed.add(trainer.name)
+                self._fallbacks.append(f"{trainer.name}: {_shorten(error)}")
+            else:
+                self._counts.update({trainer.name: len(some) for trainer, some in chosen})
                 return done
 
     def _choose(
@@ -99,10 +99,8 @@ class TrainerChoice:
         if engine == "factored":
             first = self._factored if can_factor else self._stacked
             return [(self._loop if first.name in self._failed else first, tasks)]
-        epochs = self._experiment.train.epochs
-        few = [
-            task for task in tasks if can_factor and epochs * len(task.client.labels) <= MOST_ROWS
-        ]
+        most = MOST_ROWS // self._experiment.train.epochs
+        few = [task for task in tasks if can_factor and len(task.client.labels) <= most]
         if len(few) < LEAST_TOGETHER:
             few = []
         names = {task.client.name for task in few}
@@ -131,15 +129,6 @@ class TrainerChoice:
             and not any(task.is_part for task in tasks)
         )
 
-    def _fall_back(self, trainer: Trainer, error: Exception) -> bool:
-        """Record that a trainer has failed; return False if no other one may be used."""
-        is_asked_for = trainer is self._stacked and self._experiment.engine == "stacked"
-        if trainer is self._loop or is_asked_for:
-            return False
-        self._failed.add(trainer.name)
-        self._fallbacks.append(f"{trainer.name}: {_shorten(error)}")
-        return True
-
     def _explain(self, error: Exception) -> None:
         """Raise a one-line error if a user's method cannot run under vmap."""
         name = self._experiment.method
@@ -149,6 +138,11 @@ class TrainerChoice:
                 f"({_shorten(error)}): CONTRIBUTING.md, under Add a method, says what a loss may "
                 "do under torch.func.vmap, and --engine loop trains without it."
             ) from error
+
+
+def describe_training(counts: Mapping[str, int], fallbacks: Sequence[str]) -> dict[str, Any]:
+    """Return the remark on the training of a round."""
+    return dict(sorted(counts.items())) | ({"fallback": list(fallbacks)} if fallbacks else {})
 
 
 def _shorten(error: Exception) -> str:

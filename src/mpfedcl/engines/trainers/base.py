@@ -1,8 +1,8 @@
 """The interface of trainers: clients before local training, their batches, trained clients."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from mpfedcl.methods import LocalTraining
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.predictions import Evaluator, Predictions
+from mpfedcl.rounds.predictions import Evaluator, Predictions, as_stack
 
 
 def draw_batches(
@@ -43,16 +43,38 @@ def draw_batches(
 
 
 @dataclass(frozen=True)
+class ClientTask:
+    """One client's task for a round."""
+
+    client: ClientData
+    start: Tensors
+    """All initial parameters: those received and the local ones."""
+    state: Tensors
+    """The state from the client's last round."""
+    own: Tensors
+    """The result of the method's `describe` on the client's labels."""
+    number: int
+    """Of the round, or of the dispatch if there are no rounds: the key that draws batches."""
+    is_part: bool = False
+    """Whether the client has a part of the model only, with zeros for the rest."""
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The steps of several clients together, clients with most steps first."""
 
-    clients: Sequence[ClientData]
+    tasks: Sequence[ClientTask]
     samples: Tensor
     """[clients, steps, rows] int64 indices into each client's samples; 0 for padding."""
     mask: Tensor
     """[clients, steps, rows], False for padding."""
     num_steps: Sequence[int]
     """Steps of each client, never increasing: clients that still train are the first ones."""
+
+    @property
+    def clients(self) -> list[ClientData]:
+        """The clients of the tasks."""
+        return [task.client for task in self.tasks]
 
     @property
     def num_rows(self) -> int:
@@ -65,10 +87,10 @@ class Schedule:
 
     def inputs(self) -> Tensor:
         """Return [clients, steps * rows, ...]: the inputs in the order of the steps."""
-        first = self.clients[0].inputs
-        shape = (len(self.clients), self.samples[0].numel(), *first.shape[1:])
-        due = first.new_empty(shape)
-        for place, client, samples in zip(due, self.clients, self.samples, strict=True):
+        clients = self.clients
+        first = clients[0].inputs
+        due = first.new_empty((len(clients), self.samples[0].numel(), *first.shape[1:]))
+        for place, client, samples in zip(due, clients, self.samples, strict=True):
             torch.index_select(client.inputs, 0, samples.flatten(), out=place)
         return due
 
@@ -79,44 +101,42 @@ class Schedule:
 
 
 def make_schedule(
-    clients: Sequence[ClientData],
-    experiment: Experiment,
-    round_number: int | Sequence[int],
-    training: LocalTraining | None = None,
+    tasks: Sequence[ClientTask], experiment: Experiment, training: LocalTraining | None = None
 ) -> Schedule:
-    """Return the steps of several clients together, in one round or in a round for each client."""
-    rounds = [round_number] * len(clients) if isinstance(round_number, int) else round_number
-    drawn = [
-        (draw_batches(each, experiment, number, training), each)
-        for each, number in zip(clients, rounds, strict=True)
-    ]
+    """Return the steps of several clients together."""
+    drawn = [(draw_batches(t.client, experiment, t.number, training), t) for t in tasks]
     drawn.sort(key=lambda each: len(each[0]), reverse=True)
     num_rows = max(len(batch) for batches, _ in drawn for batch in batches)
     shape = (len(drawn), len(drawn[0][0]), num_rows)
-    device = clients[0].labels.device
+    device = tasks[0].client.labels.device
     samples = torch.zeros(shape, dtype=torch.int64, device=device)
     sizes = torch.zeros(shape[:2], dtype=torch.int64)
-    for number, (batches, _) in enumerate(drawn):
+    for place, (batches, _) in enumerate(drawn):
         for step, batch in enumerate(batches):
-            samples[number, step, : len(batch)] = batch
-            sizes[number, step] = len(batch)
-    mask = torch.arange(num_rows) < sizes.unsqueeze(2)
-    return Schedule(
-        [client for _, client in drawn],
-        samples,
-        mask.to(device),
-        [len(batches) for batches, _ in drawn],
-    )
+            samples[place, step, : len(batch)] = batch
+            sizes[place, step] = len(batch)
+    mask = (torch.arange(num_rows) < sizes.unsqueeze(2)).to(device)
+    num_steps = [len(batches) for batches, _ in drawn]
+    return Schedule([task for _, task in drawn], samples, mask, num_steps)
 
 
 class TrainedClients(ABC):
     """Some clients after their local training, in the order of `names`."""
 
-    names: Sequence[str]
-    losses: Sequence[float]
-    """Mean training loss of each client."""
-    states: Sequence[Tensors]
-    """The state that each client keeps for the next round, next to parameters."""
+    def __init__(
+        self,
+        clients: Sequence[ClientData],
+        model: Model,
+        losses: Sequence[float],
+        states: Sequence[Tensors],
+    ) -> None:
+        self.names = [client.name for client in clients]
+        self.losses = losses
+        """Mean training loss of each client."""
+        self.states = states
+        """The state that each client keeps for the next round, next to parameters."""
+        self._clients = clients
+        self._model = model
 
     def __len__(self) -> int:
         return len(self.names)
@@ -127,7 +147,7 @@ class TrainedClients(ABC):
 
     @abstractmethod
     def params(self, index: int) -> Tensors:
-        """Return the whole model of a client."""
+        """Return the whole model of a client, which does not hold those of others in memory."""
 
     @abstractmethod
     def embed(self) -> list[Tensor]:
@@ -136,11 +156,6 @@ class TrainedClients(ABC):
     @abstractmethod
     def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...] of some clients' models on inputs."""
-
-
-def distinct_groups(groups: Iterable[TrainedClients]) -> list[TrainedClients]:
-    """Return each group once, in order of first appearance."""
-    return list({id(group): group for group in groups}.values())
 
 
 def predict_clients(
@@ -167,16 +182,12 @@ class TrainedClient(TrainedClients):
         state: Tensors,
         loss: float,
     ) -> None:
-        self.names = [client.name]
-        self.losses = [loss]
-        self.states = [state]
-        self._client = client
-        self._model = model
+        super().__init__([client], model, [loss], [state])
         self._params = params
         self._averaged = averaged
 
     def averaged(self, index: int) -> Tensors | None:
-        """Return the tensors of the client to be averaged."""
+        """Return what `finish` returned."""
         return self._averaged
 
     def params(self, index: int) -> Tensors:
@@ -185,12 +196,11 @@ class TrainedClient(TrainedClients):
 
     def embed(self) -> list[Tensor]:
         """Return the embeddings of the client's training samples."""
-        return [self._model.apply(self._params, self._client.inputs)[0]]
+        return [self._model.apply(self._params, self._clients[0].inputs)[0]]
 
     def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [1, B, ...]."""
-        embeddings, logits = self._model.apply(self._params, inputs)
-        return embeddings.unsqueeze(0), logits.unsqueeze(0)
+        return as_stack(self._model.apply(self._params, inputs))
 
 
 class TrainedStack(TrainedClients):
@@ -211,11 +221,7 @@ class TrainedStack(TrainedClients):
         states: Sequence[Tensors],
         losses: Sequence[float],
     ) -> None:
-        self.names = [client.name for client in clients]
-        self.losses = losses
-        self.states = states
-        self._clients = clients
-        self._model = model
+        super().__init__(clients, model, losses, states)
         self._params = params
         self._starts = starts
         self._shared = {name: params[name] for name in starts[0]}
@@ -226,16 +232,15 @@ class TrainedStack(TrainedClients):
         return StackMember(self, index) if self._finished is None else self._finished[index]
 
     def params(self, index: int) -> Tensors:
-        """Return a client's model; a copy, so that it does not hold the whole stack in memory."""
+        """Return a copy of a client's model."""
         return {name: value[index].clone() for name, value in self._params.items()}
 
     def embed(self) -> list[Tensor]:
         """Return every client's embeddings of its own training samples."""
-        models = ({n: v[i] for n, v in self._params.items()} for i in range(len(self)))
         # One by one: batched products of such sizes are slower, and sizes differ.
         return [
-            self._model.apply(params, client.inputs)[0]
-            for params, client in zip(models, self._clients, strict=True)
+            self._model.apply(take_one(self._params, index), client.inputs)[0]
+            for index, client in enumerate(self._clients)
         ]
 
     def predict(self, some: Sequence[int], inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +253,7 @@ class TrainedStack(TrainedClients):
     @cached_property
     def template(self) -> Tensors:
         """One client's tensors, for their shapes."""
-        return {name: value[0] for name, value in self._shared.items()}
+        return take_one(self._shared, 0)
 
     def weighted_sum(self, weights: Tensor) -> Tensors:
         """Return the weighted sum over clients."""
@@ -277,33 +282,31 @@ class TrainedStack(TrainedClients):
 
     def tensors(self, index: int) -> Tensors:
         """Return the shared parameters of one client."""
-        return {name: value[index] for name, value in self._shared.items()}
-
-
-@dataclass(frozen=True)
-class ClientTask:
-    """One client's task for a round."""
-
-    client: ClientData
-    start: Tensors
-    """All initial parameters: those received and the local ones."""
-    state: Tensors
-    """The state from the client's last round."""
-    own: Tensors = field(default_factory=dict)
-    """The result of the method's `describe` on the client's labels."""
-    is_part: bool = False
-    """Whether the client has a part of the model only, with zeros for the rest."""
-    dispatch: int | None = None
-    """The number of the dispatch, if there are no rounds; batches are drawn by it."""
-
-    def draw_number(self, round_number: int) -> int:
-        """Return the number in the random key of the client's batches."""
-        return round_number if self.dispatch is None else self.dispatch
+        return take_one(self._shared, index)
 
 
 def stack_tensors(each: Sequence[Tensors]) -> Tensors:
     """Return the tensors of several clients as [clients, ...] by name."""
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def take_one(tensors: Tensors, index: int) -> Tensors:
+    """Return the tensors of one client of a stack, as views."""
+    return {name: value[index] for name, value in tensors.items()}
+
+
+def take_first(tensors: Tensors, count: int) -> Tensors:
+    """Return the tensors of the first clients of a stack."""
+    return {name: value[:count] for name, value in tensors.items()}
+
+
+def replace_values(params: Tensors, changed: Tensors, memory: Tensors) -> Tensors:
+    """Change parameters in place as `after_step` returned them; return the method's memory."""
+    # A method may swap the two, and they must not share memory.
+    memory = {name: value.clone() for name, value in memory.items()}
+    for name, value in params.items():
+        value.copy_(changed[name])
+    return memory
 
 
 class Trainer(ABC):

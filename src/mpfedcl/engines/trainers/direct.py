@@ -50,7 +50,7 @@ class DirectTrainer(Trainer):
         self, task: ClientTask, round_number: int, received: object, velocity: Tensors
     ) -> TrainedClient:
         client, params = task.client, {n: v.detach().clone() for n, v in task.start.items()}
-        batches = draw_batches(client, self._experiment, task.draw_number(round_number))
+        batches = draw_batches(client, self._experiment, task.number)
         lr, momentum, *_ = self._method.local_training(round_number)
         if len(batches) == 1:
             # The velocity after the only step moves nothing any more.
@@ -82,9 +82,7 @@ class DirectTrainer(Trainer):
         left: Tensors = {}
 
         def run(inputs: Tensor, weight: str, bias: str | None) -> Tensor:
-            layer = Layer(weight, bias, inputs is batch.inputs)
-            fits = inputs.shape[:-1] == batch.labels.shape
-            check_layer(self.layers, layer, entered, fits=fits)
+            check_layer(self.layers, batch, entered, inputs, weight, bias)
             entered[weight] = inputs.detach()
             out = linear(inputs, now[weight], None if bias is None else now[bias])
             left[weight] = out if out.requires_grad else out.requires_grad_()

@@ -77,11 +77,15 @@ def find_layers(
 
 
 def check_layer(
-    layers: Sequence[Layer], found: Layer, seen: Collection[str], *, fits: bool
-) -> None:
-    """Raise if a step uses a weight in another way than `find_layers` has found, or twice.
-
-    `fits`: whether the input has a row for each sample.
-    """
-    if not fits or found not in layers or found.weight in seen:
-        raise TypeError(f"{found.weight} is used otherwise than in the first step of the run")
+    layers: Sequence[Layer],
+    batch: Batch,
+    seen: Collection[str],
+    inputs: Tensor,
+    weight: str,
+    bias: str | None,
+) -> Layer:
+    """Return the layer that a step uses; raise if `find_layers` has not found it, or if twice."""
+    layer = Layer(weight, bias, inputs is batch.inputs)
+    if inputs.shape[:-1] != batch.labels.shape or layer not in layers or weight in seen:
+        raise TypeError(f"{weight} is used otherwise than in the first step of the run")
+    return layer

@@ -4,6 +4,8 @@ torch.optim has the same, and takes the better part of a second to import a comp
 here uses.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,26 +30,23 @@ class MomentumSGD:
         self, params: Tensors, lr: float, momentum: float, weight_decay: float = 0.0
     ) -> None:
         self._params = list(params.values())
-        self._velocity = [torch.empty_like(value) for value in self._params]
-        self._lr = lr
-        self._momentum = momentum
-        self._weight_decay = weight_decay
+        self._velocity = [torch.empty_like(v) for v in self._params] if momentum else []
+        self._settings: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+        }
         self._is_first = True
 
     @torch.no_grad()
     def step(self, gradients: list[Tensor], first: int | None = None) -> None:
         """Change the parameters in place; of stacked ones, only those of the `first` clients."""
-        params, velocity = self._params, self._velocity
-        if first is not None:
-            params, velocity = [p[:first] for p in params], [v[:first] for v in velocity]
         # One pass over memory instead of three; it goes by memory, so layouts must agree.
         torch._fused_sgd_(
-            params,
+            _first(self._params, first),
             [gradient.contiguous() for gradient in gradients],
-            velocity if self._momentum else [],
-            weight_decay=self._weight_decay,
-            momentum=self._momentum,
-            lr=self._lr,
+            _first(self._velocity, first),
+            **self._settings,
             dampening=0.0,
             nesterov=False,
             maximize=False,
@@ -63,8 +62,7 @@ class Adam:
         self._params = list(params.values())
         self._means = [torch.zeros_like(value) for value in self._params]
         self._squares = [torch.zeros_like(value) for value in self._params]
-        self._lr = lr
-        self._weight_decay = weight_decay
+        self._settings: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
         self._steps = 0
 
     @torch.no_grad()
@@ -72,23 +70,22 @@ class Adam:
         """Change the parameters in place; of stacked ones, only those of the `first` clients."""
         self._steps += 1
         # Clients that have finished never come back: all that move have taken as many steps.
-        params, means, squares = (
-            values if first is None else [value[:first] for value in values]
-            for values in (self._params, self._means, self._squares)
-        )
-        device = params[0].device
+        steps = torch.tensor(float(self._steps), device=self._params[0].device)
         torch._fused_adam_(
-            params,
+            _first(self._params, first),
             [gradient.contiguous() for gradient in gradients],
-            means,
-            squares,
+            _first(self._means, first),
+            _first(self._squares, first),
             [],
-            [torch.tensor(float(self._steps), device=device)] * len(params),
+            [steps] * len(self._params),
+            **self._settings,
             amsgrad=False,
-            lr=self._lr,
             beta1=0.9,
             beta2=0.999,
-            weight_decay=self._weight_decay,
             eps=1e-8,
             maximize=False,
         )
+
+
+def _first(values: list[Tensor], count: int | None) -> list[Tensor]:
+    return values if count is None else [value[:count] for value in values]

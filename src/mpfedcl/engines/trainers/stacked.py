@@ -4,10 +4,9 @@ The method's loss is written for one client; `torch.func.vmap` runs it for all o
 their losses has every client's own gradient, so ordinary autograd differentiates it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +20,13 @@ from mpfedcl.engines.trainers.base import (
     TrainedStack,
     Trainer,
     make_schedule,
+    replace_values,
     stack_tensors,
+    take_first,
+    take_one,
 )
 from mpfedcl.engines.trainers.optimizer import make_optimizer
-from mpfedcl.methods import Batch, Context, received_at
+from mpfedcl.methods import Batch, Context, LocalTraining, received_at
 
 
 class StackedTrainer(Trainer):
@@ -44,139 +46,103 @@ class StackedTrainer(Trainer):
     def _train_alike(
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> TrainedClients:
-        training = self._method.local_training(round_number)
-        schedule = make_schedule(
-            [task.client for task in tasks],
-            self._experiment,
-            [task.draw_number(round_number) for task in tasks],
-            training,
-        )
-        by_name = {task.client.name: task for task in tasks}
-        tasks = [by_name[client.name] for client in schedule.clients]
+        method = self._method
+        training = method.local_training(round_number)
+        schedule = make_schedule(tasks, self._experiment, training)
+        tasks = schedule.tasks
         contexts = [
             Context(self._model.apply, task.start, received, task.state, task.own) for task in tasks
         ]
-        begun = [self._method.begin(context) for context in contexts]
+        begun = [method.begin(context) for context in contexts]
         params = stack_tensors([params for params, _ in begun])
-        stack = _StackedContext(
+        stack = _Stack(
             stack_tensors([task.start for task in tasks]),
             stack_tensors([task.state for task in tasks]),
             stack_tensors([task.own for task in tasks]),
             stack_tensors([memory for _, memory in begun]),
         )
-        losses = self._run_steps(schedule, params, stack, round_number, received)
-        memories = [stack.memory_of(index) for index in range(len(tasks))]
-        contexts = [replace(c, memory=m) for c, m in zip(contexts, memories, strict=True)]
-        return self._finish(schedule, contexts, params, losses)
+        losses = self._run_steps(schedule, params, stack, training, received)
+        finished, states = None, [context.state for context in contexts]
+        if not method.plain_steps:
+            pairs = [
+                method.finish(
+                    take_one(params, index),
+                    replace(context, memory=take_one(stack.memory, index)),
+                    schedule.num_steps[index],
+                )
+                for index, context in enumerate(contexts)
+            ]
+            finished, states = [sent for sent, _ in pairs], [state for _, state in pairs]
+        starts = [{n: v for n, v in task.start.items() if method.shared(n)} for task in tasks]
+        return TrainedStack(
+            schedule.clients,
+            self._model,
+            params,
+            starts=starts,
+            finished=finished,
+            states=states,
+            losses=losses.tolist(),
+        )
 
     def _run_steps(
         self,
         schedule: Schedule,
         params: Tensors,
-        stack: "_StackedContext",
-        round_number: int,
+        stack: "_Stack",
+        training: LocalTraining,
         received: object,
     ) -> Tensor:
         """Run all steps of all clients, in place; return their mean losses."""
-        descent = self._method.local_training(round_number)[:2]
-        optimizer = make_optimizer(params, self._experiment.train, descent)
+        method = self._method
+        optimizer = make_optimizer(params, self._experiment.train, training[:2])
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
-        sums = torch.zeros(len(schedule.clients), dtype=torch.float64, device=labels.device)
-        has_own_steps = not self._method.plain_steps
+        sums = torch.zeros(len(schedule.tasks), dtype=torch.float64, device=labels.device)
         for step in range(schedule.num_steps[0]):
             given = received_at(received, step)
             active = schedule.active(step)
             rows = slice(step * num_rows, (step + 1) * num_rows)
             mask = schedule.mask[:active, step]
             batch = Batch(inputs[:active, rows], labels[:active, rows], mask)
-            now, kept = {n: v[:active] for n, v in params.items()}, stack.first(active)
+            now, kept = take_first(params, active), stack.first(active)
             leaves = {name: value.detach().requires_grad_() for name, value in now.items()}
-            losses = vmap(partial(self._loss, given))(leaves, batch, kept)
+            losses = self._for_each(method.loss, given)(leaves, batch, kept)
             slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
             gradients = dict(zip(leaves, slopes, strict=True))
-            if has_own_steps:
-                gradients, memory = vmap(partial(self._adjust, given))(gradients, now, kept)
+            if not method.plain_steps:
+                gradients, memory = self._for_each(method.adjust, given)(gradients, now, kept)
                 stack.remember(memory)
             optimizer.step([gradients[name] for name in params], active)
-            if has_own_steps:
-                changed, memory = vmap(partial(self._after_step, given))(now, stack.first(active))
-                # A method may swap the two, and they must not share memory.
-                memory = {name: value.clone() for name, value in memory.items()}
-                for name, value in now.items():
-                    value.copy_(changed[name])
-                stack.remember(memory)
+            if not method.plain_steps:
+                kept = stack.first(active)
+                changed, memory = self._for_each(method.after_step, given)(now, kept)
+                stack.remember(replace_values(now, changed, memory))
             sums[:active] += losses.detach() * mask.sum(1)
         return sums.cpu() / schedule.mask.sum((1, 2)).cpu()
 
-    def _loss(
-        self, given: object, params: Tensors, batch: Batch, kept: "_StackedContext"
-    ) -> Tensor:
-        return self._method.loss(params, batch, self._context(given, kept))
+    def _for_each(self, hook: Callable[..., Any], given: object) -> Callable[..., Any]:
+        """Return a hook of the method for all clients at once; its last argument is a `_Stack`."""
 
-    def _adjust(
-        self, given: object, gradients: Tensors, params: Tensors, kept: "_StackedContext"
-    ) -> tuple[Tensors, Tensors]:
-        return self._method.adjust(gradients, params, self._context(given, kept))
+        def run(*arguments: Any) -> Any:
+            *values, stack = arguments
+            apply, (start, state, own, memory) = self._model.apply, stack
+            return hook(*values, Context(apply, start, given, state, own, memory))
 
-    def _after_step(
-        self, given: object, params: Tensors, kept: "_StackedContext"
-    ) -> tuple[Tensors, Tensors]:
-        return self._method.after_step(params, self._context(given, kept))
-
-    def _context(self, given: object, kept: "_StackedContext") -> Context:
-        """Return the context of one client in a step, under vmap."""
-        return Context(self._model.apply, kept.start, given, kept.state, kept.own, kept.memory)
-
-    def _finish(
-        self,
-        schedule: Schedule,
-        contexts: Sequence[Context],
-        params: Tensors,
-        losses: Tensor,
-    ) -> TrainedStack:
-        method = self._method
-        finished, states = None, [context.state for context in contexts]
-        if not method.plain_steps:
-            pairs = [
-                method.finish(
-                    {name: value[index] for name, value in params.items()},
-                    context,
-                    schedule.num_steps[index],
-                )
-                for index, context in enumerate(contexts)
-            ]
-            finished, states = [sent for sent, _ in pairs], [state for _, state in pairs]
-        return TrainedStack(
-            schedule.clients,
-            self._model,
-            params,
-            starts=[
-                {n: value for n, value in context.start.items() if method.shared(n)}
-                for context in contexts
-            ],
-            finished=finished,
-            states=states,
-            losses=losses.tolist(),
-        )
+        return vmap(run)
 
 
-class _StackedContext(NamedTuple):
-    """The contexts of clients in a stack: [clients, ...] by name."""
+class _Stack(NamedTuple):
+    """The contexts of several clients: [clients, ...] by name."""
 
     start: Tensors
     state: Tensors
     own: Tensors
     memory: Tensors
 
-    def first(self, active: int) -> "_StackedContext":
+    def first(self, active: int) -> "_Stack":
         """Return the first clients' part."""
-        return _StackedContext(*({n: v[:active] for n, v in part.items()} for part in self))
+        return _Stack(*(take_first(part, active) for part in self))
 
     def remember(self, memory: Tensors) -> None:
         """Replace the memory of the first clients; the others have finished."""
         for name, value in memory.items():
             self.memory[name][: len(value)] = value
-
-    def memory_of(self, index: int) -> Tensors:
-        """Return the memory of one client."""
-        return {name: value[index] for name, value in self.memory.items()}
