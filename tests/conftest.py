@@ -22,7 +22,6 @@ from encoder_experiments import save_pictures
 from federation_fixtures import fault_log, federation, shared_federation  # noqa: F401  -- fixtures
 from mpfedcl.cli.main import main
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.models.encoders.torch_encoders import ResNetEncoder
 from mpfedcl.models.resnet import ResNet18
 from one_shot_fixtures import clients, four, three  # noqa: F401  -- fixtures
 from sampled_cases import pytest_collection_modifyitems  # noqa: F401  -- a hook
@@ -171,8 +170,7 @@ def narrow_resnet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the encoder's size is not the point: ResNet-18 with all its layers, few channels."""
     widths = (4, 6, 8, 10)
     monkeypatch.setattr("mpfedcl.models.resnet._WIDTHS", widths)
-    for kind in (ResNet18, ResNetEncoder):
-        monkeypatch.setattr(kind, "feature_size", widths[-1])
+    monkeypatch.setattr(ResNet18, "feature_size", widths[-1])
 
 
 @pytest.fixture

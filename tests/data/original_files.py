@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -148,39 +147,4 @@ def write_cifar100(folder: Path) -> Bytes:
     labels: list[tuple[int, ...]] = [(4, 0), (1, 1), (19, 99), (14, 2)]
     write_file(folder / "train.bin", cifar_bytes(labels, images[:4]))
     write_file(folder / "test.bin", cifar_bytes([(11, 98)], images[4:]))
-    return images
-
-
-def leaf_bytes(writers: dict[str, tuple[Bytes, list[int]]]) -> bytes:
-    """Return images of writers as LEAF's scripts write them."""
-    data = {
-        name: {"x": (images.reshape(-1, 784) / 255).tolist(), "y": labels}
-        for name, (images, labels) in writers.items()
-    }
-    counts = [len(labels) for _, labels in writers.values()]
-    content = {"users": list(writers), "num_samples": counts, "user_data": data}
-    return json.dumps(content).encode()
-
-
-FEMNIST_COUNTS = {"f0001_41": (3, 1), "f0002_03": (2, 2), "f0000_14": (4, 0)}
-"""Training and test images of three writers; the last one has nothing to test."""
-
-
-def write_femnist(folder: Path) -> dict[str, Bytes]:
-    """Write two files of training images and one of test images; return all by writer."""
-    images = {
-        name: random_pixels(sum(counts), 28, 28, seed=number)
-        for number, (name, counts) in enumerate(FEMNIST_COUNTS.items())
-    }
-    parts: dict[str, dict[str, tuple[Bytes, list[int]]]] = {"train": {}, "test": {}}
-    for name, (train, test) in FEMNIST_COUNTS.items():
-        parts["train"][name] = images[name][:train], [61, 0, 10, 36][:train]
-        if test:
-            parts["test"][name] = images[name][train:], [5, 6][:test]
-    first, *others = parts["train"]
-    name = "all_data_0_niid_05_keep_0_train_9.json"
-    write_file(folder / "train" / name, leaf_bytes({first: parts["train"][first]}))
-    rest = {each: parts["train"][each] for each in others}
-    write_file(folder / "train" / name.replace("0_niid", "1_niid"), leaf_bytes(rest))
-    write_file(folder / "test" / name.replace("train", "test"), leaf_bytes(parts["test"]))
     return images

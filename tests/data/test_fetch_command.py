@@ -12,7 +12,6 @@ import pytest
 import tyro
 from original_files import (
     write_cifar100,
-    write_femnist,
     write_mnist,
     write_mnist_m,
     write_office,
@@ -283,19 +282,3 @@ def test_cifar_is_fetched_from_its_archive(
     fetch_command("cifar100", tmp_path / "data", retries=QUICK)
     (domain,) = read_image_set(DatasetSettings(name="cifar100", root=tmp_path / "data")).domains
     assert domain.train_labels.tolist() == [0, 1, 99, 2]
-
-
-def test_femnist_lists_manual_downloads_and_uses_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "data"
-    fetch_command("femnist", data)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "missing femnist: the folders train and test with *.json" in told
-    assert (
-        "preprocess.sh -s niid --sf 0.1 -k 64 -t sample of https://github.com/TalwalkarLab" in told
-    )
-    assert not (data / "femnist").exists()
-    write_femnist(data / "originals")
-    fetch_command("femnist", data)
-    assert "9 training and 3 test images by 3 writers" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -21,6 +22,7 @@ from mpfedcl.data.client_data import (
 from mpfedcl.data.client_split import ClientSplit, is_same_partition
 from mpfedcl.data.partitions import partition_classes
 from mpfedcl.data.samples import Indices, Subset, count_training, draw_training
+from mpfedcl.runs.directory import RunDirectory
 
 label_lists = st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=6)
 
@@ -153,10 +155,18 @@ def describe_many(count: int) -> dict[str, Any]:
     }
 
 
-def test_partition_is_the_same_up_to_rounding_of_means() -> None:
+def test_partitions_are_compared_up_to_rounding() -> None:
     described = describe_many(3)
-    changed = deepcopy(described)
-    changed["input_means"]["client-0002"] += 1e-6
-    assert is_same_partition(changed, described)
-    changed["clients"]["client-0002"]["test"] += 1
-    assert not is_same_partition(changed, described)
+    other = deepcopy(described)
+    other["input_means"]["client-0002"] += 1e-6
+    assert is_same_partition(other, described)
+    other["clients"]["client-0002"]["test"] += 1
+    assert not is_same_partition(other, described)
+
+
+def test_partition_file_of_many_clients_is_read_back(tmp_path: Path) -> None:
+    described = describe_many(1001)
+    directory = RunDirectory(tmp_path)
+    directory.write_partition(described)
+    assert directory.read_json("partition.json") == described
+    assert len((tmp_path / "partition.json").read_text().splitlines()) == 1

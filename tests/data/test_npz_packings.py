@@ -32,5 +32,5 @@ def test_compression_with_unbounded_memory_is_rejected(tmp_path: Path, packing: 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_compression_methods_of_numpy_are_read(tmp_path: Path, packing: int) -> None:
     path = save_packed(tmp_path / "a.npz", packing)
-    found = open_archive(path, None)
-    assert [labels.tolist() for labels in found.labels] == [[0, 1]]
+    _, domains, _ = open_archive(path, None)
+    assert [domain.train.labels.tolist() for domain in domains] == [[0, 1]]

@@ -122,8 +122,8 @@ def test_missing_values_are_reported_and_replaced_by_the_mean(tmp_path: Path) ->
     assert len(found.store) == 8
     assert found.class_names == ("a", "b")
     assert found.notices == (
-        "t.csv: 5 values are missing in 2 columns; they count as the column's mean or, of text, "
-        "none of the column's words. 2 rows have no label and are left out.",
+        "t.csv: missing values: 5, in 2 of 2 columns; a number counts as the column's mean, a word "
+        "as none of its words. rows without a label, left out: 2.",
     )
     data = load(path, clients=1)
     assert data.notices == found.notices
@@ -133,7 +133,8 @@ def test_missing_values_are_reported_and_replaced_by_the_mean(tmp_path: Path) ->
     assert whole.notices == ()
     one = open_table(save_table(tmp_path / "one.csv", "a,y\n1,0\n,1\n"))
     assert one.notices == (
-        "one.csv: 1 value is missing in 1 column; they count as the column's mean.",
+        "one.csv: missing values: 1, in 1 of 1 columns; a number counts as the column's mean, a "
+        "word as none of its words.",
     )
 
 

@@ -23,7 +23,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "misspelt": (
         "a,class\n1,2\n",
         {"label": "klass"},
-        "dataset.label is 'klass'; it must be a column of {path} (did you mean 'class'?).",
+        "dataset.label is 'klass'; it must be a column of {path} (did you mean class?).",
     ),
     "unknown": (
         "a,b\n1,2\n",

@@ -227,8 +227,9 @@ class NpzTarget(FolderTarget):
         (form,) = store.inspect()
         if len(rows):
             store.load(rows, form)
-        archive = open_archive(self.folder / "a.npz", None)
-        assert [len(each) for each in archive.stores] == [len(each) for each in archive.labels]
+        stores, domains, _ = open_archive(self.folder / "a.npz", None)
+        subsets = [part for each in domains for part in (each.train, each.test) if part]
+        assert sum(map(len, stores)) == sum(len(each.labels) for each in subsets)
 
 
 def pack(save: Any, **arrays: Any) -> bytes:

@@ -10,7 +10,6 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.models import Cnn, is_normalization
-from mpfedcl.models import cnn as cnn_module
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
 DOUBLE = torch.float64
@@ -89,7 +88,7 @@ def test_many_images_are_processed_in_batches(monkeypatch: pytest.MonkeyPatch) -
     model = Cnn((12, 12), 3, (4,), has_norm=True)
     params, images = draw_params(model), draw_images(7, 144)
     wanted = model.apply(params, images)
-    monkeypatch.setattr(cnn_module, "IMAGES_AT_ONCE", 3)
+    monkeypatch.setattr("mpfedcl.models.base.IMAGES_AT_ONCE", 3)
     with torch.no_grad():
         for ours, theirs in zip(model.apply(params, images), wanted, strict=True):
             assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)

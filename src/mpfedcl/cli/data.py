@@ -26,8 +26,7 @@ from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.folders import is_available
 from mpfedcl.data.loading import write_feature_files
 from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_source
-from mpfedcl.data.public.originals import is_prepared
-from mpfedcl.data.public.prepare import Preparation, prepare_set
+from mpfedcl.data.public.prepare import Preparation, is_prepared, prepare_set
 from mpfedcl.data.public.sources import PublicFile, fetch_plan
 from mpfedcl.data.samples import ImageFormat, SampleIndex
 from mpfedcl.data.sources import open_data_set

@@ -1,5 +1,6 @@
 """Errors that end a command with a one-line message."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -44,6 +45,9 @@ def explain_faults(shown: object, wanted: str) -> Iterator[None]:
         raise InvalidInput(f"{shown} does not fit into memory; it must be smaller.") from None
     # Decoders raise anything from zlib.error to NotImplementedError.
     except Exception as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            # A full disk is no fault of the file.
+            raise
         reason = explain(error)
         if "pickle" in reason.lower():
             reason = "it holds pickled Python objects, and pickles are never read"

@@ -42,9 +42,11 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 @contextlib.contextmanager
 def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file for writing; it replaces `path` when it is complete."""
-    beside, handle = _create_beside(path)
+    # A random name, and no link that somebody prepared under it.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(os.open(beside, flags, 0o666), "wb") as file:
             yield file
             file.flush()
             if durable:
@@ -58,17 +60,6 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         raise
     if durable:
         sync_folder(path.parent)
-
-
-def _create_beside(path: Path) -> tuple[Path, int]:
-    """Create a file next to another, under a random name that cannot be a prepared link."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return beside, os.open(beside, flags, 0o666)
-    except OSError as error:
-        error.filename = str(path)
-        raise
 
 
 def remove_leftovers(folder: Path) -> None:

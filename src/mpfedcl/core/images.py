@@ -7,19 +7,8 @@ from PIL import Image
 Images = NDArray[numpy.uint8]
 """Gray [images, height, width] or RGB [images, height, width, 3]."""
 
-SIZE_WHERE_SIZES_DIFFER = 28
-
 Size = tuple[int, int]
 """Height and width."""
-
-
-def choose_size(sizes: set[Size], image_size: int | None) -> Size:
-    """Return the common size: the one asked for, else the one all have, else 28 x 28."""
-    if image_size is not None:
-        return image_size, image_size
-    if len(sizes) == 1:
-        return next(iter(sizes))
-    return SIZE_WHERE_SIZES_DIFFER, SIZE_WHERE_SIZES_DIFFER
 
 
 def resize_image(image: Image.Image, size: Size) -> Image.Image:

@@ -40,29 +40,18 @@ class ByClient(Mapping[str, Value]):
         return {name: place for place, name in enumerate(self.names)}
 
 
-class _SamplesInOrder:
-    """The samples of all clients, one client after the other."""
-
-    names: tuple[str, ...]
-    sizes: Indices
-
-    @property
-    def owners(self) -> Indices:
-        """The place of each sample's client among the names."""
-        return numpy.repeat(numpy.arange(len(self.names)), self.sizes)
-
-    def _count_labels(self, labels: Indices, num_classes: int) -> Indices:
-        cells = self.owners * num_classes + labels
-        counts: Indices = numpy.bincount(cells, minlength=len(self.names) * num_classes)
-        return counts.reshape(-1, num_classes)
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        ends: list[int] = numpy.concatenate([[0], numpy.cumsum(self.sizes)]).tolist()
-        return ends
+def _list_owners(sizes: Indices) -> Indices:
+    """Return the place of each sample's client, given samples one client after the other."""
+    return numpy.repeat(numpy.arange(len(sizes)), sizes)
 
 
-class SubsetsByClient(_SamplesInOrder, ByClient[Subset]):
+def _count_labels(labels: Indices, sizes: Indices, num_classes: int) -> Indices:
+    cells = _list_owners(sizes) * num_classes + labels
+    counts: Indices = numpy.bincount(cells, minlength=len(sizes) * num_classes)
+    return counts.reshape(-1, num_classes)
+
+
+class SubsetsByClient(ByClient[Subset]):
     """The samples of each client, those of all one after the other.
 
     Args:
@@ -72,7 +61,9 @@ class SubsetsByClient(_SamplesInOrder, ByClient[Subset]):
     """
 
     def __init__(self, names: Sequence[str], everything: Subset, sizes: Indices) -> None:
-        super().__init__(names, self._cut_out)
+        ends = numpy.cumsum(sizes)
+        begins = ends - sizes
+        super().__init__(names, lambda n: everything.select(slice(begins[n], ends[n])))
         self.everything = everything
         self.sizes = sizes
 
@@ -86,15 +77,12 @@ class SubsetsByClient(_SamplesInOrder, ByClient[Subset]):
 
     def keep(self, chosen: NDArray[numpy.bool_]) -> "SubsetsByClient":
         """Return the chosen samples; each client keeps its own."""
-        kept = numpy.bincount(self.owners[chosen], minlength=len(self.names))
+        kept = numpy.bincount(_list_owners(self.sizes)[chosen], minlength=len(self.names))
         return SubsetsByClient(self.names, self.everything.select(chosen), kept)
 
     def count_labels(self, num_classes: int) -> Indices:
         """Count the samples [clients, classes]."""
-        return self._count_labels(self.everything.labels, num_classes)
-
-    def _cut_out(self, place: int) -> Subset:
-        return self.everything.select(slice(self._ends[place], self._ends[place + 1]))
+        return _count_labels(self.everything.labels, self.sizes, num_classes)
 
 
 _NUMBERS_AT_ONCE = 2**22
@@ -115,7 +103,7 @@ class ClientData:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientTable(_SamplesInOrder, Sequence[ClientData]):
+class ClientTable(Sequence[ClientData]):
     """The clients in order of name, each made when it is asked for."""
 
     names: tuple[str, ...]
@@ -159,12 +147,9 @@ class ClientTable(_SamplesInOrder, Sequence[ClientData]):
         if isinstance(place, slice):
             return tuple(self[each] for each in range(*place.indices(len(self))))
         place = range(len(self))[place]
-        begin, end = self._ends[place], self._ends[place + 1]
+        own = slice(self._ends[place] - int(self.sizes[place]), self._ends[place])
         test = _cut(self.tests, self.test_begins, self.test_sizes, place)
-        return ClientData(self.names[place], self.inputs[begin:end], self.labels[begin:end], test)
-
-    def __iter__(self) -> Iterator[ClientData]:
-        return (self[place] for place in range(len(self)))
+        return ClientData(self.names[place], self.inputs[own], self.labels[own], test)
 
     def find(self, name: str) -> ClientData:
         """Return a client by name."""
@@ -199,14 +184,14 @@ class ClientTable(_SamplesInOrder, Sequence[ClientData]):
 
     def count_labels(self, num_classes: int) -> Indices:
         """Count the training samples [clients, classes]."""
-        return self._count_labels(self.labels.cpu().numpy(), num_classes)
+        return _count_labels(self.labels.cpu().numpy(), self.sizes, num_classes)
 
     def input_means(self) -> list[float]:
         """Return the mean of each client's inputs; NaN for clients without samples."""
         width = max(1, self.inputs[:1].numel())
         pieces = torch.split(self.inputs.flatten(1), max(1, _NUMBERS_AT_ONCE // width))
         sums = torch.cat([piece.sum(dim=1, dtype=torch.float64) for piece in pieces])
-        totals = numpy.bincount(self.owners, sums.cpu().numpy(), len(self))
+        totals = numpy.bincount(_list_owners(self.sizes), sums.cpu().numpy(), len(self))
         with numpy.errstate(invalid="ignore"):
             means: list[float] = (totals / (self.sizes * width)).tolist()
         return means
@@ -229,6 +214,11 @@ class ClientTable(_SamplesInOrder, Sequence[ClientData]):
 
         places = numpy.arange(len(self))
         return numpy.where(add_up(numpy.ones_like(places)) == 1, add_up(places), -1)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        ends: list[int] = numpy.cumsum(self.sizes).tolist()
+        return ends
 
     @cached_property
     def _places(self) -> dict[str, int]:

@@ -176,7 +176,7 @@ def _split_pool(sample_index: SampleIndex, experiment: Experiment) -> ClientSpli
         pool, public = _take_public(pool, experiment)
         test = Subset.join([test for _, test in splits])
         training = _assign_images(pool, experiment, test_fraction=None)
-        return _share_test(training, test, public)
+        return share_test(training, test, public)
     # Matched: a client is tested on some of its own images, not on an official test set.
     pool = _draw_pool([each.train for each in sample_index.domains], sample_index.name, experiment)
     pool, public = _take_public(pool, experiment)
@@ -280,12 +280,15 @@ def _join_tests(
 ) -> ClientSplit:
     """Test on the union of the clients' test images, or each client on its own."""
     if experiment.partition.test == "shared":
-        return _share_test(training, tests.everything, public)
+        return share_test(training, tests.everything, public)
     begins = numpy.cumsum(tests.sizes) - tests.sizes
     return ClientSplit(training, tests.everything, begins, tests.sizes, public)
 
 
-def _share_test(training: SubsetsByClient, test: Subset, public: Subset | None) -> ClientSplit:
+def share_test(
+    training: SubsetsByClient, test: Subset, public: Subset | None = None
+) -> ClientSplit:
+    """Return a split in which every client is tested on all of the global test set."""
     begins = numpy.zeros_like(training.sizes)
     sizes = numpy.full_like(training.sizes, len(test.labels))
     return ClientSplit(training, test, begins, sizes, public)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy
 from PIL import ExifTags, Image, ImageOps
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.images import Images, Size, resize_image
 from mpfedcl.core.progress import WaitingBar
@@ -71,7 +71,7 @@ class ImageFileStore:
 
 
 def read_image_files(paths: Sequence[Path], image_size: int | None) -> Images:
-    """Decode files into one array: RGB if any is, in the size that `choose_size` picks."""
+    """Decode files into one array: RGB if any is, in one size."""
     store = ImageFileStore(paths)
     wanted = choose_format(store.inspect(), image_size)
     return store.load(numpy.arange(len(paths)), wanted)
@@ -129,8 +129,7 @@ def _map_files(work: Callable[[Path], _Result], paths: Sequence[Path], title: st
 
 
 def _explain(error: Exception, path: Path) -> str:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(reason.replace(repr(str(path)), "").split()).rstrip(".")
+    return explain(error).replace(repr(str(path)), "").rstrip()
 
 
 def _name_faults(faults: list[str]) -> str:

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.data.client_data import ClientData, ClientTable, FederatedData
+from mpfedcl.data.client_data import ClientTable, FederatedData, SubsetsByClient
 from mpfedcl.data.client_split import (
+    ClientSplit,
+    share_test,
     split_among_clients,
     split_own_samples,
 )
@@ -23,7 +26,6 @@ from mpfedcl.data.samples import (
     SampleFormat,
     SampleIndex,
     Samples,
-    Subset,
     choose_format,
 )
 from mpfedcl.data.sources import open_data_set
@@ -135,7 +137,7 @@ def byte_input_maker(encoder: Encoder) -> InputMaker:
             images = sample_index.store.load(rows, wanted)
             return torch.from_numpy(encoder.preprocessing.to_input_bytes(images))
 
-        kind = f"bytes {encoder.preprocessing.to_json()}"
+        kind = f"bytes {asdict(encoder.preprocessing)}"
         return _keep_inputs(kind, sample_index, rows, "uint8", wanted.shape, load)
 
     return make
@@ -155,22 +157,9 @@ def load_own_samples(
             f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to "
             "train on; there must be more of a class, or the test fraction must be smaller."
         )
-    everything = Subset.join([train, test])
-    inputs = (make_inputs or make_plain_inputs)(sample_index, everything.rows, experiment)
-    inputs = inputs.flatten(start_dim=1)
-    labels, count = torch.from_numpy(everything.labels), len(train.labels)
-    own = torch.arange(len(test.labels))
-    client = ClientData(name, inputs[:count], labels[:count], own)
-    return FederatedData(
-        sample_index.name,
-        sample_index.class_names,
-        (client,),
-        inputs[count:],
-        labels[count:],
-        {},
-        sample_index.vector_width is not None,
-        sample_index.notices,
-    )
+    split = share_test(SubsetsByClient.join({name: train}), test)
+    data, _ = _load_split(sample_index, split, experiment, make_inputs)
+    return data
 
 
 def load_federated_data(
@@ -181,49 +170,57 @@ def load_federated_data(
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
+    data, shape = _load_split(sample_index, split, experiment, make_inputs)
+    data.partition.update(split.describe(sample_index.class_names))
+    # Flat pixels do not show the shape of the images.
+    data.partition["input_shape"] = shape
+    data.partition["input_means"] = dict(zip(data.names, data.table.input_means(), strict=True))
+    if columns := find_columns(sample_index):
+        data.partition["columns"] = columns.to_json()
+    found, asked = split.public, experiment.public.size or 0
+    if found is None or len(found.labels) >= asked:
+        return data
+    notice = (
+        f"public.size is {asked:,}; {len(found.labels):,} training images are held out, a tenth of "
+        "them."
+    )
+    return replace(data, notices=(*data.notices, notice))
+
+
+def _load_split(
+    sample_index: SampleIndex,
+    split: ClientSplit,
+    experiment: Experiment,
+    make_inputs: InputMaker | None,
+) -> tuple[FederatedData, list[int]]:
+    """Open the samples of all clients; return their data, and the shape of an input."""
     # In the clients' order, so that each client's samples are a view of this tensor.
     inputs = (make_inputs or make_plain_inputs)(sample_index, split.all_rows, experiment)
-    # Recorded, because flat pixels do not show the shape of the images.
     shape, inputs = list(inputs.shape[1:]), inputs.flatten(start_dim=1)
-    num_train, num_test = len(split.training.everything.labels), len(split.test.labels)
-    num_public = len(inputs) - num_train - num_test
-    trained, held_out, tested = torch.split(inputs, [num_train, num_public, num_test])
+    labels, test_labels = split.training.everything.labels, split.test.labels
+    num_public = len(inputs) - len(labels) - len(test_labels)
+    trained, held_out, tested = torch.split(inputs, [len(labels), num_public, len(test_labels)])
     table = ClientTable(
         split.training.names,
         trained,
-        torch.from_numpy(split.training.everything.labels),
+        torch.from_numpy(labels),
         split.training.sizes,
-        torch.arange(num_test),
+        torch.arange(len(test_labels)),
         split.test_begins,
         split.test_sizes,
     )
-    partition = {
-        **split.describe(sample_index.class_names),
-        "input_shape": shape,
-        "input_means": dict(zip(table.names, table.input_means(), strict=True)),
-    }
-    if columns := find_columns(sample_index):
-        partition["columns"] = columns.to_json()
-    public, notices = None, sample_index.notices
-    if split.public is not None:
-        public = held_out, torch.from_numpy(split.public.labels)
-        asked = experiment.public.size or 0
-        if num_public < asked:
-            notices += (
-                f"public.size is {asked:,}; {num_public:,} training images are held out, a tenth "
-                "of them.",
-            )
-    return FederatedData(
+    data = FederatedData(
         sample_index.name,
         sample_index.class_names,
         table,
         tested,
-        torch.from_numpy(split.test.labels),
-        partition,
+        torch.from_numpy(test_labels),
+        {},
         sample_index.vector_width is not None,
-        notices,
-        public,
+        sample_index.notices,
+        None if split.public is None else (held_out, torch.from_numpy(split.public.labels)),
     )
+    return data, shape
 
 
 Loader = Callable[[Experiment, InputMaker | None], FederatedData]

@@ -20,10 +20,12 @@ from mpfedcl.core.errors import InvalidInput, explain_faults
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.images import resize_images
 from mpfedcl.data.samples import (
+    DomainIndex,
     ImageFormat,
     Indices,
     SampleFormat,
     Samples,
+    Subset,
     VectorFormat,
     describe_samples,
     digest_rows,
@@ -61,9 +63,9 @@ class ArchiveStore:
         return f"{self.path}: {self.key}"
 
     @property
-    def content(self) -> str:
-        """The kind of the samples in words."""
-        return describe_samples(self.vector_width)
+    def noun(self) -> str:
+        """The word for the samples."""
+        return "images" if self.vector_width is None else "vectors"
 
     def sign(self, rows: Indices) -> str:
         """Sign the file, the array and the places in it."""
@@ -86,24 +88,20 @@ class ArchiveStore:
         return resize_images(samples, wanted.size, wanted.is_color)
 
 
-@dataclass(frozen=True)
-class DomainArchive:
-    """The archive of one domain: labels and owners are read, samples are not."""
+def open_archive(
+    path: Path, num_classes: int | None, name: str = "", first_row: int = 0
+) -> tuple[list[ArchiveStore], list[DomainIndex], tuple[str, ...]]:
+    """Read the labels and owners of an archive, and check everything except the samples.
 
-    stores: list[ArchiveStore]
-    """The training samples and, if there is a test set, the test samples."""
-    labels: list[Indices]
-    """The labels of each of the stores."""
-    class_names: tuple[str, ...]
-    """The class names in order; empty if the file has only numeric labels."""
-    clients: tuple[str, ...]
-    """The clients in order of name if the file holds several, else empty."""
-    owners: list[Indices]
-    """The index of each sample's client, for each of the stores."""
+    Returns the stores of the training samples and, if there is a test set, of the test samples; a
+    domain for each client in order of name, or one; and the class names, if the file has them.
 
-
-def open_archive(path: Path, num_classes: int | None) -> DomainArchive:
-    """Read the labels of an archive and check everything except the samples."""
+    Args:
+        path: The file.
+        num_classes: The number of classes of the set, if it is known.
+        name: The domain's name if the file names no clients.
+        first_row: The number of the file's first sample in the set.
+    """
     with _open_archive(path) as archive:
         found = _list_keys(archive)
         _check_keys(found, path)
@@ -116,14 +114,23 @@ def open_archive(path: Path, num_classes: int | None) -> DomainArchive:
         if len(stores) == 2 and len(stores[1]) == len(labels[1]) == 0:
             del stores[1], labels[1]
         if not len(stores[0]):
-            noun = "images" if stores[0].vector_width is None else "vectors"
-            raise InvalidInput(f"{stores[0]} has 0 {noun}; it must have at least 1.")
+            raise InvalidInput(f"{stores[0]} has 0 {stores[0].noun}; it must have at least 1.")
+        subsets = []
         for store, own in zip(stores, labels, strict=True):
-            _check_shape(store)
-            _check_lengths(store, own)
+            if len(store) != len(own):
+                raise InvalidInput(
+                    f"{store} has {len(store):,} {store.noun} and {store.key.replace('x_', 'y_')} "
+                    f"{len(own):,} labels; they must be equally many."
+                )
             refuse_mixture(store, stores[0])
-        clients, owners = _read_owners(archive, found, stores)
-    return DomainArchive(stores, labels, names, clients, owners)
+            subsets.append(Subset(numpy.arange(first_row, first_row + len(store)), own))
+            first_row += len(store)
+        domains = [DomainIndex(name, *subsets)]
+        if found.intersection(("clients_train", "clients_test")):
+            clients, owners = _read_owners(archive, found, stores)
+            split = [s.split(own, len(clients)) for s, own in zip(subsets, owners, strict=True)]
+            domains = [DomainIndex(*each) for each in zip(clients, *split, strict=True)]
+    return stores, domains, names
 
 
 def open_unlabeled_samples(path: Path) -> ArchiveStore:
@@ -134,17 +141,16 @@ def open_unlabeled_samples(path: Path) -> ArchiveStore:
         if key is None:
             listed = ", ".join(sorted(found)) or "nothing"
             raise InvalidInput(f"{path} has {listed}; it must have x_test, x or x_train.")
-        store = _open_store(archive, key, path)
-    _check_shape(store)
-    return store
+        return _open_store(archive, key, path)
 
 
 def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:
     """Reject samples that cannot be used together."""
     if store.vector_width != other.vector_width:
         raise InvalidInput(
-            f"{store} has {store.content}, and {other} has {other.content}; a set must have only "
-            "images, or only vectors of one width."
+            f"{store} has {describe_samples(store.vector_width)}, and {other} has "
+            f"{describe_samples(other.vector_width)}; a set must have only images, or only vectors "
+            "of one width."
         )
 
 
@@ -156,21 +162,17 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 f"{path} is a single array; it must be an npz archive (numpy.savez)."
             )
         with zipfile.ZipFile(file) as archive:
-            _check_members(archive, path)
+            for member in archive.infolist():
+                if member.compress_type not in _PACKINGS:
+                    # Others may claim gigabytes of memory before they give a byte.
+                    raise InvalidInput(
+                        f"{path}: {member.filename[:80]!r} is packed in an unusual way; it must be "
+                        "stored or deflated (numpy.savez or numpy.savez_compressed)."
+                    )
+            # zipfile unpacks no more than is declared.
+            unpacked = sum(member.file_size for member in archive.infolist())
+            reject_bomb(path, unpacked, _BYTES_NEVER_REJECTED)
             yield archive
-
-
-def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
-    """Reject an archive that would fill the memory; zipfile unpacks no more than is declared."""
-    for member in archive.infolist():
-        if member.compress_type not in _PACKINGS:
-            # Others may claim gigabytes of memory before they give a byte.
-            raise InvalidInput(
-                f"{path}: {member.filename[:80]!r} is packed in an unusual way; it must be stored "
-                "or deflated (numpy.savez or numpy.savez_compressed)."
-            )
-    unpacked = sum(member.file_size for member in archive.infolist())
-    reject_bomb(path, unpacked, _BYTES_NEVER_REJECTED)
 
 
 def _list_keys(archive: zipfile.ZipFile) -> set[str]:
@@ -178,22 +180,31 @@ def _list_keys(archive: zipfile.ZipFile) -> set[str]:
 
 
 def _open_store(archive: zipfile.ZipFile, key: str, path: Path) -> ArchiveStore:
-    """Read the header of an array of samples: its shape, once its type is seen to be right.
-
-    An empty list may be of any type: numpy writes one as float.
-    """
+    """Read the header of an array of samples, and check its type and shape."""
     with explain_faults(f"{path}: {key}", _PLAIN_ARCHIVE), archive.open(f"{key}.npy") as member:
         shape, _, dtype = read_array_header(member)
     width = shape[1] if is_array_of_vectors(shape, dtype) else None
-    if not shape or (width is None and dtype != numpy.uint8 and shape[0]):
-        about, types = f"{path}: {key} has dtype {dtype}", " or ".join(VECTOR_TYPES)
+    store, about = ArchiveStore(path, key, shape, width), f"{path}: {key} has"
+    if shape and not shape[0]:
+        # An empty list may be of any type: numpy writes one as float.
+        return store
+    if width is None and (dtype != numpy.uint8 or not shape):
         if len(shape) > 2:
-            raise InvalidInput(f"{about}; it must be uint8 (0 to 255).")
+            raise InvalidInput(f"{about} dtype {dtype}; it must be uint8 (0 to 255).")
         raise InvalidInput(
-            f"{about} and shape {shape}; it must be vectors, {types} [vectors, numbers], or "
-            "images, uint8 [images, height, width] or [images, height, width, 3]."
+            f"{about} dtype {dtype} and shape {shape}; it must be vectors, "
+            f"{' or '.join(VECTOR_TYPES)} [vectors, numbers], or images, uint8 "
+            "[images, height, width] or [images, height, width, 3]."
         )
-    return ArchiveStore(path, key, shape, width)
+    if width == 0:
+        raise InvalidInput(f"{about} shape {shape}; vectors must have at least 1 number.")
+    is_image = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+    if width is None and (not is_image or 0 in shape):
+        raise InvalidInput(
+            f"{about} shape {shape}; it must be [images, height, width] or "
+            "[images, height, width, channels] with 1 or 3 channels."
+        )
+    return store
 
 
 def _read_rows(archive: zipfile.ZipFile, store: ArchiveStore, rows: Indices, dtype: str) -> Samples:
@@ -260,10 +271,8 @@ def _read_class_names(archive: zipfile.ZipFile, path: Path) -> tuple[str, ...]:
 
 def _read_owners(
     archive: zipfile.ZipFile, found: set[str], stores: Sequence[ArchiveStore]
-) -> tuple[tuple[str, ...], list[Indices]]:
-    """Return the clients and the index of each sample's client; nothing if none are named."""
-    if not found.intersection(("clients_train", "clients_test")):
-        return (), []
+) -> tuple[list[str], list[Indices]]:
+    """Return the clients in order of name, and the index of each sample's client."""
     texts = []
     for store in stores:
         key = store.key.replace("x_", "clients_")
@@ -282,23 +291,11 @@ def _read_owners(
             f"{stores[0].path}: clients_test has {str(strange[0])!r}, which has no sample in "
             "x_train; each client must have a sample to train on."
         )
-    return tuple(str(name) for name in names), [numpy.searchsorted(names, each) for each in texts]
+    return [str(name) for name in names], [numpy.searchsorted(names, each) for each in texts]
 
 
 def _is_color(shape: tuple[int, ...]) -> bool:
     return len(shape) == 4 and shape[3] == 3
-
-
-def _check_shape(store: ArchiveStore) -> None:
-    shape, about = store.shape, f"{store} has shape {store.shape}"
-    if store.vector_width == 0:
-        raise InvalidInput(f"{about}; vectors must have at least 1 number.")
-    is_gray = len(shape) == 3 or (len(shape) == 4 and shape[3] == 1)
-    if store.vector_width is None and (not (is_gray or _is_color(shape)) or 0 in shape[1:]):
-        raise InvalidInput(
-            f"{about}; it must be [images, height, width] or "
-            "[images, height, width, channels] with 1 or 3 channels."
-        )
 
 
 def _read_labels(
@@ -315,13 +312,3 @@ def _read_labels(
             raise InvalidInput(f"{about} has the label {label}; labels must be 0 to {largest:,}.")
     checked: Indices = labels.astype(numpy.int64)
     return checked
-
-
-def _check_lengths(store: ArchiveStore, labels: Indices) -> None:
-    if len(store) != len(labels):
-        noun = "images" if store.vector_width is None else "vectors"
-        own = store.key.replace("x_", "y_")
-        raise InvalidInput(
-            f"{store} has {len(store):,} {noun} and {own} {len(labels):,} labels; they must be "
-            "equally many."
-        )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.images import Size, choose_size, resize_images
+from mpfedcl.core.images import Size, resize_images
 from mpfedcl.experiment.data_folder import VECTOR_TYPES
 
 Indices = NDArray[numpy.int64]
@@ -175,6 +175,7 @@ class VectorFormat:
 
 
 SampleFormat = ImageFormat | VectorFormat
+_SIZE_IF_SIZES_DIFFER = 28
 
 
 def describe_samples(vector_width: int | None) -> str:
@@ -187,11 +188,16 @@ def describe_samples(vector_width: int | None) -> str:
 def choose_format(
     formats: AbstractSet[SampleFormat], image_size: int | None, dtype: str = "float32"
 ) -> SampleFormat:
-    """Return one format for samples of several: see `choose_size`; RGB if any image has color."""
+    """Return one format for samples of several; RGB if any image has color.
+
+    Images get the size asked for, else the one that all have, else 28 x 28.
+    """
     vectors = [each for each in formats if isinstance(each, VectorFormat)]
     images = [each for each in formats if isinstance(each, ImageFormat)]
     if not vectors:
-        size = choose_size({each.size for each in images}, image_size)
+        sizes = {each.size for each in images}
+        side = image_size or _SIZE_IF_SIZES_DIFFER
+        size = sizes.pop() if image_size is None and len(sizes) == 1 else (side, side)
         return ImageFormat(*size, any(each.is_color for each in images))
     if image_size is not None:
         raise InvalidInput(

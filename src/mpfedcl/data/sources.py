@@ -22,6 +22,7 @@ from mpfedcl.data.samples import (
     JoinedSampleStore,
     SampleIndex,
     Subset,
+    describe_samples,
 )
 from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import TableColumns, open_own_tables, open_tables
@@ -90,50 +91,36 @@ def index_archives(
 ) -> SampleIndex:
     """List domains kept as archives; the store has each domain's training part, then its test."""
     num_classes = len(spec.class_names) or num_classes
-    archives = {name: open_archive(path, num_classes) for name, path in paths.items()}
-    opened = list(archives.values())
-    first = opened[0].stores[0]
-    if first.vector_width is not None and dataset.name != "folder":
-        raise InvalidInput(
-            f"{first} has {first.content}; {dataset.name} must have images, uint8 (0 to 255)."
-        )
     domains: list[DomainIndex] = []
     stores: list[ArchiveStore] = []
-    begin = 0
-    for name, archive in archives.items():
-        refuse_mixture(archive.stores[0], first)
-        subsets: list[Subset] = []
-        for store, labels in zip(archive.stores, archive.labels, strict=True):
-            subsets.append(Subset(numpy.arange(begin, begin + len(store)), labels))
-            begin += len(store)
-        stores += archive.stores
-        if not archive.clients:
-            domains.append(DomainIndex(name, *subsets))
-            continue
-        for client in archive.clients:
-            check_domain_name(client, paths[name])
-        parts = [
-            subset.split(owners, len(archive.clients))
-            for subset, owners in zip(subsets, archive.owners, strict=True)
-        ]
-        domains += [DomainIndex(*each) for each in zip(archive.clients, *parts, strict=True)]
-    names = [domain.name for domain in domains]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(
-            f"{first.path.parent} has the domain or client {twice!r} twice; each must be in one "
-            "file."
-        )
-    own_names = opened[0].class_names
-    for path, archive in zip(paths.values(), opened, strict=True):
-        if archive.class_names != own_names:
-            listed = [
-                enumerate_names(each) or "no names" for each in (own_names, archive.class_names)
-            ]
+    own_names: tuple[str, ...] = ()
+    for name, path in paths.items():
+        found, clients, names = open_archive(path, num_classes, name, sum(map(len, stores)))
+        own_names = own_names if stores else names
+        stores += found
+        domains += clients
+        first = stores[0]
+        if first.vector_width is not None and dataset.name != "folder":
+            raise InvalidInput(
+                f"{first} has {describe_samples(first.vector_width)}; {dataset.name} must have "
+                "images, uint8 (0 to 255)."
+            )
+        refuse_mixture(found[0], first)
+        if names != own_names:
+            listed = [enumerate_names(each) or "no names" for each in (own_names, names)]
             raise InvalidInput(
                 f"{first.path} has the classes {listed[0]}, and {path} {listed[1]}; all files of a "
                 "set must name the same classes in the same order."
             )
+    taken: set[str] = set()
+    for domain in domains:
+        check_domain_name(domain.name, first.path.parent)
+        if domain.name in taken:
+            raise InvalidInput(
+                f"{first.path.parent} has the domain or client {domain.name!r} twice; each must be "
+                "in one file."
+            )
+        taken.add(domain.name)
     if spec.class_names and own_names and own_names != spec.class_names:
         raise InvalidInput(
             f"{first.path} has the classes {enumerate_names(own_names)}; those of {spec.name} must "
@@ -202,31 +189,25 @@ def index_folders(
             )
         class_names = spec.class_names
     paths: list[Path] = []
-    labels: list[int] = []
-    sizes: list[int] = []
-    empty: list[Path] = []
+    empty: list[str] = []
+    domains: list[DomainIndex] = []
     for name in chosen:
-        before = len(paths)
+        labels: list[int] = []
         for entry in classes[name]:
             files = [path for path in list_visible_entries(entry) if is_image_file(path)]
             paths += files
             labels += [class_names.index(entry.name)] * len(files)
             if not files:
-                empty.append(entry)
-        sizes.append(len(paths) - before)
+                empty.append(str(entry))
+        rows = numpy.arange(len(paths) - len(labels), len(paths))
+        domains.append(DomainIndex(name, Subset(rows, numpy.array(labels, dtype=numpy.int64))))
     if empty:
         raise InvalidInput(
-            f"{enumerate_names([str(entry) for entry in empty])} "
+            f"{enumerate_names(empty)} "
             f"{'has' if len(empty) == 1 else 'have'} no images; a class folder must hold at least "
             f"one file {', '.join(f'*{extension}' for extension in EXTENSIONS)}, or be removed."
         )
-    ends = numpy.cumsum(sizes)[:-1]
-    everything = Subset(numpy.arange(len(paths)), numpy.asarray(labels, dtype=numpy.int64))
-    domains = tuple(
-        DomainIndex(name, everything.select(rows))
-        for name, rows in zip(chosen, numpy.split(everything.rows, ends), strict=True)
-    )
-    return SampleIndex(dataset.name, class_names, domains, ImageFileStore(paths))
+    return SampleIndex(dataset.name, class_names, tuple(domains), ImageFileStore(paths))
 
 
 def _name_classes(domains: list[DomainIndex]) -> tuple[str, ...]:

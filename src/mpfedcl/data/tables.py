@@ -6,7 +6,6 @@ the rows of another.
 """
 
 import contextlib
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +42,7 @@ from mpfedcl.data.table_files import (
     read_table,
     refuse_unknown_columns,
 )
+from mpfedcl.experiment.names import did_you_mean
 from mpfedcl.experiment.settings import DatasetSettings
 
 if TYPE_CHECKING:
@@ -65,8 +65,6 @@ class NumericColumn(FileContent):
 
     def transform(self, column: "polars.Series") -> Numbers:
         """Return [rows, 1]."""
-        if not column.dtype.is_numeric():
-            raise InvalidInput(f"column {self.name!r} holds text; it must hold numbers.")
         if not self.deviation:
             return numpy.zeros((len(column), 1))
         # Overflows are rejected by the caller.
@@ -89,8 +87,6 @@ class TextColumn(FileContent):
 
     def transform(self, column: "polars.Series") -> Numbers:
         """Return [rows, categories]."""
-        if column.dtype.is_numeric():
-            raise InvalidInput(f"column {self.name!r} holds numbers; it must hold text.")
         places = {word: place for place, word in enumerate(self.categories)}
         # The last row of this table has no 1.
         table = numpy.eye(self.width + 1, self.width)
@@ -116,9 +112,6 @@ class TableColumns(FileContent):
 
     def transform(self, frame: "polars.DataFrame") -> Numbers:
         """Return the rows of converted columns as vectors [rows, width]."""
-        for column in self.columns:
-            if column.name not in frame.columns:
-                raise InvalidInput(f"the table lacks the column {column.name!r}.")
         parts = [column.transform(frame[column.name]) for column in self.columns]
         return numpy.concatenate(parts, axis=1)
 
@@ -156,9 +149,6 @@ def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> Nume
 
 _MOST_VALUES = 1000
 """Different values of a label or text column; more indicate a measurement, a name or free text."""
-
-_MISSING = {False: "the column's mean", True: "none of the column's words"}
-"""The replacement of missing values, for numeric and for text columns."""
 
 
 @dataclass(frozen=True)
@@ -300,12 +290,10 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
 def _check_column(setting: str, name: str, columns: Sequence[str], path: Path) -> None:
     """Reject a setting that names no column."""
     if name not in columns:
-        close = difflib.get_close_matches(name, columns, 1)
-        meant = (
-            f"did you mean {close[0]!r}?" if close else enumerate_names(columns, MOST_NAMES_LISTED)
-        )
+        listed = f" ({enumerate_names(columns, MOST_NAMES_LISTED)})"
         raise InvalidInput(
-            f"dataset.{setting} is {name!r}; it must be a column of {path} ({meant})."
+            f"dataset.{setting} is {name!r}; it must be a column of {path}"
+            f"{did_you_mean(name, columns) or listed}."
         )
 
 
@@ -327,11 +315,10 @@ def _index(
     has_label = labels >= 0
     site_names, sites = _number_sites(everything, frames, client)
     labels, sites = labels[has_label], sites[has_label]
-    everyones = Subset(numpy.arange(len(labels)), labels)
-    parts = zip(site_names, everyones.split(sites, len(site_names)), strict=True)
-    domains = tuple(
-        DomainIndex(name, part) for name, part in sorted(parts, key=lambda each: each[0])
-    )
+    parts = Subset(numpy.arange(len(labels)), labels).split(sites, len(site_names))
+    domains = [
+        DomainIndex(name, part) for name, part in sorted(zip(site_names, parts, strict=True))
+    ]
     for domain in domains:
         check_domain_name(domain.name, root)
     raw = everything.filter(has_label.tolist()).select(list(kinds))
@@ -421,20 +408,13 @@ def _refuse_free_text(raw: "polars.DataFrame", root: Path) -> None:
 
 def _describe_gaps(raw: "polars.DataFrame", rows_dropped: int, root: Path) -> tuple[str, ...]:
     """Describe the missing values and their replacement in one line."""
-    gaps = {name: count for name in raw.columns if (count := raw[name].null_count())}
-    has_text = {not raw[name].dtype.is_numeric() for name in gaps}
+    gaps = [count for name in raw.columns if (count := raw[name].null_count())]
     told = []
     if gaps:
-        becomes = " or, of text, ".join(_MISSING[each] for each in sorted(has_text))
         told.append(
-            f"{_count(sum(gaps.values()), 'value is', 'values are')} missing in "
-            f"{_count(len(gaps), 'column', 'columns')}; they count as {becomes}."
+            f"missing values: {sum(gaps):,}, in {len(gaps):,} of {raw.width:,} columns; a number "
+            "counts as the column's mean, a word as none of its words."
         )
     if rows_dropped:
-        left = "has no label and is" if rows_dropped == 1 else "have no label and are"
-        told.append(f"{_count(rows_dropped, 'row', 'rows')} {left} left out.")
+        told.append(f"rows without a label, left out: {rows_dropped:,}.")
     return (f"{root.name}: {' '.join(told)}",) if told else ()
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

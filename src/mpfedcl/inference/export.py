@@ -202,7 +202,7 @@ class _Export:
             return {**described, "scaling": "none: bytes 0 to 255, the rest is inside"}
         described |= {"shape": ["batch", encoder.feature_size], **image}
         described |= {"encoder": encoder.name, "encoder_fingerprint": encoder.fingerprint}
-        return {**described, "scaling": encoder.preprocessing.to_json()}
+        return {**described, "scaling": asdict(encoder.preprocessing)}
 
     @property
     def _from_features(self) -> bool:

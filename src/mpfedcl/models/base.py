@@ -1,5 +1,6 @@
 """The interface of models."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -29,3 +30,16 @@ class Model(Protocol):
         """Return whether parameters fit this model, by names and shapes."""
         like = self.init(torch.Generator(), torch.float32)
         return {n: v.shape for n, v in params.items()} == {n: v.shape for n, v in like.items()}
+
+
+IMAGES_AT_ONCE = 256
+"""Batch size without gradients: the activations of a whole test set would not fit into memory."""
+
+
+def apply_in_pieces(apply: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Apply a function of images to many, some at a time unless a gradient needs all."""
+    # An exported program must not branch on the batch size.
+    is_whole = torch.compiler.is_exporting() or torch.is_grad_enabled()
+    if is_whole or len(inputs) <= IMAGES_AT_ONCE:
+        return apply(inputs)
+    return torch.cat([apply(part) for part in torch.split(inputs, IMAGES_AT_ONCE)])

@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d, max_pool2d, relu
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.models.base import Model
+from mpfedcl.models.base import Model, apply_in_pieces
 from mpfedcl.models.mlp import Mlp
 
 HIDDEN_BEHIND_CONVOLUTIONS: tuple[int, ...] = (512,)
@@ -20,8 +20,6 @@ NORM_GROUPS = 8
 _EPSILON = 1e-5
 SMALLEST_SIDE = 4
 """The smallest side that survives two poolings."""
-IMAGES_AT_ONCE = 256
-"""Batch size without gradients: the whole test set would not fit into memory."""
 
 
 class Cnn(Model):
@@ -78,13 +76,8 @@ class Cnn(Model):
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits."""
-        # An exported program must not branch on the batch size; a gradient needs all activations
-        # anyway.
-        is_whole = torch.compiler.is_exporting() or torch.is_grad_enabled()
-        if is_whole or len(inputs) <= IMAGES_AT_ONCE:
-            return self._head.apply(params, self._convolve(params, inputs))
-        parts = [self._convolve(params, part) for part in torch.split(inputs, IMAGES_AT_ONCE)]
-        return self._head.apply(params, torch.cat(parts))
+        flat = apply_in_pieces(lambda some: self._convolve(params, some), inputs)
+        return self._head.apply(params, flat)
 
     def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate several models one by one: stacking does not speed up convolutions."""

@@ -97,7 +97,7 @@ def test_images_without_gradient_are_processed_in_batches(monkeypatch: pytest.Mo
     params = start(model)
     with torch.no_grad():
         whole = model.apply(params, pixels)
-        monkeypatch.setattr("mpfedcl.models.encoders.torch_encoders._IMAGES_AT_ONCE", 3)
+        monkeypatch.setattr("mpfedcl.models.base.IMAGES_AT_ONCE", 3)
         sizes: list[int] = []
         network = ResNet18.apply
 

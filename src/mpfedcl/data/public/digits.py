@@ -1,26 +1,15 @@
 """Digits and characters as published: MNIST, MNIST-M, SVHN, SynthDigits, USPS and FEMNIST."""
 
 import gzip
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults
 from mpfedcl.core.images import Images, resize_images
 from mpfedcl.data.image_files import read_image_files
-from mpfedcl.data.public.originals import (
-    DomainArrays,
-    OriginalsFolder,
-    check_labels,
-    find_files,
-    find_or_unpack,
-    to_arrays,
-    to_bytes,
-)
-from mpfedcl.data.samples import Indices
+from mpfedcl.data.public.originals import Part, check_labels
 
 MNIST_FILES = (
     "train-images-idx3-ubyte",
@@ -33,21 +22,12 @@ _UNSIGNED_BYTES = 8
 _MOST_IDX_BYTES = 4 * 2**30
 
 
-def read_mnist(source: OriginalsFolder) -> DomainArrays | None:
-    """Read MNIST from its four files; None if none of them is there."""
-    paths = find_files(source, MNIST_FILES, _spell_mnist)
-    if paths is None:
-        return None
-    return to_arrays(_read_pair(*paths[:2]), _read_pair(*paths[2:]))
+def read_mnist(paths: list[Path]) -> list[Part]:
+    """Read MNIST from its four files."""
+    return [_read_pair(*paths[:2]), _read_pair(*paths[2:])]
 
 
-def _spell_mnist(name: str) -> list[str]:
-    # Some copies spell train-images.idx3-ubyte.
-    dotted = name.replace("-idx", ".idx")
-    return [name, f"{name}.gz", dotted, f"{dotted}.gz"]
-
-
-def _read_pair(images: Path, labels: Path) -> tuple[Images, Indices]:
+def _read_pair(images: Path, labels: Path) -> Part:
     pixels = _read_idx(images, num_axes=3)
     numbers = _read_idx(labels, num_axes=1)
     return pixels, check_labels(numbers, range(10), labels, len(pixels), images)
@@ -81,27 +61,12 @@ def _read_idx(path: Path, num_axes: int) -> Images:
     return numpy.frombuffer(content, numpy.uint8).reshape(shape)
 
 
-MNIST_M_LABELS = ("mnist_m_train_labels.txt", "mnist_m_test_labels.txt")
-MNIST_M_ARCHIVES = ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip")
-
+MNIST_M_FILES = ("mnist_m_train_labels.txt", "mnist_m_test_labels.txt")
 _LONGEST_LABEL_FILE = 2**26
 
 
-def read_mnist_m(source: OriginalsFolder) -> DomainArrays | None:
-    """Read MNIST-M from its folder or its archive; None without them."""
-    paths = find_or_unpack(
-        source,
-        MNIST_M_LABELS,
-        MNIST_M_ARCHIVES,
-        lambda path: path.name in MNIST_M_LABELS or path.suffix.lower() == ".png",
-    )
-    if paths is None:
-        return None
-    return to_arrays(_read_listed_images(paths[0]), _read_listed_images(paths[1]))
-
-
-def _read_listed_images(label_file: Path) -> tuple[Images, Indices]:
-    """Read the images that a label file lists from the folder next to it."""
+def read_listed_images(label_file: Path) -> Part:
+    """Read the images that a label file of MNIST-M lists from the folder next to it."""
     folder = label_file.with_name(label_file.name.removesuffix("_labels.txt"))
     labels = _read_labels(label_file)
     paths = [folder / name for name in labels]
@@ -141,29 +106,18 @@ def _read_labels(path: Path) -> dict[str, int]:
     return labels
 
 
-SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
-SYNTH_FILES = ("synth_train_32x32.mat", "synth_test_32x32.mat")
-SYNTH_ARCHIVE = "SynthDigits.zip"
+def read_svhn(path: Path) -> Part:
+    """Read cropped digits of SVHN, in which label 10 is the digit 0."""
+    images, labels = _read_matlab(path, range(1, 11))
+    return images, labels % 10
 
 
-def read_svhn(source: OriginalsFolder) -> DomainArrays | None:
-    """Read the cropped digits of SVHN, in which label 10 is the digit 0; None without the files."""
-    paths = find_files(source, SVHN_FILES)
-    if paths is None:
-        return None
-    train, test = (_read_matlab(path, range(1, 11)) for path in paths)
-    return to_arrays((train[0], train[1] % 10), (test[0], test[1] % 10))
+def read_synth(path: Path) -> Part:
+    """Read digits of SynthDigits."""
+    return _read_matlab(path, range(10))
 
 
-def read_synth(source: OriginalsFolder) -> DomainArrays | None:
-    """Read SynthDigits from its files or its zip archive; None without them."""
-    paths = find_or_unpack(source, SYNTH_FILES, [SYNTH_ARCHIVE])
-    if paths is None:
-        return None
-    return to_arrays(_read_matlab(paths[0], range(10)), _read_matlab(paths[1], range(10)))
-
-
-def _read_matlab(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
+def _read_matlab(path: Path, allowed_labels: range) -> Part:
     from scipy.io import loadmat, whosmat
 
     wanted = "a whole MATLAB file of version 7 or earlier (save -v7)"
@@ -189,21 +143,11 @@ def _read_matlab(path: Path, allowed_labels: range) -> tuple[Images, Indices]:
     return images, check_labels(content["y"], allowed_labels, path, len(images))
 
 
-USPS_FILES = ("usps.bz2", "usps.t.bz2")
-
 _USPS_SIDE = 16
 
 
-def read_usps(source: OriginalsFolder) -> DomainArrays | None:
-    """Read USPS from its LIBSVM files; None without them."""
-    paths = find_files(source, USPS_FILES)
-    if paths is None:
-        return None
-    return to_arrays(_read_libsvm(paths[0]), _read_libsvm(paths[1]))
-
-
-def _read_libsvm(path: Path) -> tuple[Images, Indices]:
-    """Read labels 1 to 10 for the digits 0 to 9 and pixels from -1 to 1."""
+def read_usps(path: Path) -> Part:
+    """Read labels 1 to 10 for the digits 0 to 9 and pixels from -1 to 1, in LIBSVM format."""
     from sklearn.datasets import load_svmlight_file
 
     wanted = f"a whole LIBSVM text file with {_USPS_SIDE**2} pixels per line, bzip2 compressed"
@@ -211,94 +155,12 @@ def _read_libsvm(path: Path) -> tuple[Images, Indices]:
         pixels, labels = load_svmlight_file(path, n_features=_USPS_SIDE**2, zero_based=False)
     if not pixels.shape[0]:
         raise InvalidInput(f"{path} has no images; it must have at least one.")
-    images = to_bytes(pixels.toarray(), -1, 1, str(path)).reshape(-1, _USPS_SIDE, _USPS_SIDE)
-    return images, check_labels(labels, range(1, 11), path, len(images)) - 1
-
-
-NUM_CLASSES = 62
-FEMNIST_FILES = (
-    "the folders train and test with *.json as LEAF's data/femnist/preprocess.sh -t sample writes "
-    "them, or the folder all_data"
-)
-_FEMNIST_SIDE = 28
-
-_Samples = dict[str, tuple[Images, Indices]]
-"""Images and labels by writer."""
-
-
-def read_femnist(source: OriginalsFolder) -> DomainArrays | None:
-    """Read the writers' samples; None without the folders."""
-    train, test, whole = (
-        source.find_folder([name], _holds_json) for name in ("train", "test", "all_data")
-    )
-    if train is None and test is None:
-        return None if whole is None else _join_writers("train", _read_writers(whole))
-    if train is None or test is None:
-        lacking = "train" if train is None else "test"
+    dense = pixels.toarray()
+    # Written so that NaN fails too. Decimal fractions may lie slightly outside.
+    if not (dense.min() >= -1 - 1e-6 and dense.max() <= 1 + 1e-6):
         raise InvalidInput(
-            f"{source.root} has no folder {lacking} with *.json; both train and test must be there "
-            "(LEAF's preprocess.sh -t sample writes them)."
+            f"{path} has pixels from {dense.min():g} to {dense.max():g}; they must be from -1 to 1."
         )
-    trained, tested = _read_writers(train), _read_writers(test)
-    strange = sorted(tested.keys() - trained.keys())
-    if strange:
-        raise InvalidInput(
-            f"{test} has the writer {strange[0]!r}, which has no training samples; each writer's "
-            "own samples must be split (LEAF's preprocess.sh -t sample, not -t user)."
-        )
-    return _join_writers("train", trained) | _join_writers("test", tested)
-
-
-def _holds_json(folder: Path) -> bool:
-    return any(folder.glob("*.json"))
-
-
-def _join_writers(part: str, samples: _Samples) -> DomainArrays:
-    """Return all writers' samples one after the other, in order of name."""
-    names = sorted(samples)
-    images, labels = zip(*(samples[name] for name in names), strict=True)
-    return {
-        f"x_{part}": numpy.concatenate(images),
-        f"y_{part}": numpy.concatenate(labels).astype(numpy.uint8),
-        f"clients_{part}": numpy.repeat(numpy.array(names), [len(each) for each in labels]),
-    }
-
-
-def _read_writers(folder: Path) -> _Samples:
-    found: _Samples = {}
-    # One file after the other: as numbers of Python a file takes several times its own size.
-    for path in sorted(folder.glob("*.json")):
-        for name, samples in _read_leaf_file(path).items():
-            if name in found:
-                raise InvalidInput(
-                    f"{path} has the writer {name!r} again; each must be in one file of {folder}."
-                )
-            found[name] = samples
-    if not found:
-        raise InvalidInput(f"{folder} has no writers; its *.json must have at least one.")
-    return found
-
-
-def _read_leaf_file(path: Path) -> _Samples:
-    with explain_faults(path, "a whole file of LEAF with users and user_data, x and y of each"):
-        content = json.loads(path.read_bytes())
-        data = {str(name): content["user_data"][name] for name in content["users"]}
-        parts = {name: (each["x"], each["y"]) for name, each in data.items()}
-    # A writer without samples is no client.
-    return {name: _read_writer(path, name, *each) for name, each in parts.items() if each[1]}
-
-
-def _read_writer(path: Path, name: str, x: Any, y: Any) -> tuple[Images, Indices]:
-    try:
-        pixels = numpy.asarray(x, dtype=numpy.float64)
-        labels = numpy.asarray(y)
-    except (ValueError, TypeError, OverflowError):
-        pixels, labels = numpy.empty(0), numpy.empty(0)
-    if pixels.ndim != 2 or pixels.shape[1] != _FEMNIST_SIDE**2:
-        raise InvalidInput(
-            f"{path}: x of the writer {name!r} has shape {pixels.shape}; it must be "
-            f"[images, {_FEMNIST_SIDE**2}] numbers."
-        )
-    images = to_bytes(pixels, 0, 1, f"{path}: x of the writer {name!r}")
-    checked = check_labels(labels, range(NUM_CLASSES), path, len(images))
-    return images.reshape(-1, _FEMNIST_SIDE, _FEMNIST_SIDE), checked
+    images = numpy.clip(numpy.rint((dense + 1) / 2 * 255), 0, 255).astype(numpy.uint8)
+    checked = check_labels(labels, range(1, 11), path, len(images)) - 1
+    return images.reshape(-1, _USPS_SIDE, _USPS_SIDE), checked

@@ -13,42 +13,39 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.files import sync_folder
 from mpfedcl.data.public.sources import PublicFile, PublicSource
 
-MOST_REDIRECTS = 5
+_MOST_REDIRECTS = 5
 MOST_BYTES = 16 * 2**30
 """The limit if no size is published: more than any file of `sources`."""
 
 _PASSING_STATUSES = (408, 425, 429)
 """Client errors that may succeed when tried again."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-_WORTHWHILE = 2**20
 _LONGEST_PAUSE = 30.0
 
 DownloadProgress = Callable[[PublicFile, int], None]
 """Called with a file and how many of its bytes are on disk."""
 
 
-class DownloadError(Exception):
-    """An address did not give the file this time; `final` if asking again cannot help."""
+class _Failure(Exception):  # noqa: N818  -- it names what happened
+    """An address did not give the file this time."""
 
-    def __init__(self, what: str, final: bool = False) -> None:
+    def __init__(
+        self, what: str, *, final: bool = False, unreachable: bool = False, wrong: bool = False
+    ) -> None:
         super().__init__(what)
         self.final = final
-
-
-class ServerUnreachableError(DownloadError):
-    """There was no connection at all."""
-
-
-class WrongContentError(DownloadError):
-    """The received bytes are not the file, so none of them may be kept."""
+        """Whether asking again cannot help."""
+        self.unreachable = unreachable
+        """Whether there was no connection at all."""
+        self.wrong = wrong
+        """Whether the received bytes are not the file, so that none of them may be kept."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class RetryPolicy:
     """How often a download is retried."""
 
     attempts: int = 5
-    """Failed rounds through all addresses; a round that brings a new MiB does not count."""
+    """Rounds through all addresses."""
     timeout: float = 30.0
     """Seconds of silence that end a connection."""
     sleep: Callable[[float], None] = time.sleep
@@ -97,29 +94,24 @@ def fetch_file(
             "--root must name a folder with room."
         )
     addresses = list(public_file.addresses)
-    faults: dict[str, DownloadError] = {}
-    failures, most_bytes = 0, _measure(part)
-    while addresses and failures < retries.attempts:
+    faults: dict[str, _Failure] = {}
+    for attempt in range(retries.attempts):
         # Without any connection, report that quickly.
-        if failures == 2 and most_bytes == 0 and _is_offline(faults):
+        if not addresses or (attempt == 2 and not _measure(part) and _is_offline(faults)):
             break
-        if faults:
-            retries.sleep(min(_LONGEST_PAUSE, 2.0 ** max(0, failures - 1)))
+        if attempt:
+            retries.sleep(min(_LONGEST_PAUSE, 2.0 ** (attempt - 1)))
         for address in tuple(addresses):
             try:
                 _transfer(public_file, address, part, retries.timeout, report)
                 _accept(public_file, part, path)
                 return path
-            except DownloadError as fault:
+            except _Failure as fault:
                 faults[address] = fault
-                if isinstance(fault, WrongContentError):
+                if fault.wrong:
                     part.unlink(missing_ok=True)
                 if fault.final:
                     addresses.remove(address)
-        # Counted from the maximum so far, so that bytes received twice earn no extra attempt.
-        if _measure(part) < most_bytes + _WORTHWHILE:
-            failures += 1
-        most_bytes = max(most_bytes, _measure(part))
     told = ", ".join(f"{address} {fault}" for address, fault in faults.items())
     expected = "" if public_file.size is None else f"{public_file.size:,} bytes, "
     guess = "this computer may be offline, so " if _is_offline(faults) else ""
@@ -145,26 +137,31 @@ def _transfer(
         have, end = _read_head(response, have)
         # Another file is rejected before its gigabytes are downloaded.
         if public_file.size is not None and end not in (None, public_file.size):
-            raise DownloadError(f"announced {end:,} bytes")
+            raise _Failure(f"announced {end:,} bytes")
         with part.open("ab" if have else "wb") as file:
             report(public_file, have)
-            for chunk in _read_chunks(response, has_end=end is not None):
-                file.write(chunk)
-                have += len(chunk)
-                report(public_file, have)
-                if have > limit:
-                    raise WrongContentError(f"sent more than {limit:,} bytes")
+            try:
+                for chunk in response.iter_raw():
+                    file.write(chunk)
+                    have += len(chunk)
+                    report(public_file, have)
+                    if have > limit:
+                        raise _Failure(f"sent more than {limit:,} bytes", wrong=True)
+            except httpx.RemoteProtocolError:
+                # If the size is known, the gap is noticed below, and the received bytes are kept.
+                if end is None:
+                    raise
     if end is not None and have < end:
-        raise DownloadError(f"closed the connection after {have:,} of {end:,} bytes")
+        raise _Failure(f"closed the connection after {have:,} of {end:,} bytes")
 
 
 def _accept(public_file: PublicFile, part: Path, path: Path) -> None:
     """Move the part file into its place if it is right."""
     if public_file.size is not None and _measure(part) < public_file.size:
-        raise DownloadError(f"closed the connection after {_measure(part):,} bytes")
+        raise _Failure(f"closed the connection after {_measure(part):,} bytes")
     fault = _find_fault(public_file, part)
     if fault is not None:
-        raise WrongContentError(f"sent {fault}")
+        raise _Failure(f"sent {fault}", wrong=True)
     with part.open("rb+") as file:
         os.fsync(file.fileno())
     part.replace(path)
@@ -185,8 +182,8 @@ def _measure(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _is_offline(faults: dict[str, DownloadError]) -> bool:
-    return all(isinstance(fault, ServerUnreachableError) for fault in faults.values())
+def _is_offline(faults: dict[str, _Failure]) -> bool:
+    return all(fault.unreachable for fault in faults.values())
 
 
 @contextmanager
@@ -201,41 +198,30 @@ def _request_file(address: str, begin: int, timeout: float) -> Iterator[httpx.Re
     _check_scheme(httpx.URL(address), address)
     request: httpx.Request | None = httpx.Request("GET", address, headers=headers)
     try:
-        for _ in range(MOST_REDIRECTS + 1):
-            assert request is not None
-            with (
-                _open_client(request.url, timeout) as client,
-                closing(client.send(request, stream=True)) as response,
-            ):
-                request = response.next_request
-                if request is None:
-                    yield response
-                    return
+        with _open_client(timeout) as client:
+            for _ in range(_MOST_REDIRECTS + 1):
+                assert request is not None
+                with closing(client.send(request, stream=True)) as response:
+                    request = response.next_request
+                    if request is None:
+                        yield response
+                        return
     except httpx.TimeoutException:
-        raise DownloadError("fell silent") from None
-    except (httpx.ConnectError, httpx.ProxyError) as error:
-        raise ServerUnreachableError(f"cannot be reached ({_reason(error)})") from None
+        raise _Failure("fell silent") from None
     except httpx.TransportError as error:
-        raise DownloadError(f"broke off ({_reason(error)})") from None
-    raise DownloadError(f"redirects more than {MOST_REDIRECTS} times", final=True)
+        if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+            raise _Failure(f"cannot be reached ({explain(error)})", unreachable=True) from None
+        raise _Failure(f"broke off ({explain(error)})") from None
+    raise _Failure(f"redirects more than {_MOST_REDIRECTS} times", final=True)
 
 
-def _open_client(url: httpx.URL, timeout: float) -> httpx.Client:
-    # httpx's own use of the environment fails if there is a SOCKS proxy for another scheme.
-    proxy = None if proxy_bypass(url.netloc.decode()) else getproxies().get(url.scheme)
-    if proxy and "://" not in proxy:
-        proxy = f"http://{proxy}"
+def _open_client(timeout: float) -> httpx.Client:
+    # The system's certificates; httpx would trust only the bundled ones.
+    certificates, hooks = ssl.create_default_context(), {"response": [_check_redirect]}
     try:
-        return httpx.Client(
-            timeout=timeout,
-            proxy=proxy,
-            trust_env=False,
-            # The system's certificates; httpx would trust only the bundled ones.
-            verify=ssl.create_default_context(),
-            event_hooks={"response": [_check_redirect]},
-        )
+        return httpx.Client(timeout=timeout, verify=certificates, event_hooks=hooks)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
-        raise DownloadError(f"has a proxy that cannot be used ({error})", final=True) from None
+        raise _Failure(f"has a proxy that cannot be used ({error})", final=True) from None
 
 
 def _check_redirect(response: httpx.Response) -> None:
@@ -246,15 +232,15 @@ def _check_redirect(response: httpx.Response) -> None:
     try:
         target = response.url.join(location)
     except (httpx.InvalidURL, ValueError):
-        raise DownloadError(f"leads to {location!r}, which is not an address", final=True) from None
+        raise _Failure(f"leads to {location!r}, which is not an address", final=True) from None
     _check_scheme(target, location)
     if (response.url.scheme, target.scheme) == ("https", "http"):
-        raise DownloadError(f"leads from https to the unprotected {target}", final=True)
+        raise _Failure(f"leads from https to the unprotected {target}", final=True)
 
 
 def _check_scheme(url: httpx.URL, shown: str) -> None:
     if url.scheme not in ("http", "https"):
-        raise DownloadError(f"leads to {shown}, but only http and https are followed", final=True)
+        raise _Failure(f"leads to {shown}, but only http and https are followed", final=True)
 
 
 def _read_head(response: httpx.Response, begin: int) -> tuple[int, int | None]:
@@ -262,10 +248,10 @@ def _read_head(response: httpx.Response, begin: int) -> tuple[int, int | None]:
     status, headers = response.status_code, response.headers
     if status not in (200, 206, 416):
         is_final = 400 <= status < 500 and status not in _PASSING_STATUSES
-        raise DownloadError(f"answered {status} {response.reason_phrase}".rstrip(), is_final)
+        raise _Failure(f"answered {status} {response.reason_phrase}".rstrip(), final=is_final)
     encoding = headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise DownloadError(f"sends the file in the encoding {encoding}", final=True)
+        raise _Failure(f"sends the file in the encoding {encoding}", final=True)
     if status == 200:
         length = headers.get("Content-Length", "")
         return 0, int(length) if length.isdecimal() else None
@@ -273,19 +259,5 @@ def _read_head(response: httpx.Response, begin: int) -> tuple[int, int | None]:
     first, last, size = (int(number) for number in match.groups()) if match else (-1, -1, -1)
     if not begin or (first, last + 1) != (begin, size):
         # The next attempt starts from the beginning.
-        raise WrongContentError(f"sent another part of the file than the bytes from {begin:,}")
+        raise _Failure(f"sent another part of the file than the bytes from {begin:,}", wrong=True)
     return begin, size
-
-
-def _read_chunks(response: httpx.Response, has_end: bool) -> Iterator[bytes]:
-    """Yield bytes as they arrive, until the body or the connection ends."""
-    try:
-        yield from response.iter_raw()
-    except httpx.RemoteProtocolError:
-        # If the length is known, the caller notices the gap and keeps the received bytes.
-        if not has_end:
-            raise
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

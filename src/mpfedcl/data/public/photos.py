@@ -7,67 +7,46 @@ from pathlib import Path, PurePosixPath
 import numpy
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
-from mpfedcl.core.images import Images, resize_images
+from mpfedcl.core.images import resize_images
 from mpfedcl.data.image_files import is_image_file, read_image_files
 from mpfedcl.data.public.originals import (
     DomainArrays,
     DomainFolders,
     OriginalsFolder,
+    Part,
     check_labels,
     find_files,
-    find_or_unpack,
     list_folders,
     to_arrays,
 )
-from mpfedcl.data.samples import Indices
 from mpfedcl.experiment.datasets import find_specification
 
+CIFAR_10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+CIFAR_100_FILES = ("train.bin", "test.bin")
 _CIFAR_SIDE = 32
-_PIXELS = 3 * _CIFAR_SIDE * _CIFAR_SIDE
 _MOST_CIFAR_BYTES = 2**30
 
 
-CIFAR_10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-CIFAR_10_ARCHIVE = "cifar-10-binary.tar.gz"
-CIFAR_100_FILES = ("train.bin", "test.bin")
-CIFAR_100_ARCHIVE = "cifar-100-binary.tar.gz"
-
-
-def read_cifar_10(source: OriginalsFolder) -> DomainArrays | None:
-    """Read CIFAR-10 from its files or its archive; None without them."""
-    return _read_cifar(find_or_unpack(source, CIFAR_10_FILES, [CIFAR_10_ARCHIVE]), [10])
-
-
-def read_cifar_100(source: OriginalsFolder) -> DomainArrays | None:
-    """Read CIFAR-100 with its fine labels; a record has one of 20 superclasses first."""
-    return _read_cifar(find_or_unpack(source, CIFAR_100_FILES, [CIFAR_100_ARCHIVE]), [20, 100])
-
-
-def _read_cifar(paths: list[Path] | None, classes: Sequence[int]) -> DomainArrays | None:
-    """Read files of which the last is the test set."""
-    if paths is None:
-        return None
-    *train, test = (_read_records(path, classes) for path in paths)
+def read_cifar(paths: list[Path], num_labels: Sequence[int]) -> list[Part]:
+    """Read files of which the last is the test set; `num_labels` are the values of each label."""
+    *train, test = (_read_records(path, num_labels) for path in paths)
     images, labels = (numpy.concatenate(each) for each in zip(*train, strict=True))
-    return to_arrays((images, labels), test)
+    return [(images, labels), test]
 
 
-def _read_records(path: Path, classes: Sequence[int]) -> tuple[Images, Indices]:
-    """Read records of label bytes and 32 x 32 red, green and blue planes.
-
-    `classes` is the number of values of each label byte; the last one is the class.
-    """
-    size, length = path.stat().st_size, len(classes) + _PIXELS
+def _read_records(path: Path, num_labels: Sequence[int]) -> Part:
+    """Read records of label bytes, the last being the class, and 32 x 32 planes of RGB."""
+    size, length = path.stat().st_size, len(num_labels) + 3 * _CIFAR_SIDE**2
     if size == 0 or size % length or size > _MOST_CIFAR_BYTES:
         raise InvalidInput(
             f"{path} has {size:,} bytes; it must be whole records of {length:,} bytes, one or more "
             f"and at most {_MOST_CIFAR_BYTES:,} bytes in all."
         )
     records = numpy.fromfile(path, numpy.uint8).reshape(-1, length)
-    for column, count in enumerate(classes):
+    for column, count in enumerate(num_labels):
         # Superclasses are not kept; one beyond its range shows that the file is another.
         labels = check_labels(records[:, column], range(count), path, len(records))
-    planes = records[:, len(classes) :].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
+    planes = records[:, len(num_labels) :].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
     return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
 
 
@@ -98,11 +77,20 @@ _NUMBER = re.compile(r"^\d+\.")
 _CALTECH_101 = re.compile(r"_101$")
 
 
-def read_office_domain(source: OriginalsFolder, domain: str) -> DomainFolders | None:
+def find_office_images(source: OriginalsFolder, domain: str) -> DomainFolders | None:
     """Find the images of a domain; None without its folder."""
-    folder = _find_domain(source, domain)
-    if folder is None:
-        return None
+    archive = source.find_file(CALTECH_ARCHIVE) if domain == "caltech" else None
+    found = source.find_folder(
+        OFFICE_FOLDERS[domain],
+        _holds_office_classes,
+        archive,
+        lambda path: name_class(path.parent.name) is not None,
+    )
+    if found is None:
+        if archive is None:
+            return None
+        raise InvalidInput(f"{archive} must hold class folders such as 003.backpack.")
+    folder = _class_folders_of(found)
     classes: dict[str, list[Path]] = {}
     for inner in list_folders(folder):
         name = name_class(inner.name)
@@ -135,21 +123,6 @@ def name_class(folder: str) -> str | None:
     return None
 
 
-def _find_domain(source: OriginalsFolder, domain: str) -> Path | None:
-    names = OFFICE_FOLDERS[domain]
-    folder = source.find_folder(names, _holds_office_classes)
-    if folder is None and domain == "caltech":
-        archive = source.find_file(CALTECH_ARCHIVE)
-        if archive is not None:
-            content = source.unpack_archive(
-                archive, lambda path: name_class(path.parent.name) is not None
-            )
-            folder = content.find_folder(names, _holds_office_classes)
-            if folder is None:
-                raise InvalidInput(f"{archive} must hold class folders such as 003.backpack.")
-    return None if folder is None else _class_folders_of(folder)
-
-
 def _class_folders_of(folder: Path) -> Path:
     """Return the folder with the class folders; Office-31 has amazon/images/back_pack."""
     return folder / "images" if (folder / "images").is_dir() else folder
@@ -170,20 +143,22 @@ those in the originals' size would take gigabytes."""
 
 def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainArrays | None:
     """Read the ten classes of a domain; None without its images and its split."""
-    folder = source.find_folder([domain], _holds_domainnet_classes)
     archive = source.find_file(f"{domain}.zip")
     splits = find_files(source, [f"{domain}_train.txt", f"{domain}_test.txt"])
     if splits is None:
-        if folder is None and archive is None:
+        if archive is None and source.find_folder([domain], _holds_domainnet_classes) is None:
             return None
         raise InvalidInput(
             f"{source.root} has images of {domain} but lacks {domain}_train.txt and "
             f"{domain}_test.txt; the official split must be there."
         )
-    if folder is None and archive is not None:
-        # Three files in a hundred are wanted, so that no more is written.
-        content = source.unpack_archive(archive, lambda path: path.parent.name in DOMAINNET_CLASSES)
-        folder = content.find_folder([domain], _holds_domainnet_classes)
+    # Three files in a hundred are wanted, so that no more is written.
+    folder = source.find_folder(
+        [domain],
+        _holds_domainnet_classes,
+        archive,
+        lambda path: path.parent.name in DOMAINNET_CLASSES,
+    )
     if folder is None:
         raise InvalidInput(
             f"{source.root} has {splits[0].name} but lacks {domain}.zip, or a folder {domain}, "
@@ -194,11 +169,12 @@ def read_domainnet_domain(source: OriginalsFolder, domain: str) -> DomainArrays 
     positions = {path: number for number, path in enumerate(dict.fromkeys([*train, *test]))}
     size = (_DOMAINNET_SIDE, _DOMAINNET_SIDE)
     decoded = resize_images(read_image_files(list(positions), size[0]), size, is_color=True)
-    images: Images = decoded[[positions[path] for path in (*train, *test)]]
-    count = len(train)
-    return to_arrays(
-        (images[:count], _label_by_folder(train)), (images[count:], _label_by_folder(test))
-    )
+
+    def select(paths: list[Path]) -> Part:
+        labels = [DOMAINNET_CLASSES.index(path.parent.name) for path in paths]
+        return decoded[[positions[path] for path in paths]], numpy.array(labels, dtype=numpy.int64)
+
+    return to_arrays(select(train), select(test))
 
 
 def _holds_domainnet_classes(folder: Path) -> bool:
@@ -234,9 +210,3 @@ def _read_split(path: Path, domain: str, folder: Path) -> list[Path]:
             f"({enumerate_names(missing, 3)}); all of them must be."
         )
     return paths
-
-
-def _label_by_folder(paths: list[Path]) -> Indices:
-    return numpy.array(
-        [DOMAINNET_CLASSES.index(path.parent.name) for path in paths], dtype=numpy.int64
-    )

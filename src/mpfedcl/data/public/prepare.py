@@ -1,6 +1,12 @@
-"""The sets that can be prepared: which domains they have, and how each is read."""
+"""The sets that can be prepared: where each domain is found, how it is read, and its writing.
 
-from collections.abc import Callable, Collection
+A domain is written completely or not at all.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,14 +14,16 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import lock_folder, open_atomically, sync_folder
 from mpfedcl.data.public import digits, photos
 from mpfedcl.data.public.originals import (
     DomainArrays,
     DomainFolders,
+    MemberFilter,
     OriginalsFolder,
-    is_prepared,
-    open_destination,
-    write_domain,
+    Part,
+    find_or_unpack,
+    to_arrays,
 )
 
 
@@ -27,27 +35,52 @@ class _Recipe:
     looked_for: str
 
 
-_MNIST = _Recipe(digits.read_mnist, f"{', '.join(digits.MNIST_FILES)} (plain or .gz)")
+def _from_files(
+    files: Sequence[str],
+    read: Callable[[list[Path]], Sequence[Part]],
+    archives: Sequence[str] = (),
+    is_wanted: MemberFilter | None = None,
+    note: str = "",
+) -> _Recipe:
+    """Return the recipe of a domain in files that are read into a training and a test part."""
+
+    def find_and_read(source: OriginalsFolder) -> DomainArrays | None:
+        paths = find_or_unpack(source, files, archives, is_wanted)
+        return None if paths is None else to_arrays(*read(paths))
+
+    packed = f", or {archives[0]}" if archives else ""
+    return _Recipe(find_and_read, f"{', '.join(files)}{note}{packed}")
+
+
+def _each(read: Callable[[Path], Part]) -> Callable[[list[Path]], list[Part]]:
+    """Return a reader of a training and a test file."""
+    return lambda paths: [read(path) for path in paths]
+
+
+_MNIST = _from_files(digits.MNIST_FILES, digits.read_mnist, note=" (plain or .gz)")
 
 _RECIPES: dict[str, dict[str, _Recipe]] = {
     "mnist": {"mnist": _MNIST},
     "digit5": {
         "mnist": _MNIST,
-        "mnist_m": _Recipe(
-            digits.read_mnist_m,
-            f"{', '.join(digits.MNIST_M_LABELS)} with the folders mnist_m_train and "
-            f"mnist_m_test, or {digits.MNIST_M_ARCHIVES[0]}",
+        "mnist_m": _from_files(
+            digits.MNIST_M_FILES,
+            _each(digits.read_listed_images),
+            ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip"),
+            lambda path: path.name in digits.MNIST_M_FILES or path.suffix.lower() == ".png",
+            " with the folders mnist_m_train and mnist_m_test",
         ),
-        "svhn": _Recipe(digits.read_svhn, ", ".join(digits.SVHN_FILES)),
-        "synth": _Recipe(
-            digits.read_synth,
-            f"{', '.join(digits.SYNTH_FILES)}, or {digits.SYNTH_ARCHIVE}",
+        "svhn": _from_files(("train_32x32.mat", "test_32x32.mat"), _each(digits.read_svhn)),
+        "synth": _from_files(
+            ("synth_train_32x32.mat", "synth_test_32x32.mat"),
+            _each(digits.read_synth),
+            ("SynthDigits.zip",),
         ),
-        "usps": _Recipe(digits.read_usps, ", ".join(digits.USPS_FILES)),
+        "usps": _from_files(("usps.bz2", "usps.t.bz2"), _each(digits.read_usps)),
     },
     "office10": {
         name: _Recipe(
-            partial(photos.read_office_domain, domain=name), f"the folder {' or '.join(folders)}"
+            partial(photos.find_office_images, domain=name), f"the folder {' or '.join(folders)}"
         )
         for name, folders in photos.OFFICE_FOLDERS.items()
     },
@@ -59,19 +92,25 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         for name in photos.DOMAINNET_DOMAINS
     },
     "cifar10": {
-        "cifar10": _Recipe(
-            photos.read_cifar_10,
-            f"{', '.join(photos.CIFAR_10_FILES)}, or {photos.CIFAR_10_ARCHIVE}",
+        "cifar10": _from_files(
+            photos.CIFAR_10_FILES,
+            partial(photos.read_cifar, num_labels=[10]),
+            ("cifar-10-binary.tar.gz",),
         )
     },
     "cifar100": {
-        "cifar100": _Recipe(
-            photos.read_cifar_100,
-            f"{', '.join(photos.CIFAR_100_FILES)}, or {photos.CIFAR_100_ARCHIVE}",
+        "cifar100": _from_files(
+            photos.CIFAR_100_FILES,
+            # A record has one of 20 superclasses before its class.
+            partial(photos.read_cifar, num_labels=[20, 100]),
+            ("cifar-100-binary.tar.gz",),
         )
     },
-    "femnist": {"femnist": _Recipe(digits.read_femnist, digits.FEMNIST_FILES)},
 }
+
+_SCRATCH = ".preparing"
+"""Inside the set's folder, so that a rename out of it never crosses file systems; the reader of
+sets passes hidden entries over."""
 
 
 @dataclass
@@ -97,6 +136,11 @@ def preparable_domains(name: str) -> tuple[str, ...]:
     return tuple(_RECIPES[name])
 
 
+def is_prepared(folder: Path, domain: str) -> bool:
+    """Return whether a domain exists in either layout."""
+    return (folder / f"{domain}.npz").is_file() or (folder / domain).is_dir()
+
+
 def prepare_set(
     name: str,
     source: Path,
@@ -113,7 +157,7 @@ def prepare_set(
     if not source.is_dir():
         raise InvalidInput(f"source is {str(source)!r}; it must be a folder with the originals.")
     outcome = Preparation(folder)
-    with open_destination(folder) as scratch:
+    with _open_scratch(folder) as scratch:
         for domain in domains:
             if is_prepared(folder, domain) and not replace:
                 outcome.kept.append(domain)
@@ -129,20 +173,68 @@ def prepare_set(
             if read is None:
                 outcome.missing[domain] = recipe.looked_for
                 continue
-            write_domain(folder, scratch, domain, read)
+            _write_domain(folder, scratch, domain, read)
             outcome.prepared[domain] = _describe(read)
     return outcome
+
+
+@contextmanager
+def _open_scratch(folder: Path) -> Iterator[Path]:
+    """Hold the folder of a set and give an empty scratch folder in it."""
+    with lock_folder(folder):
+        scratch = folder / _SCRATCH
+        # Whatever an earlier process left there died with it.
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            # A set that came to nothing should read as absent, not as empty.
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _write_domain(
+    folder: Path, scratch: Path, name: str, domain: DomainArrays | DomainFolders
+) -> None:
+    """Write a domain in one step, in place of an older one in either layout."""
+    archive, images, written = folder / f"{name}.npz", folder / name, scratch / f"{name}.new"
+    if isinstance(domain, DomainFolders):
+        _copy_images(domain, written)
+    else:
+        with open_atomically(written) as file:
+            # Not compressed: disk is spent once, decompression would be spent by every run.
+            numpy.savez(file, **domain)
+    # A folder cannot be renamed over another one that holds something, so that it steps aside.
+    if images.is_dir():
+        images.rename(scratch / f"{name}.old")
+    if isinstance(domain, DomainFolders):
+        written.replace(images)
+        archive.unlink(missing_ok=True)
+    else:
+        written.replace(archive)
+    sync_folder(folder)
+
+
+def _copy_images(domain: DomainFolders, folder: Path) -> None:
+    for class_name, images in domain.classes.items():
+        (folder / class_name).mkdir(parents=True)
+        for image in images:
+            copy = folder / class_name / image.name
+            shutil.copyfile(image, copy)
+            with copy.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(folder / class_name)
+    sync_folder(folder)
 
 
 def _describe(domain: DomainArrays | DomainFolders) -> str:
     if isinstance(domain, DomainFolders):
         num_images = sum(len(images) for images in domain.classes.values())
         return f"{num_images:,} images of {len(domain.classes)} classes"
-    images, clients = domain["x_train"], domain.get("clients_train")
+    images = domain["x_train"]
     height, width = images.shape[1:3]
     color = "gray" if images.ndim == 3 else "RGB"
-    counts = f"{len(images):,}"
-    if "x_test" in domain:
-        counts += f" training and {len(domain['x_test']):,} test"
-    written = "" if clients is None else f" by {len(numpy.unique(clients)):,} writers"
-    return f"{counts} images{written}, {height} x {width} {color}"
+    counts = f"{len(images):,} training and {len(domain['x_test']):,} test images"
+    return f"{counts}, {height} x {width} {color}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy
 import torch
@@ -28,23 +28,6 @@ _LARGEST_SIZE = 1024
 _Color = tuple[float, float, float]
 _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?"
 _THREE_NUMBERS = rf"\[?\(?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})"
-
-
-class InputPreparation(Protocol):
-    """The preparation of images for an encoder."""
-
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """The shape of one image as bytes: (height, width), or (height, width, 3) in color."""
-
-    def to_input_bytes(self, images: Images) -> Images:
-        """Return the images as bytes [images, channels, height, width] in that size and color."""
-
-    def standardize(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return these bytes as network inputs."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the values for a file's metadata and for fingerprints."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +69,6 @@ class Preprocessing:
         )
         return pixels.to(dtype) * (1 / (255 * std)) - mean / std
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values for a file's metadata and for fingerprints."""
-        return asdict(self)
-
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], default: Self) -> Self:
         """Read the metadata of an encoder file; missing values are taken from `default`.
@@ -104,18 +83,17 @@ class Preprocessing:
             r"\s*(\d{1,4})(?!\d)", metadata.get("image_size") or metadata.get("resolution") or ""
         )
         scale = metadata.get("normalization") or metadata.get("normalisation") or ""
-        return cls(
-            int(size[1]) if size else default.image_size,
-            _find_color(metadata.get("mean", ""))
-            or _find_color(scale, after="mean")
-            or default.mean,
-            _find_color(metadata.get("std", "")) or _find_color(scale, after="std") or default.std,
+        mean, std = (
+            _find_color(metadata.get(key, "")) or _find_color(scale, after=key)
+            for key in ("mean", "std")
         )
+        image_size = int(size[1]) if size else default.image_size
+        return cls(image_size, mean or default.mean, std or default.std)
 
     @classmethod
     def _from_note(cls, note: str, default: Self) -> Self:
         try:
-            values = {**default.to_json(), **json.loads(note)["preprocessing"]}
+            values = {**asdict(default), **json.loads(note)["preprocessing"]}
             mean, std = ([float(number) for number in values[name]] for name in ("mean", "std"))
             if len(mean) != 3 or len(std) != 3:
                 raise ValueError
@@ -155,9 +133,9 @@ class PixelScaling:
         """Return pixels in 0 to 255 as inputs of a model on pixels."""
         return (pixels.to(dtype) / 255 - self.mean) / self.deviation
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values for a file's metadata and for fingerprints."""
-        return asdict(self)
+
+InputPreparation = Preprocessing | PixelScaling
+"""The preparation of images for an encoder."""
 
 
 def channels_first(images: Tensor) -> Tensor:
@@ -271,28 +249,50 @@ def fingerprint_weights(kind: str, tensors: Tensors, preprocessing: InputPrepara
 
 def fingerprint_header(kind: str, preprocessing: InputPreparation) -> bytes:
     """Return the first part of the content of a fingerprint."""
-    return json.dumps([_VERSION, kind, preprocessing.to_json()], sort_keys=True).encode()
+    return json.dumps([_VERSION, kind, asdict(preprocessing)], sort_keys=True).encode()
 
 
-def encode_with_torch(
-    apply: Callable[[Tensor], Tensor],
-    images: Images,
-    encoder: Encoder,
-    device: torch.device,
-    batch_size: int | None = None,
-) -> Features:
-    """Encode images in batches by a function of prepared pixels [B, channels, h, w]."""
+class TorchEncoder:
+    """A frozen network in torch; subclasses define `apply`."""
 
-    def encode_batch(batch: Images) -> Features:
-        # A batch of one uses other kernels, whose last bits differ: the features of an image must
-        # not depend on the number of images.
-        whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
-        pixels = torch.from_numpy(whole).to(device)
-        inputs = encoder.preprocessing.standardize(pixels, torch.float32)
-        features: Features = apply(inputs)[: len(batch)].cpu().numpy()
-        return features
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        tensors: Tensors,
+        preprocessing: InputPreparation,
+        device: torch.device | str,
+        feature_size: int,
+        batch_size: int | None = None,
+    ) -> None:
+        self.name = name
+        self.tensors = tensors
+        """Parameters and constants."""
+        self.preprocessing = preprocessing
+        self.feature_size = feature_size
+        self.fingerprint = fingerprint_weights(kind, tensors, preprocessing)
+        self._device = torch.device(device)
+        self._batch_size = batch_size
 
-    return encode_in_batches(encode_batch, images, encoder, batch_size)
+    def apply(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """Return the features [B, feature_size] of standardized pixels [B, channels, h, w]."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def encode(self, images: Images) -> Features:
+        """Return the features [images, feature_size]."""
+        tensors = {name: value.to(self._device) for name, value in self.tensors.items()}
+
+        def encode_batch(batch: Images) -> Features:
+            # A batch of one uses other kernels, whose last bits differ: the features of an image
+            # must not depend on the number of images.
+            whole = batch if len(batch) > 1 else numpy.repeat(batch, 2, axis=0)
+            pixels = torch.from_numpy(whole).to(self._device)
+            inputs = self.preprocessing.standardize(pixels, torch.float32)
+            features: Features = self.apply(tensors, inputs)[: len(batch)].cpu().numpy()
+            return features
+
+        return encode_in_batches(encode_batch, images, self, self._batch_size)
 
 
 def encode_in_batches(

@@ -14,15 +14,12 @@ from torch import Tensor
 from torch.nn.functional import conv2d, relu
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.images import Images
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.encoders.encoder import (
     IMAGES_AT_ONCE,
-    Features,
     PixelScaling,
-    encode_with_torch,
-    fingerprint_weights,
+    TorchEncoder,
 )
 
 KIND = "random-filters"
@@ -37,8 +34,8 @@ _ANSWERS_AT_ONCE = 2**24
 """Values of 4 bytes."""
 
 
-class RandomFilters:
-    """Filters for images of one size and color mode; 32 features per filter for any size."""
+class RandomFilters(TorchEncoder):
+    """Filters for images of one size and color mode; 32 features per filter, none below 0."""
 
     def __init__(
         self,
@@ -47,12 +44,21 @@ class RandomFilters:
         preprocessing: PixelScaling,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.name = f"{KIND}:{seed}:{num_filters}"
-        self.feature_size = num_filters * 2 * _WINDOWS**2
-        self.preprocessing = preprocessing
-        self.tensors: Tensors = {_FILTERS: draw_filters(seed, num_filters, preprocessing.channels)}
-        self.fingerprint = fingerprint_weights(KIND, self.tensors, preprocessing)
-        self._device = torch.device(device)
+        height, width = preprocessing.image_shape[:2]
+        answers_at_once = _ANSWERS_AT_ONCE // (2 * num_filters * height * width)
+        super().__init__(
+            f"{KIND}:{seed}:{num_filters}",
+            KIND,
+            {_FILTERS: draw_filters(seed, num_filters, preprocessing.channels)},
+            preprocessing,
+            device,
+            feature_size=num_filters * 2 * _WINDOWS**2,
+            batch_size=min(IMAGES_AT_ONCE, max(1, answers_at_once)),
+        )
+
+    def apply(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """Return the features [B, 32 per filter]."""
+        return apply_filters(tensors, inputs)
 
     @classmethod
     def parse(
@@ -69,25 +75,6 @@ class RandomFilters:
         scaling = find_scaling()
         _refuse_size(name, scaling)
         return cls(int(found[1] or 0), num_filters, scaling, device)
-
-    @torch.inference_mode()
-    def encode(self, images: Images) -> Features:
-        """Return the features [images, 32 per filter], none below 0."""
-        tensors = {name: value.to(self._device) for name, value in self.tensors.items()}
-        return encode_with_torch(
-            lambda inputs: apply_filters(tensors, inputs),
-            images,
-            self,
-            self._device,
-            self._batch_size,
-        )
-
-    @property
-    def _batch_size(self) -> int:
-        """The number of images whose responses fit into memory."""
-        height, width = self.preprocessing.image_shape[:2]
-        answers = 2 * len(self.tensors[_FILTERS]) * height * width
-        return min(IMAGES_AT_ONCE, max(1, _ANSWERS_AT_ONCE // answers))
 
 
 def draw_filters(seed: int, num_filters: int, channels: int) -> Tensor:

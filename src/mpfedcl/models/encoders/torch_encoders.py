@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.func import functional_call
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain
-from mpfedcl.core.images import Images
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.data_folder import (
@@ -22,12 +22,10 @@ from mpfedcl.experiment.data_folder import (
     list_weights,
     weights_places,
 )
-from mpfedcl.models.base import Model
+from mpfedcl.models.base import Model, apply_in_pieces
 from mpfedcl.models.encoders.encoder import (
-    Features,
     Preprocessing,
-    encode_with_torch,
-    fingerprint_weights,
+    TorchEncoder,
 )
 from mpfedcl.models.mlp import make_mlp
 from mpfedcl.models.resnet import ResNet18, is_statistic
@@ -41,10 +39,10 @@ _RANDOM = "--encoder.name random-resnet18 asks for a random encoder"
 
 def find_weights(asked: Path | None, *data_folders: Path) -> Path:
     """Return the weights file: `asked`, else $MPFEDCL_WEIGHTS, else next to the data."""
-    if asked is not None:
-        return _choose_file(asked.expanduser(), "encoder.weights")
-    if os.environ.get(WEIGHTS_VARIABLE):
-        return _choose_file(Path(os.environ[WEIGHTS_VARIABLE]).expanduser(), f"${WEIGHTS_VARIABLE}")
+    named = os.environ.get(WEIGHTS_VARIABLE)
+    if asked is not None or named:
+        path = Path(asked or str(named)).expanduser()
+        return _choose_file(path, f"${WEIGHTS_VARIABLE}" if asked is None else "encoder.weights")
     places = weights_places(*data_folders)
     for place in places:
         if found := _find_in_folder(place):
@@ -63,7 +61,9 @@ def load_weights(path: Path) -> tuple[Tensors, Preprocessing]:
     metadata: Mapping[str, str] = {}
     try:
         if path.suffix in SAFETENSORS:
-            found, metadata = read_safetensors_file(path)
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata() or {}
         elif path.suffix in TORCH:
             found = read_torch_file(path)
         else:
@@ -76,6 +76,8 @@ def load_weights(path: Path) -> tuple[Tensors, Preprocessing]:
             f"{path} cannot be read ({explain(error)}); encoder.weights must name a "
             f"file of ResNet-18 weights ({_RANDOM})."
         ) from None
+    except SafetensorError as error:
+        raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
     tensors = _check_shapes(_strip_prefixes(found), path)
     return tensors, Preprocessing.from_metadata(metadata, Preprocessing())
 
@@ -109,16 +111,6 @@ def _find_in_folder(folder: Path) -> Path | None:
         if found:
             return found[0]
     return None
-
-
-def read_safetensors_file(path: Path) -> tuple[Tensors, Mapping[str, str]]:
-    """Read a safetensors file with its metadata."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
-    except SafetensorError as error:
-        raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
 
 
 def read_torch_file(path: Path) -> Mapping[str, Any]:
@@ -209,10 +201,10 @@ def _describe(value: Any) -> str:
     return f"{kind}{list(value.shape)}"
 
 
-class ResNetEncoder:
-    """ResNet-18 with fixed weights and running statistics."""
+class ResNetEncoder(TorchEncoder):
+    """ResNet-18 with fixed weights and running statistics, in float32."""
 
-    feature_size = ResNet18.feature_size
+    preprocessing: Preprocessing
 
     def __init__(
         self,
@@ -221,21 +213,13 @@ class ResNetEncoder:
         preprocessing: Preprocessing,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.name = name
-        self.preprocessing = preprocessing
-        self.tensors = tensors
-        """Parameters and running statistics in float32, for `TrainableEncoder` to start from."""
-        self.fingerprint = fingerprint_weights("resnet18", tensors, preprocessing)
-        self._device = torch.device(device)
         self._network = ResNet18()
+        size = self._network.feature_size
+        super().__init__(name, "resnet18", tensors, preprocessing, device, size)
 
-    @torch.inference_mode()
-    def encode(self, images: Images) -> Features:
-        """Return the features [images, 512]."""
-        params = {name: value.to(self._device) for name, value in self.tensors.items()}
-        return encode_with_torch(
-            lambda inputs: self._network.apply(params, inputs), images, self, self._device
-        )
+    def apply(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """Return the features [B, 512]."""
+        return self._network.apply(tensors, inputs)
 
 
 def load_resnet(
@@ -243,8 +227,7 @@ def load_resnet(
 ) -> ResNetEncoder:
     """Return the ResNet-18 encoder with the weights that `find_weights` finds."""
     path = find_weights(weights, *data_folders)
-    tensors, preprocessing = load_weights(path)
-    return ResNetEncoder(f"resnet18 {path.name}", tensors, preprocessing, device)
+    return ResNetEncoder(f"resnet18 {path.name}", *load_weights(path), device)
 
 
 def random_resnet(name: str, seed: int, device: torch.device | str) -> ResNetEncoder:
@@ -257,7 +240,7 @@ _HEADS = ("fc", "classifier", "heads", "head")
 """torchvision's names of the classifier."""
 
 
-class TorchvisionEncoder:
+class TorchvisionEncoder(TorchEncoder):
     """A module without its classifier, in evaluation mode."""
 
     def __init__(
@@ -267,22 +250,16 @@ class TorchvisionEncoder:
         preprocessing: Preprocessing,
         device: torch.device | str,
     ) -> None:
-        self.name = name
-        self.preprocessing = preprocessing
-        self.fingerprint = fingerprint_weights(name, module.state_dict(), preprocessing)
-        self._device = torch.device(device)
-        self._module = module.to(self._device).eval()
-        size = preprocessing.image_size
+        self._module = module.to(device).eval()
+        tensors, size = module.state_dict(), preprocessing.image_size
         with torch.inference_mode():
-            self.feature_size = self._run(torch.zeros(1, 3, size, size)).shape[1]
+            features = self.apply(tensors, torch.zeros(1, 3, size, size, device=device))
+        super().__init__(name, name, tensors, preprocessing, device, features.shape[1])
 
-    @torch.inference_mode()
-    def encode(self, images: Images) -> Features:
-        """Return the features [images, feature_size]."""
-        return encode_with_torch(self._run, images, self, self._device)
-
-    def _run(self, inputs: torch.Tensor) -> Any:
-        return self._module(inputs.to(self._device)).flatten(start_dim=1)
+    def apply(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """Return the features [B, feature_size]."""
+        found: Tensor = functional_call(self._module, tensors, (inputs,))
+        return found.flatten(start_dim=1)
 
 
 def load_torchvision_encoder(
@@ -293,34 +270,27 @@ def load_torchvision_encoder(
     Images are resized to the training size of the published weights, or to 64 pixels with the
     user's weights.
     """
+    asked = f"encoder.name is 'torchvision:{name}'"
     try:
         models = import_module("torchvision.models")
     # With a torch it was not built for, it fails with a RuntimeError about operators.
     except Exception as error:
         raise InvalidInput(
-            f"encoder.name is 'torchvision:{name}', but torchvision does not work here "
-            f"({explain(error)}); it must be installed in the version made for this torch."
+            f"{asked}, but torchvision does not work here ({explain(error)}); it must be installed "
+            "in the version made for this torch."
         ) from None
     try:
         published = None if weights is not None else models.get_model_weights(name).DEFAULT
         module = models.get_model(name, weights=published)
-    except ValueError:
+    except (ValueError, OSError) as error:
         raise InvalidInput(
-            f"encoder.name is 'torchvision:{name}'; it must be torchvision:NAME with one of the "
-            "names that torchvision.models.list_models() gives."
-        ) from None
-    except OSError as error:
-        raise InvalidInput(
-            f"encoder.name is 'torchvision:{name}', whose weights cannot be downloaded ({error}); "
-            "encoder.weights must name a file of them."
+            f"{asked}, which cannot be loaded ({explain(error)}); NAME must be one of those that "
+            "torchvision.models.list_models() gives, and its weights within reach."
         ) from None
     preprocessing = Preprocessing()
     if published is not None:
         shown = published.transforms()
-        mean, std = shown.mean, shown.std
-        preprocessing = Preprocessing(
-            int(shown.crop_size[0]), (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
-        )
+        preprocessing = Preprocessing(int(shown.crop_size[0]), tuple(shown.mean), tuple(shown.std))
     if weights is not None:
         try:
             module.load_state_dict(read_torch_file(weights.expanduser()))
@@ -332,16 +302,14 @@ def load_torchvision_encoder(
     head = next((each for each in _HEADS if hasattr(module, each)), None)
     if head is None:
         raise InvalidInput(
-            f"encoder.name is 'torchvision:{name}', a model whose classifier is not known; it "
-            f"must be one that ends in {', '.join(_HEADS)}."
+            f"{asked}, a model whose classifier is not known; it must be one that ends in "
+            f"{', '.join(_HEADS)}."
         )
     setattr(module, head, torch.nn.Identity())
     return TorchvisionEncoder(f"torchvision {name}", module, preprocessing, device)
 
 
 _PREFIX = "encoder."
-_IMAGES_AT_ONCE = 256
-"""Batch size without gradients: the whole test set would not fit into memory."""
 
 
 class TrainableEncoder(Model):
@@ -377,11 +345,8 @@ class TrainableEncoder(Model):
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits."""
-        # A gradient needs all activations anyway, and training batches are small.
-        if torch.is_grad_enabled() or len(inputs) <= _IMAGES_AT_ONCE:
-            return self._head.apply(params, self._encode(params, inputs))
-        parts = [self._encode(params, part) for part in torch.split(inputs, _IMAGES_AT_ONCE)]
-        return self._head.apply(params, torch.cat(parts))
+        features = apply_in_pieces(lambda some: self._encode(params, some), inputs)
+        return self._head.apply(params, features)
 
     def _encode(self, params: Tensors, inputs: Tensor) -> Tensor:
         size = self._preprocessing.image_size
