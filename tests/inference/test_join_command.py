@@ -41,9 +41,9 @@ def test_trial_join_and_leave(path: Path, late: Path, said: Say) -> None:
     assert said("join", path)[1] == f"No client has joined {path} since it was trained.\n"
     code, out, _ = said("join", path, "--data", late, "--name", "late", "--add")
     assert code == 0
-    assert f"remove them with: mpfedcl join {path} --leave late" in out
+    assert f"remove it with: mpfedcl leave {path} --name=late" in out
     assert "late" in said("join", path)[1]
-    code, out, _ = said("join", path, "--leave", "late")
+    code, out, _ = said("leave", path, "--name", "late")
     assert (code, out) == (0, "late has left; the pool holds 18 prototypes of 3 clients\n")
 
 
@@ -59,7 +59,7 @@ def test_join_prints_json(path: Path, late: Path, said: Say) -> None:
     (record,) = json.loads(said("join", path, "--json")[1])
     assert record["client"] == "late"
     assert record["accuracy"] == told["accuracy"]
-    left = json.loads(said("join", path, "--leave", "late", "--json")[1])
+    left = json.loads(said("leave", path, "--name", "late", "--json")[1])
     assert left == {
         "left": "late",
         "pool": ["client-0", "client-1", "client-2"],
@@ -86,7 +86,6 @@ def test_rejected_update_is_not_added(path: Path, late: Path, said: Say) -> None
         (("--data", "LATE"), "name is missing"),
         (("--name", "late"), "data is missing"),
         (("--add",), "data is missing"),
-        (("--leave", "late", "--name", "late"), "only --json may be given"),
         (("--data", "LATE", "--name", "late", "--epochs", "-1"), "epochs is -1"),
         (("--data", "LATE", "--name", "late", "--epochs", "few"), "must be a whole number"),
         (("--data", "LATE", "--name", "late", "--lr", "0"), "lr is 0"),
@@ -108,7 +107,7 @@ def test_bad_input_is_rejected_in_one_line(
 
 
 def test_folder_without_a_run_is_rejected(tmp_path: Path, late: Path, said: Say) -> None:
-    for words in ((), ("--leave", "x"), ("--data", late, "--name", "x", "--add")):
+    for words in ((), ("--data", late, "--name", "x", "--add")):
         code, _, errors = said("join", tmp_path / "nothing", *words)
         assert code == 2
         assert "it must be a folder that holds a run" in errors
@@ -128,4 +127,4 @@ def test_join_on_the_embedded_digits(tmp_path: Path, said: Say) -> None:
     # 2,000 digits teach a model of two skewed rounds a lot.
     assert second["classifier"] > first["classifier"] + 10
     assert first["own"] > 60
-    assert said("join", tmp_path / "digits", "--leave", "clinic-7")[0] == 0
+    assert said("leave", tmp_path / "digits", "--name", "clinic-7")[0] == 0

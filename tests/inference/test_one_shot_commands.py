@@ -57,7 +57,7 @@ def test_client_joins_adds_samples_and_leaves(path: Path, clients: Path, cli: Cl
         "d has left; the pool holds 9 prototypes of 3 clients"
         in cli("leave", path, "--name", "d").out
     )
-    assert json.loads(cli("join", path, "--leave", "a", "--json").out)["pool"] == ["b", "c"]
+    assert json.loads(cli("leave", path, "--name", "a", "--json").out)["pool"] == ["b", "c"]
 
 
 def test_client_leaves_a_run_with_a_prototype_pool(images: Path, tmp_path: Path, cli: Cli) -> None:

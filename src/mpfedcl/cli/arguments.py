@@ -7,67 +7,107 @@ here, by its class of arguments, and nowhere else.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
-import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from mpfedcl.experiment import Experiment
 
 
+@dataclass(frozen=True)
+class Command:
+    """A command: its arguments, and the module of `mpfedcl.cli` that implements it."""
+
+    arguments: type[Any]
+    module: str
+    """For `data list`, with the function `data_list_command`."""
+    summary: str
+
+
+_T = TypeVar("_T")
+_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
+
+COMMANDS: dict[str, Command] = {}
+"""All commands by name, in the order of the overview."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _command(name: str, module: str, summary: str) -> Callable[[type[_T]], type[_T]]:
+    """Make the decorated class a frozen dataclass: the arguments of a command."""
+
+    def register(cls: type[_T]) -> type[_T]:
+        for each, kind in cls.__annotations__.items():
+            cls.__annotations__[each] = flag_type(kind)
+        arguments = dataclass(frozen=True)(cls)
+        COMMANDS[name] = Command(arguments, module, summary)
+        return arguments
+
+    return register
+
+
+def flag_type(kind: Any) -> Any:
+    """Return the type of a flag with the form of its value in help; None is not shown there."""
+    if kind is bool:
+        return Annotated[bool, FlagCreatePairsOff]
+    if kind in _METAVARS:
+        return Annotated[kind, arg(metavar=_METAVARS[kind])]
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    if get_origin(kind) is Annotated or len(kinds) == len(get_args(kind)):
+        return kind
+    return Annotated[kind, _open("|".join(map(_metavar, kinds)))]
+
+
 def _open(metavar: str, words: str | None = None) -> Any:
     """Return the help of an argument without a default value that help could show."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="", help=words)
+    return arg(metavar=metavar, help_behavior_hint="", help=words)
 
 
-_Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-_MaybeText = Annotated[str | None, _open("TEXT")]
-_MaybeName = Annotated[str | None, _open("NAME")]
-_MaybeInt = Annotated[int | None, _open("INT")]
-_MaybeFloat = Annotated[float | None, _open("FLOAT")]
-_MaybeFile = Annotated[Path | None, _open("FILE")]
-_MaybeFolder = Annotated[Path | None, _open("FOLDER")]
-_Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
-_Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-_Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-_SetName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _metavar(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return " ".join(_metavar(each) for each in get_args(kind))
+    choices = ",".join(map(str, get_args(kind)))
+    return f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS.get(kind, "VALUE")
+
 
 # Arguments of several commands, with their help.
-_Settings = Annotated[Experiment, tyro.conf.arg(name="")]
+_Settings = Annotated[Experiment, arg(name="")]
 _SettingsFile = Annotated[
     Path | None,
-    tyro.conf.Positional,
+    Positional,
     _open(
         "[EXPERIMENT.TOML]",
         "TOML file of settings, such as the experiment.toml of a run; flags override its values.",
     ),
 ]
 _Out = Annotated[Path | None, _open("DIR", "Output folder [default: a new one in runs/].")]
-_Json = Annotated[_Flag, tyro.conf.arg(help="Print the result as JSON and nothing else.")]
+_Json = Annotated[bool, FlagCreatePairsOff, arg(help="Print the result as JSON and nothing else.")]
 _Jobs = Annotated[
     int | Literal["auto"],
-    _open(
-        "{auto,INT}",
-        "Number of concurrent runs [default: auto, as many as cores and memory allow].",
-    ),
+    _open("{auto,INT}", "Number of concurrent runs [default: as many as cores and memory allow]."),
 ]
 _Predictors = Annotated[
     Literal["primary", "all"],
-    tyro.conf.arg(
+    arg(
         help="primary: show the primary metric of the method; all: show the personalized and the "
         "global model, each by classifier and by nearest prototype, on both test sets."
     ),
 ]
+_SetName = Annotated[str, Positional, arg(metavar="NAME")]
 _DataFolder = Annotated[
     Path | None,
     _open("DIR", "Data folder [default: $MPFEDCL_DATA, otherwise the user's cache folder]."),
 ]
 _Replace = Annotated[
-    _Flag, tyro.conf.arg(help="Prepare all domains again, even those that already exist.")
+    bool, FlagCreatePairsOff, arg(help="Prepare domains again that already exist.")
 ]
-_FinishedRun = Annotated[_Run, tyro.conf.arg(metavar="RUN", help="Folder of a finished run.")]
+_FinishedRun = Annotated[Path, Positional, arg(metavar="RUN", help="Folder of a finished run.")]
 _RunWithModels = Annotated[
-    _Run,
-    tyro.conf.arg(
+    Path,
+    Positional,
+    arg(
         metavar="RUN",
         help="Folder of a finished run, or a client's folder in a federation (DIR/clients/NAME), "
         "which keeps the models of its last run.",
@@ -76,9 +116,7 @@ _RunWithModels = Annotated[
 _MovedWeights = Annotated[
     Path | None, _open("FILE", "Weights of the encoder, if the file has moved since the run.")
 ]
-_Federation = Annotated[
-    Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR", help="Folder of the federation.")
-]
+_Federation = Annotated[Path, Positional, arg(metavar="DIR", help="Folder of the federation.")]
 _Share = Annotated[
     int | None,
     _open("INT", "Use this part (counted from 0) of the experiment's data set instead of --data."),
@@ -92,40 +130,8 @@ _EncoderWeights = Annotated[
 ]
 _AllowedMethods = Annotated[
     tuple[str, ...],
-    tyro.conf.arg(
-        help="Custom methods (package.module:Class) that the server may request; they must be "
-        "installed on this machine."
-    ),
+    arg(help="Custom methods (package.module:Class), installed here, that the server may request."),
 ]
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command: its arguments, and the module of `mpfedcl.cli` that implements it."""
-
-    name: str
-    arguments: type[Any]
-    module: str
-    """For `data list`, with the function `data_list_command`."""
-    summary: str
-
-
-_T = TypeVar("_T")
-
-COMMANDS: dict[str, Command] = {}
-"""All commands by name, in the order of the overview."""
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def _command(name: str, module: str, summary: str) -> Callable[[type[_T]], type[_T]]:
-    """Make the decorated class a frozen dataclass: the arguments of a command."""
-
-    def register(cls: type[_T]) -> type[_T]:
-        arguments = dataclass(frozen=True)(cls)
-        COMMANDS[name] = Command(name, arguments, module, summary)
-        return arguments
-
-    return register
 
 
 @_command("run", "run", "run or resume one experiment")
@@ -138,7 +144,7 @@ class Run:
 
     file: _SettingsFile = None
     out: _Out = None
-    resume: Annotated[Path | None, _open("DIR")] = None
+    resume: Path | None = None
     """Resume the run in this folder; only --rounds, --engine, --workers, --worker-timeout, --track
     and --track-to may be given with it."""
     predictors: _Predictors = "primary"
@@ -180,15 +186,10 @@ class Tune:
     file: _SettingsFile = None
     methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
     """Names of the methods."""
-    budget: int = 12
-    """Number of trials per method."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of each trial."""
-    validation: float = 0.2
-    """Fraction of each client's training images of each class that is held out for validation."""
-    tolerance: float = 1.0
-    """Trials within this many standard errors of the best are considered equal; the one with the
-    fewest changes to the defaults is chosen."""
+    budget: int = 12  # Number of trials per method.
+    seeds: tuple[int, ...] = (0,)  # Seeds of each trial.
+    validation: float = 0.2  # Fraction of each client and class that is held out.
+    tolerance: float = 1.0  # Standard errors within which the fewest changes win.
     out: _Out = None
     jobs: _Jobs = "auto"
     json: _Json = False
@@ -199,22 +200,15 @@ class Tune:
 class Report:
     """Write the results of runs as one HTML file, which opens without a network.
 
-    Examples: `mpfedcl report runs/mine`, `mpfedcl report demo --latex --csv --pdf`,
-    `mpfedcl report runs/a runs/b --out both.html`.
+    Examples: `mpfedcl report runs/mine`, `mpfedcl report demo --latex --csv --pdf`.
     """
 
-    folders: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")
-    ]
+    folders: Annotated[tuple[Path, ...], Positional, arg(metavar="DIR [DIR ...]")]
     """Folders of runs, comparisons or searches; each becomes a section."""
-    out: Annotated[Path | None, _open("FILE.html")] = None
-    """Output file [default: report.html in the first folder]."""
-    latex: _Flag = False
-    """Also write each table as DIR/*.tex, for LaTeX with booktabs."""
-    csv: _Flag = False
-    """Also write the measurements as DIR/*.csv, with a row per round, test set and predictor."""
-    pdf: _Flag = False
-    """Also write the figures as DIR/*.pdf, with TrueType fonts, which journals require."""
+    out: Path | None = None  # Output file [default: report.html in the first folder].
+    latex: bool = False  # Also write each table as DIR/*.tex, for LaTeX with booktabs.
+    csv: bool = False  # Also write DIR/*.csv, with a row per round, test set and predictor.
+    pdf: bool = False  # Also write the figures as DIR/*.pdf, with TrueType fonts.
 
 
 @_command("watch", "report", "show runs on a local web page, live")
@@ -224,12 +218,9 @@ class Watch:
     Examples: `mpfedcl watch`, `mpfedcl watch runs --port 9000`.
     """
 
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS_FOLDER]")] = Path(
-        "runs"
-    )
+    folder: Annotated[Path, Positional, arg(metavar="[RUNS_FOLDER]")] = Path("runs")
     """Folder that contains runs, at a depth of at most six."""
-    port: int = 8700
-    """Port of the page; 0 selects a free one."""
+    port: int = 8700  # Port of the page; 0 selects a free one.
     host: str = "127.0.0.1"
     """Address to listen on. An address that is not local makes your runs readable to others."""
 
@@ -256,10 +247,8 @@ class DataShow:
     Example: `mpfedcl data show mnist-sample --partition.alpha 0.5 --clients 10`.
     """
 
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = "mnist-sample"
-    """Name of the data set."""
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png")] = Path("partition.png")
-    """File of the figure."""
+    name: Annotated[str, Positional, arg(metavar="[NAME]")] = "mnist-sample"  # Data set.
+    out: Path = Path("partition.png")  # File of the figure.
     json: _Json = False
     settings: _Settings = field(default_factory=Experiment)
 
@@ -268,13 +257,10 @@ class DataShow:
 class DataFetch:
     """Download the original files of a public data set and prepare them.
 
-    After an interruption the same command continues. Examples: `mpfedcl data fetch mnist`,
-    `mpfedcl data fetch digit5 --root data`.
+    After an interruption the same command continues. Example: `mpfedcl data fetch mnist`.
     """
 
-    name: _SetName
-    """Data set: mnist, digit5 (or its parts svhn, usps), office10 (or its part caltech) or
-    domainnet."""
+    name: _SetName  # Data set: mnist, digit5 (or svhn, usps), office10 (or caltech) or domainnet.
     root: _DataFolder = None
     replace: _Replace = False
 
@@ -286,10 +272,8 @@ class DataPrepare:
     Example: `mpfedcl data prepare digit5 --source downloads`.
     """
 
-    name: _SetName
-    """Data set: mnist, digit5, office10 or domainnet."""
-    source: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder of the original files, as published."""
+    name: _SetName  # Data set: mnist, digit5, office10 or domainnet.
+    source: Path  # Folder of the original files, as published.
     root: _DataFolder = None
     replace: _Replace = False
 
@@ -298,31 +282,24 @@ class DataPrepare:
 class DataEncode:
     """Encode images into files of features, so that later runs need neither images nor encoder.
 
-    Writes OUT/<domain>.npz with a feature vector and a label per image, and the class names. A run
-    on the features equals the run on the images with the same encoder. Clients that use their
-    files together must use the same encoder with the same weights. Examples:
+    Writes OUT/<domain>.npz. A run on the features equals the run on the images with the same
+    encoder, which all clients must use with the same weights. Examples:
     `mpfedcl data encode images --weights encoder.safetensors --out features`, then
     `mpfedcl run --dataset.name folder --dataset.root features`.
     """
 
-    root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROOT")]
-    """Folder of images, as for --dataset.name folder: ROOT/<domain>/<class>/*.png|jpg or
-    ROOT/<domain>.npz."""
-    encoder: str = "resnet18"
-    """Encoder, as for --encoder.name: resnet18, onnx:PATH, torchvision:NAME, ..."""
-    weights: _MaybeFile = None
-    """Weights of resnet18 [default: searched for as in a run: $MPFEDCL_WEIGHTS, then the data
-    folder]."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("features")
-    """Output folder; it must be new or empty."""
+    root: Annotated[Path, Positional, arg(metavar="ROOT")]
+    """Folder of images: ROOT/<domain>/<class>/*.png|jpg or ROOT/<domain>.npz."""
+    encoder: str = "resnet18"  # As for --encoder.name: resnet18, onnx:PATH, torchvision:NAME ...
+    weights: Path | None = None  # Weights [default: from $MPFEDCL_WEIGHTS, then the data folder].
+    out: Path = Path("features")  # Output folder; it must be new or empty.
 
 
 @_command("data cache", "data", "show or clear the cache of encoded images")
 class DataCache:
     """Show the cache of encoded images, or clear it."""
 
-    clear: _Flag = False
-    """Delete all cached features; they are computed again when needed."""
+    clear: bool = False  # Delete all cached features; they are computed again when needed.
     json: _Json = False
 
 
@@ -338,36 +315,25 @@ class Predict:
     """
 
     run: _RunWithModels
-    images: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        _open("IMAGES [IMAGES ...]"),
-    ]
+    images: Annotated[tuple[str, ...], Positional, _open("IMAGES [IMAGES ...]")]
     """Files, folders (searched recursively), patterns, npz archives (x_test, else x, else x_train),
     or - to read paths from standard input, one per line. A run on vectors takes npz archives, a run
     on a table takes CSV or Parquet files with the same columns."""
-    client: _MaybeName = None
-    """Use the personalized model of this client [default: the global model; in a client's folder,
+    client: str | None = None
+    """Client whose personalized model is used [default: the global model; in a client's folder,
     the model of the primary metric]."""
-    false_alarms: float = 0.05
-    """Fraction of held-out images that the threshold for out-of-distribution images would flag."""
-    coverage: _MaybeFloat = None
-    """With a classifier: also print a prediction set that contains the true class with this
-    probability."""
-    estimate_prior: _Flag = False
-    """Estimate the class prior of these images and correct the predictions with it; not with
+    false_alarms: float = 0.05  # Share of held-out images above the out-of-distribution threshold.
+    coverage: float | None = None  # Print sets that have the true class with this probability.
+    estimate_prior: bool = False
+    """Estimate the class prior of these images, and correct the predictions with it. Not with
     --client, whose class prior is known."""
-    log: _Flag = False
-    """Record the number of out-of-distribution images for mpfedcl watch; names are not recorded."""
-    held_out: _MaybeFolder = None
-    """Labeled images that no client trained with, FOLDER/<class>/*.png. The out-of-distribution
-    threshold is measured on them and stored in calibration.json. Meant for runs over a network,
-    whose test images stay with the clients."""
+    log: bool = False  # Count out-of-distribution images for mpfedcl watch, without names.
+    held_out: Path | None = None
+    """Labeled images that no client trained with, FOLDER/<class>/*.png, to measure the threshold
+    for out-of-distribution images. For runs over a network, whose test images stay there."""
     weights: _MovedWeights = None
-    json: _Flag = False
-    """Print one JSON object per line and image; unreadable images have an `error`."""
-    probabilities: _Flag = False
-    """With --json: include the probabilities of all classes."""
+    json: bool = False  # Print a JSON object per line and image; unreadable images have an `error`.
+    probabilities: bool = False  # With --json: include the probabilities of all classes.
 
 
 @_command("export", "inference", "export the model of a finished run (ONNX and others)")
@@ -375,35 +341,25 @@ class Export:
     """Export the model of a finished run as one file, for programs without mpfedcl.
 
     The file is compared with PyTorch on real images, and is not written if they disagree.
-    Examples: `mpfedcl export runs/mine`, `mpfedcl export runs/mine --quantize int8 --out m.onnx`,
-    `mpfedcl export runs/mine --client client-2 --predictor classifier --format torch-export`.
+    Examples: `mpfedcl export runs/mine`, `mpfedcl export runs/mine --quantize int8 --out m.onnx`.
     """
 
     run: _RunWithModels
     format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
-    """onnx: images in; label, distance and scores out; torch-export: the same as a .pt2 program;
-    safetensors: the tensors only."""
-    predictor: Annotated[
-        Literal["prototype", "classifier"] | None,
-        _open("{prototype,classifier}"),
-    ] = None
+    """onnx, torch-export (a .pt2 program), or safetensors: the tensors only."""
+    predictor: Literal["prototype", "classifier"] | None = None
     """Decision rule [default: prototype if the run has prototypes, otherwise classifier]."""
-    client: _MaybeName = None
-    """Export the personalized model of this client [default: as for predict]."""
+    client: str | None = None
+    """Client whose personalized model is exported [default: as for predict]."""
     encoder: Literal["include", "exclude"] = "include"
     """exclude: the exported model takes features of the encoder instead of images."""
-    quantize: Annotated[Literal["int8"] | None, _open("int8")] = None
-    """Store 8-bit weights, about a quarter of the size (onnx only). The export fails if it loses
-    more than one point of accuracy."""
-    false_alarms: float = 0.05
-    """Fraction of held-out images that the out-of-distribution threshold in the metadata flags."""
-    check_images: int = 1000
-    """Number of images that the file is checked with."""
-    held_out: _MaybeFolder = None
-    """As for predict; one half checks the file, the other half calibrates int8."""
+    quantize: Literal["int8"] | None = None
+    """Store 8-bit weights (onnx only); fails if this loses more than one point of accuracy."""
+    false_alarms: float = 0.05  # As for predict, for the threshold in the metadata.
+    check_images: int = 1000  # Number of images that the file is checked with.
+    held_out: Path | None = None  # As for predict; a half checks the file, a half calibrates int8.
     weights: _MovedWeights = None
-    out: _MaybeFile = None
-    """Output file [default: in exported/ in the run's folder]."""
+    out: Path | None = None  # Output file [default: in exported/ in the run's folder].
     json: _Json = False
 
 
@@ -412,43 +368,30 @@ class Join:
     """Add a new client to a finished run, whose model and prototype pool it receives.
 
     Some of the client's images are held out to test the model before and after a short training.
-    The run is unchanged unless --add adds the client's prototypes to its pool; --leave removes them
-    again. With a one-shot method (fedgauss and its family) nothing is trained: --add adds the
-    client's statistics, and all classifiers are computed again in closed form. Without --data the
-    command lists the clients that have joined. Examples:
-    `mpfedcl join runs/mine --data images --name clinic-7`,
+    The run is unchanged unless --add adds the client's prototypes to its pool. With a one-shot
+    method (fedgauss and its family) nothing is trained: --add adds the client's statistics, and
+    all classifiers are computed again in closed form. Without --data the command lists the clients
+    that have joined. Examples:
     `mpfedcl join runs/mine --data images --name clinic-7 --epochs 5 --add`,
-    `mpfedcl join runs/one-shot --data new-images --name clinic-7 --add --more`,
-    `mpfedcl join runs/mine --leave clinic-7`.
+    `mpfedcl join runs/one-shot --data new-images --name clinic-7 --add --more`.
     """
 
-    run: _Run
+    run: Annotated[Path, Positional, arg(metavar="RUN")]
     """Folder of a finished run of a method with prototypes and a global model."""
-    data: _MaybeFolder = None
+    data: Path | None = None
     """Data of the client: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
-    or FILE.npz (images or vectors, as in the run), for a run on a table a CSV or Parquet file. The
-    classes are those of the run; some may be missing."""
-    name: _MaybeName = None
-    """Name of the client, which no other client of the run may have."""
-    epochs: _MaybeInt = None
-    """Epochs of training [default: 1]; 0 uses the model unchanged. Not with one-shot methods."""
-    lr: _MaybeFloat = None
-    """Learning rate [default: train.lr of the run]."""
-    test_fraction: _MaybeFloat = None
-    """Fraction of the images of each class to hold out, if the data has no test set [default: as in
-    the run]."""
-    add: _Flag = False
-    """Add the client's prototypes to the run's pool, if update validation accepts them."""
-    replace: _Flag = False
+    or FILE.npz (images or vectors, as in the run); for a run on a table a CSV or Parquet file."""
+    name: str | None = None  # Name of the client, which no other client of the run may have.
+    epochs: int | None = None  # Epochs of training, not with one-shot methods [default: 1].
+    lr: float | None = None  # Learning rate [default: train.lr of the run].
+    test_fraction: float | None = None
+    """Fraction of each class to hold out, if the data has no test set [default: as in the run]."""
+    add: bool = False  # Add the prototypes to the run's pool, if update validation accepts them.
+    replace: bool = False
     """For a client that has already joined: ignore its old prototypes or statistics; with --add
     they are replaced."""
-    more: _Flag = False
-    """One-shot methods: add these images to those of a client that has already joined."""
-    new_classes: _Flag = False
-    """One-shot methods: accept classes that the run does not have; they are numbered after its
-    own."""
-    leave: _MaybeName = None
-    """Remove this client again, as `mpfedcl leave` does; only --json may be given with it."""
+    more: bool = False  # One-shot methods: add these images to those of a joined client.
+    new_classes: bool = False  # One-shot methods: accept classes that the run does not have.
     weights: _MovedWeights = None
     json: _Json = False
 
@@ -464,8 +407,7 @@ class Leave:
     """
 
     run: _FinishedRun
-    name: _Name
-    """Name of the client."""
+    name: str  # Name of the client.
     json: _Json = False
 
 
@@ -493,11 +435,10 @@ class Advise:
     """
 
     run: _FinishedRun
-    data: _Folder
-    """Data of the client, as for `mpfedcl join`."""
-    test_fraction: _MaybeFloat = None
-    """Fraction of the images of each class to hold out [default: as in the run; if fewer than 200
-    images would be held out, each image is tested once, in five folds]."""
+    data: Path  # Data of the client, as for `mpfedcl join`.
+    test_fraction: float | None = None
+    """Fraction of each class to hold out [default: as in the run; if that is fewer than 200
+    images, each image is tested once, in five folds]."""
     weights: _MovedWeights = None
     json: _Json = False
 
@@ -512,14 +453,10 @@ class FederationInit:
     """
 
     directory: _Federation
-    clients: _MaybeInt = None
-    """Number of clients, which are named client-0, client-1 and so on."""
-    names: tuple[str, ...] = ()
-    """Names of the clients, instead of their number."""
-    host: _MaybeText = None
-    """Name or address at which clients reach the server [default: 127.0.0.1]."""
-    port: int = 9800
-    """Port of the server."""
+    clients: int | None = None  # Number of clients, which are named client-0, client-1 and so on.
+    names: tuple[str, ...] = ()  # Names of the clients, instead of their number.
+    host: str | None = None  # Address at which clients reach the server [default: 127.0.0.1].
+    port: int = 9800  # Port of the server.
 
 
 @_command("federation server", "federation", "run the server of a federation")
@@ -532,11 +469,8 @@ class FederationServer:
     """
 
     directory: _Federation
-    bind: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all interfaces."""
-    insecure: _Flag = False
-    """Disable TLS and client keys, for tests on this machine; starting a run still needs the
-    secret."""
+    bind: str = "127.0.0.1"  # Address to listen on; 0.0.0.0 for all interfaces.
+    insecure: bool = False  # Disable TLS and client keys, for tests on this machine.
 
 
 @_command("federation client", "federation", "run a client of a federation")
@@ -547,30 +481,23 @@ class FederationClient:
     `mpfedcl federation client lab --name client-0 --share 0` to try out a federation.
     """
 
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    directory: Annotated[Path, Positional, arg(metavar="DIR")]
     """Folder of the client, or with --name the folder of the federation."""
-    name: _MaybeText = None
-    """Name of the client [default: the client of the folder]."""
-    data: _MaybeFolder = None
-    """Data of this client: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*, or npz files
-    (images or vectors)."""
+    name: str | None = None  # Name of the client [default: the client of the folder].
+    data: Path | None = None
+    """Data of this client: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/* or npz files."""
     share: _Share = None
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
-    min_cluster_size: int = 1
-    """Never send a prototype of fewer images than this, whatever the experiment requests."""
-    max_epsilon: _MaybeFloat = None
-    """Take part only under local differential privacy, and spend at most this epsilon over all
-    runs."""
-    secure_aggregation: _Flag = False
+    min_cluster_size: int = 1  # Never send a prototype of fewer images, whatever is requested.
+    max_epsilon: float | None = None
+    """Take part only under local differential privacy; spend at most this over all runs."""
+    secure_aggregation: bool = False
     """Take part only with secure aggregation, which hides this client's updates from the server."""
-    device: str = "cpu"
-    """Device to compute on: cpu, cuda, cuda:1."""
+    device: str = "cpu"  # Device to compute on: cpu, cuda, cuda:1.
     methods: _AllowedMethods = ()
-    server: _MaybeText = None
-    """host:port of the server [default: as in the client's folder]."""
-    insecure: _Flag = False
-    """Disable TLS and client keys, for tests on one machine."""
+    server: str | None = None  # host:port of the server [default: as in the client's folder].
+    insecure: bool = False  # Disable TLS and client keys, for tests on one machine.
 
 
 @_command("federation start", "federation", "run an experiment with the clients")
@@ -586,8 +513,7 @@ class FederationStart:
     directory: _Federation
     file: _SettingsFile = None
     out: _Out = None
-    resume: Annotated[Path | None, _open("DIR")] = None
-    """Resume the run in this folder; only --rounds may be given with it."""
+    resume: Path | None = None  # Resume the run in this folder; only --rounds may be given with it.
     predictors: _Predictors = "primary"
     json: _Json = False
     settings: _Settings = field(default_factory=Experiment)
@@ -603,12 +529,9 @@ class FederationUpdate:
     """
 
     directory: _Federation
-    run: _Folder
-    """Run directory of a one-shot method (fedgauss and its family) over a network."""
-    client: _Name
-    """Name of the client; if it is already in the run, its new statistics replace the old ones."""
-    leave: _Flag = False
-    """Remove the client; it needs to be connected only if the run keeps pooled statistics."""
+    run: Path  # Run directory of a one-shot method (fedgauss and its family) over a network.
+    client: str  # Client; if it is in the run, its new statistics replace the old ones.
+    leave: bool = False  # Remove it; it must be connected only if the run keeps pooled statistics.
     json: _Json = False
 
 
@@ -623,30 +546,20 @@ class PrivacyPlan:
     `mpfedcl privacy plan --unit client --clients 2000 --rounds 60 --fraction 0.1`.
     """
 
-    epsilon: tuple[float, ...] = (0.5, 1.0, 3.0, 8.0)
-    """Privacy budgets to compare."""
-    delta: float = 1e-5
-    """Probability with which the guarantee may fail."""
+    epsilon: tuple[float, ...] = (0.5, 1.0, 3.0, 8.0)  # Privacy budgets to compare.
+    delta: float = 1e-5  # Probability with which the guarantee may fail.
     unit: Literal["record", "client"] = "record"
-    """Whether the guarantee protects one image (record) or all images of a client."""
+    """What is protected: an image, or a client with all."""
     model: Literal["central", "local"] = "central"
-    """Whether the server (central) or each client (local) adds the noise."""
-    images: int = 2000
-    """Number of training images of all clients."""
-    clients: int = 5
-    """Number of clients."""
-    classes: int = 10
-    """Number of classes."""
-    dimension: int = 64
-    """Dimension of a feature after projection (privacy.dimensions)."""
-    rounds: int = 0
-    """Rounds of training; 0: a one-shot method."""
-    fraction: float = 1.0
-    """Fraction of the clients that train per round."""
-    parameters: int = 100_000
-    """With --rounds: number of parameters of the model."""
-    clip: _MaybeFloat = None
-    """Unit client: largest norm of a client's statistics [default: 10]."""
+    """central: the server adds the noise; local: each client."""
+    images: int = 2000  # Number of training images of all clients.
+    clients: int = 5  # Number of clients.
+    classes: int = 10  # Number of classes.
+    dimension: int = 64  # Dimension of a feature after projection (privacy.dimensions).
+    rounds: int = 0  # Rounds of training; 0: a one-shot method.
+    fraction: float = 1.0  # Fraction of the clients that train per round.
+    parameters: int = 100_000  # With --rounds: number of parameters of the model.
+    clip: float | None = None  # Unit client: largest norm of a client's statistics [default: 10].
     json: _Json = False
 
 
@@ -661,13 +574,11 @@ class PrivacyReceipt:
     `mpfedcl privacy receipt runs/lab --data images --threshold 5`.
     """
 
-    settings: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_SETTINGS")]
+    settings: Annotated[Path, Positional, arg(metavar="RUN_OR_SETTINGS")]
     """Run directory, or TOML file of settings, of the server."""
-    data: _MaybeFolder = None
-    """Data of this client, as for `mpfedcl federation client`."""
+    data: Path | None = None  # Data of this client, as for `mpfedcl federation client`.
     share: _Share = None
-    threshold: _MaybeInt = None
-    """Do not send values of fewer images than this (--min-cluster-size of the client)."""
+    threshold: int | None = None  # Do not send values of fewer images (--min-cluster-size).
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
     methods: _AllowedMethods = ()

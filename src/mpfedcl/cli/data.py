@@ -7,15 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import DownloadColumn, Progress, TaskID, TimeRemainingColumn
 
 from mpfedcl.cli.arguments import DataCache, DataEncode, DataFetch, DataList, DataPrepare, DataShow
 from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
@@ -67,13 +59,9 @@ def data_cache_command(arguments: DataCache) -> None:
     content = cache.describe()
     total = sum(each.bytes for each in content.values())
     if arguments.json:
-        shown = {
-            "path": str(cache.folder),
-            "bytes": total,
-            "limit": cache.limit,
-            "arrays": {name: asdict(each) for name, each in content.items()},
-        }
-        print_json(shown)
+        arrays = {name: asdict(each) for name, each in content.items()}
+        place = {"path": str(cache.folder), "bytes": total, "limit": cache.limit}
+        print_json({**place, "arrays": arrays})
         return
     rows = [
         [name, f"{each.files:,}", f"{each.samples:,}", f"{each.bytes / 1024**2:,.1f}"]
@@ -107,14 +95,13 @@ def data_show_command(arguments: DataShow) -> None:
     if arguments.json:
         print_json({"figures": figures, **content})
         return
-    _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(
-        stdout_console()
-    )
-    stdout_console().print("\n  ".join(["figures:", *figures]))
+    console = stdout_console()
+    _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(console)
+    console.print("\n  ".join(["figures:", *figures]))
     if sample_index.vector_width is not None:
         for notice in sample_index.notices:
-            stdout_console().print(notice)
-        stdout_console().print(f"No contact sheet was drawn: the samples are {sample_index}.")
+            console.print(notice)
+        console.print(f"No contact sheet was drawn: the samples are {sample_index}.")
 
 
 def _pick_images(sample_index: SampleIndex) -> tuple[dict[str, list[Images | None]], list[str]]:
@@ -211,13 +198,7 @@ def _print_preparation(name: str, preparation: Preparation) -> None:
 def _show_downloads() -> Iterator[DownloadProgress]:
     """Show a progress bar per file, on a terminal only."""
     console = stderr_console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         tasks: dict[PublicFile, TaskID] = {}
 

@@ -7,7 +7,6 @@ server and of a client run for months and must stay small.
 import contextlib
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +23,17 @@ from mpfedcl.cli.arguments import (
     FederationStart,
     FederationUpdate,
 )
-from mpfedcl.cli.progress import Milestones, ProgressBar
-from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console, stop_after_round
+from mpfedcl.cli.terminal import (
+    ProgressBar,
+    is_milestone,
+    print_json,
+    stderr_console,
+    stdout_console,
+    stop_after_round,
+)
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.files import lock_folder, unused_folder, write_atomically
+from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
     check_connection,
@@ -119,7 +125,6 @@ def federation_server_command(arguments: FederationServer) -> None:
             raise InvalidInput(f"the server ended ({log}): {end_of_log(log).rstrip('.')}.")
     except KeyboardInterrupt:
         console.print("Server ended.")
-        return
 
 
 def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
@@ -155,10 +160,9 @@ def _supervise_server(
     """Keep a process ready for the next run and register new clients, while the server runs."""
     known, checked = folder.clients, time.monotonic()
     run_lines = RunLines()
+    command, env = server_executor_command(folder), environment(folder.flower_home)
     while process.poll() is None:
-        with running(
-            server_executor_command(folder), environment(folder.flower_home), log
-        ) as executor:
+        with running(command, env, log) as executor:
             while process.poll() is None and executor.poll() is None:
                 time.sleep(_SERVER_POLL_SECONDS)
                 if line := run_lines.read(read_status(folder.status)):
@@ -175,26 +179,22 @@ class RunLines:
     """Lines of the server's log about the current run: one every few rounds, and its end."""
 
     def __init__(self) -> None:
-        self._milestones = Milestones()
-        self._last = ""
+        self._round, self._last = 0, ""
 
     def read(self, status: Mapping[str, Any]) -> str:
-        """Return the next line for a status of the run; empty if nothing is new.
-
-        An empty status means that a new run is about to begin.
-        """
+        """Return the next line for a status of the run; empty if nothing is new."""
         before, self._last = self._last, str(status.get("what", ""))
-        if not status:
-            self._milestones = Milestones()
-        elif "round" in status:
+        if "round" in status:
             done, rounds = int(status["round"]), int(status["rounds"])
-            if self._milestones.is_new(done, rounds):
+            if is_milestone(done, rounds, self._round):
+                self._round = done
                 missing = f", missing: {len(status['missing'])}" if status["missing"] else ""
                 return f"Run: round {done} of {rounds}{missing}."
-        elif self._last != before:
-            details = status.get("error") or status.get("path")
-            return f"Run: {self._last}{f', {details}' if details else ''}."
-        return ""
+            return ""
+        self._round = 0
+        details = status.get("error") or status.get("path")
+        told = f"Run: {self._last}{f', {details}' if details else ''}."
+        return "" if self._last in ("", before) else told
 
 
 def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
@@ -295,8 +295,7 @@ def federation_client_command(arguments: FederationClient) -> None:
     _end_by_signals()
     try:
         with lock_folder(client.flower_home):
-            values = {**_node_config(arguments, client), "server": server}
-            write_atomically(client.settings, tomli_w.dumps(values).encode())
+            _write_settings(arguments, client, server)
             _supervise_client(client)
     except KeyboardInterrupt:
         console.print(f"{client.name} has left.")
@@ -305,24 +304,24 @@ def federation_client_command(arguments: FederationClient) -> None:
 def _supervise_client(client: ClientFolder) -> None:
     """Start the client's process, and restart it whenever it ends, until interrupted."""
     console = stderr_console()
+    command, env = client_executor_command(client), environment(client.flower_home)
     while True:
-        process = start(
-            client_executor_command(client),
-            environment(client.flower_home),
-            client.log,
-            reads=True,
-        )
-        last: list[str] = []
+        process = start(command, env, client.log, reads=True)
+        last = f"the client ended; see {client.log}."
         try:
-            listener = threading.Thread(target=_relay, args=(process, last), daemon=True)
-            listener.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                words = line.decode(errors="replace").strip()
+                if words.startswith(LAST_WORDS):
+                    last = words.removeprefix(LAST_WORDS)
+                else:
+                    console.print(words)
             code = process.wait()
-            listener.join(1)
         finally:
             end(process)
         if code == 2:
             # Invalid input, which the process has reported: a restart would not help.
-            raise InvalidInput(last[0] if last else f"the client ended; see {client.log}.")
+            raise InvalidInput(last)
         if code == 1:
             refuse_broken_flower(client.log)
         ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
@@ -330,39 +329,30 @@ def _supervise_client(client: ClientFolder) -> None:
         time.sleep(_CLIENT_RESTART_SECONDS)
 
 
-def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
-    """Print the messages of the client's process, and keep its final error."""
-    console = stderr_console()
-    assert process.stdout is not None
-    for line in process.stdout:
-        words = line.decode(errors="replace").strip()
-        if words.startswith(LAST_WORDS):
-            last.append(words.removeprefix(LAST_WORDS))
-        else:
-            console.print(words, markup=False)
-
-
-def _node_config(arguments: FederationClient, client: ClientFolder) -> dict[str, str | int | float]:
-    """Return the settings of the client's process; they are not sent to the server."""
-    paths = {
+def _write_settings(arguments: FederationClient, client: ClientFolder, server: str) -> None:
+    """Write the settings of the client's process; they are not sent to the server."""
+    values = {
+        "name": client.name,
+        "server": server,
         "memory": client.memory,
         "data": arguments.data,
-        "encoder-weights": arguments.encoder_weights,
-        "key": None if arguments.insecure else client.key,
-    }
-    values: dict[str, str | int | float] = {
-        "name": client.name,
+        "share": arguments.share,
         "device": arguments.device,
         "min-cluster-size": arguments.min_cluster_size,
+        "max-epsilon": arguments.max_epsilon,
         "methods": " ".join(arguments.methods),
         "encoder": arguments.encoder or "",
+        "encoder-weights": arguments.encoder_weights,
         "insecure": arguments.insecure,
+        "key": None if arguments.insecure else client.key,
         "secure-aggregation": arguments.secure_aggregation,
-        **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
     }
-    if arguments.max_epsilon is not None:
-        values["max-epsilon"] = arguments.max_epsilon
-    return values if arguments.share is None else {**values, "share": arguments.share}
+    known = {
+        name: str(value.resolve()) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    write_atomically(client.settings, tomli_w.dumps(known).encode())
 
 
 def federation_start_command(arguments: FederationStart) -> int:
@@ -388,7 +378,7 @@ def _follow_run(
     `path` is the run directory, `again` the command that continues after an interruption.
     """
     under_way = read_status(folder.status)
-    if under_way.get("what", "done") not in _ENDS and _is_alive(int(under_way["pid"])):
+    if under_way.get("what", "done") not in _ENDS and _is_alive(under_way):
         raise InvalidInput(f"{folder.root} is executing a run; it must end first.")
     # Imported late: Flower takes a second to load.
     from mpfedcl.network.flower.control import stop_run, submit
@@ -430,19 +420,16 @@ def _choose_path(arguments: FederationStart) -> Path:
 
 def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) -> dict[str, str]:
     """Return the run configuration: the experiment, and paths on this machine."""
-    places = {"status": str(folder.status.resolve())}
+    experiment, config = arguments.settings, {"status": str(folder.status.resolve())}
     if arguments.resume is not None:
-        from mpfedcl.runs.directory import RunDirectory
-
-        rounds = arguments.settings.rounds
-        kept = RunDirectory(path).read_experiment().rounds
-        more = {"settings": f"rounds={rounds}"} if rounds != kept else {}
-        return {**places, **more, "resume": str(path.resolve())}
-    experiment = arguments.settings
+        kept = Experiment.from_toml(path / "experiment.toml", complete=True)
+        if experiment.rounds != kept.rounds:
+            config["settings"] = f"rounds={experiment.rounds}"
+        return {**config, "resume": str(path.resolve())}
     if experiment.clients is None:
         # All clients of the federation, instead of the data set's default.
         experiment = experiment.replace(clients=len(folder.clients))
-    return {**places, "experiment": experiment.to_toml(), "out": str(path.resolve())}
+    return {**config, "experiment": experiment.to_toml(), "out": str(path.resolve())}
 
 
 class RunFollower:
@@ -451,15 +438,12 @@ class RunFollower:
     def __init__(
         self, folder: ServerFolder, path: Path, bar: Progress, task: TaskID, again: str
     ) -> None:
-        from mpfedcl.runs.directory import RunDirectory
-
         self.status: dict[str, Any] = {}
         self.round = 0
         """The last round that has begun."""
-        self._folder, self._directory = folder, RunDirectory(path)
+        self._folder, self._path = folder, path
         self._bar, self._task, self._again = bar, task, again
-        self._began = time.monotonic()
-        self._reached = self._moved = self._began
+        self._began = self._reached = self._moved = time.monotonic()
         self._modified = 0.0
         self._refusals: dict[str, str] = {}
         """Clients that do not take part, with the reasons shown so far."""
@@ -473,11 +457,7 @@ class RunFollower:
                     f"the server did not begin within {_BEGIN_SECONDS:g} s; see "
                     f"{self._folder.server / 'superlink.log'}."
                 )
-            self._check_server()
-            return True
-        if self.status["what"] in _ENDS:
-            return False
-        if not self._is_moving() or not _is_alive(int(self.status["pid"])):
+        elif not self._is_moving() or not _is_alive(self.status):
             # It may have written its last status between the two checks.
             self.status = read_status(self._folder.status)
             if self.status.get("what") not in _ENDS:
@@ -485,9 +465,11 @@ class RunFollower:
                     "the server's process was lost; completed rounds are kept. Resume with: "
                     f"{self._again}"
                 )
+        if self.status.get("what") in _ENDS:
             return False
         self._check_server()
-        self._show()
+        if self.status:
+            self._show()
         return True
 
     def _is_moving(self) -> bool:
@@ -503,16 +485,16 @@ class RunFollower:
         now = time.monotonic()
         if now - self._reached < _SERVER_CHECK_SECONDS:
             return
-        if any(is_server_running(self._folder) for _ in range(_SERVER_CHECK_TRIES)):
-            self._reached = now
-            return
-        raise RunCutShort(
-            "the server was lost; completed rounds are kept. Restart it, then resume with: "
-            f"{self._again}"
-        )
+        if not any(is_server_running(self._folder) for _ in range(_SERVER_CHECK_TRIES)):
+            raise RunCutShort(
+                "the server was lost; completed rounds are kept. Restart it, then resume with: "
+                f"{self._again}"
+            )
+        self._reached = now
 
     def _show(self) -> None:
         from mpfedcl.cli.run import describe_round
+        from mpfedcl.runs.directory import RunDirectory
 
         status = self.status
         if "wanted" in status:
@@ -521,7 +503,7 @@ class RunFollower:
             self._show_refusals(status.get("refused", {}))
             return
         self.round = status["round"]
-        records = self._directory.read_records()
+        records = RunDirectory(self._path).read_records()
         accuracy = f"{describe_round(records[-1])}  " if records else ""
         waiting = ", ".join(status["waiting"][:4]) + (" ..." if len(status["waiting"]) > 4 else "")
         missing = f"  missing: {', '.join(status['missing'][:4])}" if status["missing"] else ""
@@ -564,10 +546,11 @@ def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -
     return 0
 
 
-def _is_alive(number: int) -> bool:
+def _is_alive(status: Mapping[str, Any]) -> bool:
+    """Return whether the process that wrote a status runs."""
     try:
         # A zombie has ended, but its parent has not noticed yet.
-        return bool(psutil.Process(number).status() != psutil.STATUS_ZOMBIE)
+        return bool(psutil.Process(int(status["pid"])).status() != psutil.STATUS_ZOMBIE)
     except psutil.AccessDenied:
         return True
     except psutil.NoSuchProcess:
@@ -576,9 +559,17 @@ def _is_alive(number: int) -> bool:
 
 def federation_update_command(arguments: FederationUpdate) -> None:
     """Let one client join a finished one-shot run, replace its data in it, or leave it."""
+    from mpfedcl.inference.one_shot import check_change, is_one_shot
+
     folder = ServerFolder.open(arguments.directory)
     run, client = arguments.run, arguments.client
-    _check_update(arguments)
+    # Invalid input is rejected before the server is contacted.
+    if not is_one_shot(run):
+        raise InvalidInput(
+            f"run is {str(run)!r}; it must be a run of a one-shot method, such as fedgauss: other "
+            "models have been trained with their clients."
+        )
+    check_change(run, client, leave=arguments.leave)
     require_flower("mpfedcl.network.flower.control")
     request = {
         "status": str(folder.status.resolve()),
@@ -591,22 +582,10 @@ def federation_update_command(arguments: FederationUpdate) -> None:
     _show_update(arguments, _follow_run(folder, run, request, again).status["change"])
 
 
-def _check_update(arguments: FederationUpdate) -> None:
-    """Reject invalid input before the server is contacted."""
-    from mpfedcl.inference.one_shot import check_change, is_one_shot
-
-    if not is_one_shot(arguments.run):
-        raise InvalidInput(
-            f"run is {str(arguments.run)!r}; it must be a run of a one-shot method, such as "
-            "fedgauss: other models have been trained with their clients."
-        )
-    check_change(arguments.run, arguments.client, leave=arguments.leave)
-
-
 def _show_update(arguments: FederationUpdate, change: dict[str, Any]) -> None:
     from mpfedcl.report.wording import percent
 
-    client, clients = change["client"], change["clients"]
+    client = change["client"]
     if arguments.json:
         print_json(change)
     if change["event"] == "rejected":
@@ -616,7 +595,7 @@ def _show_update(arguments: FederationUpdate, change: dict[str, Any]) -> None:
     console = stdout_console()
     console.print(
         f"{client} {_UPDATE_EVENTS[change['event']]} {arguments.run}, "
-        f"which has {len(clients)} clients now"
+        f"which has {len(change['clients'])} clients now"
     )
     if change["after"] is not None:
         console.print(

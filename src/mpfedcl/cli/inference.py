@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mpfedcl.cli.arguments import Advise, Contribution, Export, Join, Leave, Predict
-from mpfedcl.cli.progress import ProgressBar
-from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
+from mpfedcl.cli.terminal import ProgressBar, print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment.wording import describe_data
 from mpfedcl.inference.advice import CLASSIFIERS, Advice, advise
@@ -22,7 +21,7 @@ from mpfedcl.inference.contribution import OthersAccuracy, find_contributions
 from mpfedcl.inference.export import ExportSettings, export_run
 from mpfedcl.inference.membership import JoinResult, join, leave, list_joined
 from mpfedcl.inference.predictor import Measured, Prediction, Predictor
-from mpfedcl.inference.samples import NamedSample, list_samples, read_batches
+from mpfedcl.inference.samples import list_samples, read_batches
 from mpfedcl.report.tables import TextTable
 from mpfedcl.report.wording import PREDICTOR_TITLES, percent
 from mpfedcl.runs.directory import RunDirectory
@@ -71,11 +70,17 @@ def predict_command(arguments: Predict) -> int:
     faults = 0
     with ProgressBar(console) as bar:
         task = bar.add_task("predicting", total=len(samples), note="")
-        batches: Iterable[_Batch] = _measure(predictor, samples)
+        batches: Iterable[_Batch] = (
+            (names, predictor.measure(readable), unreadable)
+            for names, readable, unreadable in read_batches(samples, input_format)
+        )
         if arguments.estimate_prior:
             # The estimate needs all samples before the first prediction.
             batches = list(batches)
-            _estimate_prior(predictor, batches, console)
+            shares = predictor.adopt_prior([part for _, parts, _ in batches for part in parts])
+            common = sorted(shares.items(), key=lambda each: -each[1])
+            told = ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
+            console.print(f"Estimated class prior: {told}")
         for name, found in _predict(predictor, batches):
             bar.update(task, advance=1)
             if isinstance(found, str):
@@ -84,8 +89,8 @@ def predict_command(arguments: Predict) -> int:
             else:
                 predicted.append((name, found))
             if arguments.json:
-                told = {"error": found} if isinstance(found, str) else found.to_json()
-                print(json.dumps({input_format.noun: name, **told}, allow_nan=False), flush=True)
+                line = {"error": found} if isinstance(found, str) else found.to_json()
+                print(json.dumps({input_format.noun: name, **line}, allow_nan=False), flush=True)
     if predicted and not arguments.json:
         _predictions_table(predictor, predicted).show(stdout_console())
     if predicted:
@@ -107,11 +112,6 @@ def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
         )
 
 
-def _measure(predictor: Predictor, samples: Sequence[NamedSample]) -> Iterator[_Batch]:
-    for names, readable, faults in read_batches(samples, predictor.trained.input_format):
-        yield names, predictor.measure(readable), faults
-
-
 def _predict(
     predictor: Predictor, batches: Iterable[_Batch]
 ) -> Iterator[tuple[str, Prediction | str]]:
@@ -120,15 +120,6 @@ def _predict(
         answers = (each for part in measured for each in predictor.decide(part))
         for place, name in enumerate(names):
             yield name, faults[place] if place in faults else next(answers)
-
-
-def _estimate_prior(predictor: Predictor, batches: Iterable[_Batch], console: Console) -> None:
-    shares = predictor.adopt_prior([part for _, measured, _ in batches for part in measured])
-    common = sorted(shares.items(), key=lambda each: -each[1])
-    console.print(
-        "Estimated class prior: "
-        + ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
-    )
 
 
 def _report_drift(
@@ -192,33 +183,31 @@ def _classifier_cells(prediction: Prediction) -> list[str]:
         prediction.label,
         f"{prediction.probability:.3f}",
         "-" if second is None else f"{second.label} {second.probability:.3f}",
-        *([] if prediction.set is None else [_list_set(prediction.set)]),
+        *([] if prediction.set is None else [_list_most(prediction.set, _MOST_CLASSES_OF_A_SET)]),
         "unknown" if prediction.unknown else "",
     ]
 
 
-def _list_set(classes: Sequence[str]) -> str:
-    more = len(classes) - _MOST_CLASSES_OF_A_SET
-    return ", ".join(classes[:_MOST_CLASSES_OF_A_SET]) + (f" and {more} more" if more > 0 else "")
+def _list_most(words: Sequence[str], most: int, noun: str = "") -> str:
+    left = len(words) - most
+    return ", ".join(words[:most]) + (f" and {left} more{noun}" if left > 0 else "")
 
 
 def _summarize_predictions(predictor: Predictor, predictions: Sequence[Prediction]) -> str:
     counts = Counter(each.label for each in predictions).most_common()
-    listed = ", ".join(f"{label} {count:,}" for label, count in counts[:_MOST_CLASSES_COUNTED])
-    others = len(counts) - _MOST_CLASSES_COUNTED
-    more = f" and {others} more classes" if others > 0 else ""
+    listed = [f"{label} {count:,}" for label, count in counts]
     noun = predictor.trained.input_format.noun
-    lines = [f"{len(predictions):,} {noun}s: {listed}{more}"]
+    told = f"{len(predictions):,} {noun}s: {_list_most(listed, _MOST_CLASSES_COUNTED, ' classes')}"
     if predictor.has_prototypes:
         same = sum(each.label == each.classifier.label for each in predictions)
-        lines.append(f"the classifier agrees on {same:,}")
+        told += f"\nthe classifier agrees on {same:,}"
     if (limit := predictor.threshold) is not None:
         unknown = sum(bool(each.unknown) for each in predictions)
-        lines.append(
-            f"{unknown:,} unknown: distance above {limit.distance:.3f}, as for "
+        told += (
+            f"\n{unknown:,} unknown: distance above {limit.distance:.3f}, as for "
             f"{limit.false_alarms:.1%} of {limit.images:,} held-out {noun}s"
         )
-    return "\n".join(lines)
+    return told
 
 
 def export_command(arguments: Export) -> None:
@@ -268,13 +257,8 @@ def export_command(arguments: Export) -> None:
 
 
 def join_command(arguments: Join) -> None:
-    """Let a client join or leave, or list the clients that have joined."""
-    is_bare = replace(arguments, leave=None, json=False) == Join(arguments.run)
-    if arguments.leave is not None:
-        if not is_bare:
-            raise InvalidInput(f"leave is {arguments.leave!r}; only --json may be given with it.")
-        leave_command(Leave(arguments.run, arguments.leave, arguments.json))
-    elif is_bare:
+    """Let a client join, or list the clients that have joined."""
+    if replace(arguments, json=False) == Join(arguments.run):
         _list_joined(arguments)
     elif arguments.data is None:
         raise InvalidInput(
@@ -315,64 +299,41 @@ def _join(arguments: Join, data: Path, name: str) -> None:
 
 
 def _show_join(console: Console, arguments: Join, joined: JoinResult) -> None:
-    if joined.epochs is None:
-        _show_one_shot(console, arguments, joined)
-    else:
-        _show_trained(console, arguments, joined, joined.epochs)
-    if not joined.test_images:
-        console.print(f"No {joined.noun}s were held out for testing: the classes have too few.")
-
-
-def _show_trained(console: Console, arguments: Join, joined: JoinResult, epochs: int) -> None:
-    rows = {"the run's model": joined.before}
-    if epochs:
-        rows[f"after {epochs} epoch{'s' if epochs > 1 else ''}, lr {joined.lr:g}"] = joined.after
-    TextTable(
-        f"{joined.client} joins {arguments.run}: accuracy % on its {joined.test_images:,} test "
-        f"{joined.noun}s",
-        ["model", *_JOIN_PREDICTORS.values()],
-        [[name, *(percent(row[each]) for each in _JOIN_PREDICTORS)] for name, row in rows.items()],
-    ).show(console)
-    console.print(
-        f"{joined.prototypes} prototypes of {joined.train_images:,} {joined.noun}s of "
-        f"{joined.classes_held} classes"
-    )
-    if joined.was_added:
-        console.print(
-            f"added to the pool; remove them with: mpfedcl join {arguments.run} "
-            f"--leave {joined.client}"
-        )
-    elif joined.rejected is None:
-        console.print("The run is unchanged; --add puts the prototypes into its pool.")
-
-
-def _show_one_shot(console: Console, arguments: Join, joined: JoinResult) -> None:
+    client, samples = joined.client, f"{joined.train_images:,} {joined.noun}s"
     before, after = joined.before, joined.after
-    rows = {
-        "federation": (before, "classifier"),
-        f"federation with {joined.client}": (after, "classifier"),
-        joined.client: (after, "personal"),
-    }
+    if joined.epochs is None:
+        parts, whole = "statistics", "federation"
+        columns = ["classifier of", "plain", "with prior correction"]
+        rows = {
+            "federation": [before.get("classifier"), before.get("classifier_prior")],
+            f"federation with {client}": [after.get("classifier"), after.get("classifier_prior")],
+            client: [after.get("personal"), after.get("personal_prior")],
+        }
+        told = f"statistics of {samples}; {client} now has {joined.classes_held} classes"
+    else:
+        parts, whole = "prototypes", "run"
+        columns = ["model", *_JOIN_PREDICTORS.values()]
+        rows = {"the run's model": [before[each] for each in _JOIN_PREDICTORS]}
+        if epochs := joined.epochs:
+            trained = f"after {epochs} epoch{'s' if epochs > 1 else ''}, lr {joined.lr:g}"
+            rows[trained] = [after[each] for each in _JOIN_PREDICTORS]
+        told = f"{joined.prototypes} prototypes of {samples} of {joined.classes_held} classes"
     TextTable(
-        f"{joined.client} {_JOIN_EVENTS[joined.event]} {arguments.run}: accuracy % on its "
+        f"{client} {_JOIN_EVENTS[joined.event]} {arguments.run}: accuracy % on its "
         f"{joined.test_images:,} test {joined.noun}s",
-        ["classifier of", "plain", "with prior correction"],
-        [
-            [title, *(percent(found.get(key)) for key in (each, f"{each}_prior"))]
-            for title, (found, each) in rows.items()
-        ],
+        columns,
+        [[title, *map(percent, values)] for title, values in rows.items()],
     ).show(console)
     if joined.new_classes:
         console.print(f"new classes: {', '.join(joined.new_classes)}")
-    console.print(
-        f"statistics of {joined.train_images:,} {joined.noun}s; {joined.client} now has "
-        f"{joined.classes_held} classes"
-    )
+    console.print(told)
     if joined.was_added:
-        words = ["mpfedcl", "leave", str(arguments.run), f"--name={joined.client}"]
+        words = ["mpfedcl", "leave", str(arguments.run), f"--name={client}"]
         console.print(f"{joined.event}; remove it with: {shlex.join(words)}")
     elif joined.rejected is None:
-        console.print("The federation is unchanged; --add adds these statistics to it.")
+        console.print(f"The {whole} is unchanged; --add adds these {parts} to it.")
+    if not joined.test_images:
+        console.print(f"No {joined.noun}s were held out for testing: the classes have too few.")
 
 
 def _list_joined(arguments: Join) -> None:
@@ -392,8 +353,7 @@ def leave_command(arguments: Leave) -> None:
     """Remove a client from a run."""
     pool = leave(arguments.run, arguments.name)
     if arguments.json:
-        told = {"left": arguments.name, "pool": list(pool.names), "prototypes": len(pool)}
-        print(json.dumps(told))
+        print_json({"left": arguments.name, "pool": list(pool.names), "prototypes": len(pool)})
     else:
         stdout_console().print(
             f"{arguments.name} has left; the pool holds {len(pool)} prototypes of "
@@ -462,11 +422,7 @@ def advise_command(arguments: Advise) -> None:
     )
     if arguments.json:
         print_json(found.to_json())
-    else:
-        _show_advice(arguments, found)
-
-
-def _show_advice(arguments: Advise, found: Advice) -> None:
+        return
     console, nouns = stdout_console(), f"{found.noun}s"
     TextTable(
         f"{arguments.data} with {arguments.run}: accuracy % on {found.tested:,} {nouns}",
@@ -484,10 +440,8 @@ def _show_advice(arguments: Advise, found: Advice) -> None:
     ).show(console)
     console.print(_describe_test(found))
     console.print(_describe_need(found, gains[0].name))
-    console.print(
-        f"{found.verdict} Compared: {CLASSIFIERS['local']}; {CLASSIFIERS[found.compared]}.",
-        style="bold",
-    )
+    compared = f"Compared: {CLASSIFIERS['local']}; {CLASSIFIERS[found.compared]}."
+    console.print(f"{found.verdict} {compared}", style="bold")
     console.print("Nothing was sent or written.")
 
 
@@ -501,15 +455,16 @@ def _describe_test(found: Advice) -> str:
 
 
 def _describe_need(found: Advice, most_gained: str) -> str:
-    curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
-    told = f"Local data only: {curve}. "
-    if found.more_needed == 0:
-        return told + "This is at least as accurate as the federation."
     if found.more_needed is None:
-        return told + (
+        need = (
             "The number of additional images that would match the federation cannot be estimated."
         )
-    return told + (
-        f"Very roughly {found.more_needed:,} additional images would match the federation; class "
-        f"{most_gained} would gain most."
-    )
+    elif found.more_needed:
+        need = (
+            f"Very roughly {found.more_needed:,} additional images would match the federation; "
+            f"class {most_gained} would gain most."
+        )
+    else:
+        need = "This is at least as accurate as the federation."
+    curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
+    return f"Local data only: {curve}. {need}"

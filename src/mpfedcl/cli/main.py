@@ -8,15 +8,13 @@ import signal
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 import tyro
-from pydantic.fields import FieldInfo
 from tyro.constructors import (
     ConstructorRegistry,
     StructConstructorSpec,
@@ -24,7 +22,16 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from mpfedcl.cli.arguments import COMMANDS, Compare, DataFetch, DataShow, FederationStart, Run, Tune
+from mpfedcl.cli.arguments import (
+    COMMANDS,
+    Compare,
+    DataFetch,
+    DataShow,
+    FederationStart,
+    Run,
+    Tune,
+    flag_type,
+)
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.core.plugins import allow_current_folder
 from mpfedcl.data.folders import find_set_folder
@@ -61,17 +68,11 @@ _PLAIN_ERRORS = {
     rf"{_UNION}FLOAT FLOAT FLOAT\}}{_FROM}": r"--\1 is \2; it must be three numbers",
     rf"{_UNION}INT{_FROM}": r"--\1 is \2; it must be a whole number",
     rf"{_UNION}FLOAT{_FROM}": r"--\1 is \2; it must be a number",
-    r"Error parsing --(\S+): invalid literal for int\(\) with base 10: ('.*')": (
-        r"--\1 is \2; it must be a whole number"
-    ),
-    r"Error parsing --(\S+): could not convert string to float: ('.*')": (
-        r"--\1 is \2; it must be a number"
-    ),
-    r"Error parsing --(\S+): Could not find valid parse for arguments: \[(.*)\]": (
-        r"--\1 is \2; it must be numbers"
-    ),
-    r"invalid choice ('.*') for argument '--(\S+)'. Expected one of \((.*)\)": (
-        r"--\2 is \1; it must be one of \3"
+    r"Error parsing (\S+): invalid literal for .* ('.*')": r"\1 is \2; it must be a whole number",
+    r"Error parsing (\S+): could not convert .* ('.*')": r"\1 is \2; it must be a number",
+    r"Error parsing (\S+): Could not find .*: \[(.*)\]": r"\1 is \2; it must be numbers",
+    r"invalid choice ('.*') for argument '(\S+)'. Expected one of \((.*)\)": (
+        r"\2 is \1; it must be one of \3"
     ),
 }
 """Errors of Python and tyro about invalid values, and our wording."""
@@ -82,8 +83,6 @@ _OUT_OF_MEMORY = (
     "there is not enough memory; clients, model and samples must be fewer or smaller "
     "(fewer --workers or --engine loop need less). Completed rounds are kept."
 )
-
-_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
 
 
 def start() -> NoReturn:
@@ -105,33 +104,31 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(_dispatch(given) or 0)
     except InvalidInput as error:
-        print(f"mpfedcl: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(2, str(error))
     except LostWorker as error:
         # Only one process of a run reports the error.
         from mpfedcl.engines.worker_group import is_worker
 
-        if not is_worker():
-            print(f"mpfedcl: {error}", file=sys.stderr)
-        sys.exit(1)
+        _end(1, "" if is_worker() else str(error))
     except BrokenPipeError:
         # The reader has exited (`| head`). Python would fail again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _end(141)
     except OSError as error:
         # Disk full, no permission, a read-only folder: the system's message names the problem.
-        where = f" {error.filename}" if error.filename else ""
-        why = error.strerror or error
-        print(f"mpfedcl: cannot use{where or ' a file'}: {why}.", file=sys.stderr)
-        sys.exit(2)
+        _end(2, f"cannot use {error.filename or 'a file'}: {error.strerror or error}.")
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
-        print(f"mpfedcl: {_OUT_OF_MEMORY}", file=sys.stderr)
-        sys.exit(2)
+        _end(2, _OUT_OF_MEMORY)
     except KeyboardInterrupt:
-        print("mpfedcl: stopped at once; what was done is kept.", file=sys.stderr)
-        sys.exit(130)
+        _end(130, "stopped at once; what was done is kept.")
+
+
+def _end(code: int, message: str = "") -> NoReturn:
+    if message:
+        print(f"mpfedcl: {message}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -164,8 +161,8 @@ def _overview() -> str:
     width = max(map(len, COMMANDS))
     for module, heading in _HEADINGS.items():
         lines.append(heading)
-        commands = [each for each in COMMANDS.values() if each.module == module]
-        lines += [f"  mpfedcl {each.name:{width}}  {each.summary}" for each in commands]
+        commands = [(name, each) for name, each in COMMANDS.items() if each.module == module]
+        lines += [f"  mpfedcl {name:{width}}  {each.summary}" for name, each in commands]
     lines += ["", "`mpfedcl COMMAND --help` explains a command. To start: mpfedcl run --rounds 10"]
     return "\n".join(lines)
 
@@ -184,14 +181,15 @@ def _find_command(argv: list[str]) -> tuple[str, list[str]]:
 
 def parse(argv: list[str]) -> Any:
     """Return the arguments of a command: defaults, overridden by the file, then by the flags."""
-    name, rest = _find_command(argv)
+    name, words = _find_command(argv)
     command = COMMANDS[name].arguments
+    names = command.__dataclass_fields__
     sections: Mapping[str, type[Settings]] = {}
-    if "settings" in command.__dataclass_fields__:
-        many = "methods" in command.__dataclass_fields__
-        sections = _import_own_methods(rest, from_files=not many)
-    program = _Program(f"mpfedcl {name}", rest, sections)
-    parsed = program.parse(command)
+    if "settings" in names:
+        sections = _import_own_methods(words, from_files="methods" not in names)
+    rules = settings_rules(sections)
+    parse_words = partial(_parse_words, command, f"mpfedcl {name}", words, rules)
+    parsed = parse_words()
     file: Path | None = getattr(parsed, "file", None)
     resumed: Path | None = getattr(parsed, "resume", None)
     over_network = isinstance(parsed, FederationStart)
@@ -200,23 +198,60 @@ def parse(argv: list[str]) -> Any:
     if resumed is not None:
         if file is not None or parsed.out is not None:
             raise InvalidInput(f"{rule}; a file or --out must not be given.")
-        path = resumed / "experiment.toml"
-        if not path.is_file():
+        file = resumed / "experiment.toml"
+        if not file.is_file():
             raise InvalidInput(f"resume is {str(resumed)!r}; it must be a folder that holds a run.")
-        kept = Experiment.from_toml(path, complete=True)
-    elif file is not None:
-        kept = Experiment.from_toml(file)
-    else:
+    if file is None:
         return parsed
+    kept = Experiment.from_toml(file, complete=resumed is not None)
     # Flags override the file, and only parsing shows which flags are given: parse again, with the
     # settings of the file as the defaults.
     given = {"directory": parsed.directory} if over_network else {}
-    parsed = program.parse(command, command(**given, settings=kept))
+    parsed = parse_words(default=command(**given, settings=kept))
     if resumed is not None:
         unchanged = parsed.settings.replace(**{name: kept.setting(name) for name in free})
         if unchanged != kept:
             raise InvalidInput(f"{rule}; other settings stay as they were.")
     return parsed
+
+
+def _parse_words(
+    command: type[Any], program: str, words: list[str], rules: ConstructorRegistry, **default: Any
+) -> Any:
+    """Return the arguments of a command; those that are not given are as in `default`."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(command, prog=program, args=words, registry=rules, **default)
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise
+        message = _first_paragraph(said.getvalue())
+        if not (unknown := re.match(_UNKNOWN_FLAG, message)):
+            raise InvalidInput(f"{message} (see {program} --help).") from None
+        question = did_you_mean_setting(unknown[1], _list_flags(command, rules), "--")
+        raise InvalidInput(
+            f"--{unknown[1]} is not an option{question}; {program} --help lists them all."
+        ) from None
+
+
+def _list_flags(command: type[Any], rules: ConstructorRegistry) -> list[str]:
+    """Return the names of a command's flags, without the hyphens before them."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(command, args=["--help"], registry=rules)
+    return re.findall(r"^\W*--([\w.-]+)", said.getvalue(), re.MULTILINE)
+
+
+def _first_paragraph(box: str) -> str:
+    """Return the first part of tyro's framed message on one line, in our words."""
+    # If the locale has no frames, hyphens underline the title.
+    lines = [re.sub(r"^([╭╰].*|[─-]+)$", "\0", line.strip("│ ")) for line in box.splitlines()]
+    texts = "\n".join(lines).split("\0")
+    sentence = " ".join(texts[min(1, len(texts) - 1)].split()).rstrip(".")
+    for python, plain in _PLAIN_ERRORS.items():
+        sentence = re.sub(python, plain, sentence)
+    return sentence
 
 
 def _check_names(arguments: Any) -> None:
@@ -253,10 +288,8 @@ def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, 
     tracked = any(":" in name for name in _values_of("--track", words))
     if tracked or not all(map(is_built_in, said)):
         allow_current_folder()
-    if not said and from_files:
-        said = list(_methods_in_files(words))
     sections = sections_of("")
-    for name in said:
+    for name in said or (_methods_in_files(words) if from_files else ()):
         if not is_built_in(name):
             # Imported late: torch takes seconds to load.
             import_module("mpfedcl.methods").find_method(name)
@@ -269,8 +302,9 @@ def _values_of(flag: str, words: Sequence[str]) -> list[str]:
     values, is_value = [], False
     for word in words:
         if word.startswith("-"):
+            name, _, value = word.partition("=")
             is_value = word == flag
-            values += [word.removeprefix(f"{flag}=")] if word.startswith(f"{flag}=") else []
+            values += [value] if value and name == flag else []
         elif is_value:
             values.append(word)
     return values
@@ -286,57 +320,6 @@ def _methods_in_files(words: Sequence[str]) -> Iterator[str]:
                 yield method
 
 
-@dataclass(frozen=True)
-class _Program:
-    """A command as help names it, its words, and the sections of settings of methods."""
-
-    name: str
-    words: list[str]
-    sections: Mapping[str, type[Settings]]
-
-    def parse(self, command: type[Any], default: Any = None) -> Any:
-        """Return the command's arguments; those that are not given are as in `default`."""
-        said, rules = io.StringIO(), settings_rules(self.sections)
-        try:
-            with contextlib.redirect_stderr(said):
-                given = {} if default is None else {"default": default}
-                return tyro.cli(command, prog=self.name, args=self.words, registry=rules, **given)
-        except SystemExit as end:
-            if end.code in (0, None):
-                raise
-            message = _first_paragraph(said.getvalue())
-            if not (unknown := re.match(_UNKNOWN_FLAG, message)):
-                raise InvalidInput(f"{message} (see {self.name} --help).") from None
-            flag = unknown[1]
-            question = did_you_mean_setting(flag, self._list_flags(command), "--")
-            raise InvalidInput(
-                f"--{flag} is not an option{question}; {self.name} --help lists them all."
-            ) from None
-
-    def _list_flags(self, command: type[Any]) -> list[str]:
-        """Return the names of a command's flags, without the hyphens before them."""
-        said, rules = io.StringIO(), settings_rules(self.sections)
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            tyro.cli(command, args=["--help"], registry=rules)
-        return re.findall(r"^\W*--([\w.-]+)", said.getvalue(), re.MULTILINE)
-
-
-def _first_paragraph(box: str) -> str:
-    """Return the first part of tyro's framed message on one line."""
-    texts = [line.strip("│ ") for line in box.splitlines()]
-    # If the locale has no frames, hyphens underline the title.
-    rules = [
-        at
-        for at, text in enumerate(texts)
-        if text.startswith(("╭", "╰")) or (text and set(text) <= {"─", "-"})
-    ]
-    first, second = (*rules, len(texts), len(texts))[:2]
-    sentence = " ".join(" ".join(texts[first + 1 : second]).split()).rstrip(".")
-    for python, plain in _PLAIN_ERRORS.items():
-        sentence = re.sub(python, plain, sentence)
-    return sentence
-
-
 # Flags of settings: a new section of an experiment needs no change here
 
 
@@ -350,16 +333,14 @@ def settings_rules(method_sections: Mapping[str, type[Settings]]) -> Constructor
         if not (isinstance(info.type, type) and issubclass(info.type, Settings)):
             return None
         values = info.default if isinstance(info.default, Settings) else info.type()
-        fields = [
-            StructFieldSpec(
-                name,
-                _flag_type(field),
-                getattr(values, name),
-                # On one line; without a description, help shows the docstring of a section.
-                " ".join((field.description or "").split()) or None,
-            )
-            for name, field in info.type.model_fields.items()
-        ]
+        fields = []
+        for name, field in info.type.model_fields.items():
+            kind: Any = field.annotation
+            # A data set or a method sets a default of None, and the help text names it.
+            kind = flag_type(kind) if field.default is None else kind
+            # On one line; without a description, help shows the docstring of a section.
+            words = " ".join((field.description or "").split()) or None
+            fields.append(StructFieldSpec(name, kind, getattr(values, name), words))
         if not isinstance(values, Experiment):
             return StructConstructorSpec(instantiate=info.type, fields=tuple(fields))
         fields += [
@@ -376,24 +357,3 @@ def settings_rules(method_sections: Mapping[str, type[Settings]]) -> Constructor
         return StructConstructorSpec(instantiate=instantiate, fields=tuple(fields))
 
     return rules
-
-
-def _flag_type(field: FieldInfo) -> Any:
-    """Return the type of a setting, annotated if a data set or a method sets its default.
-
-    The help text names that default, so that "(default: None)" is not shown.
-    """
-    if field.default is not None:
-        return field.annotation
-    kinds = [each for each in get_args(field.annotation) if each is not NoneType]
-    metavar = "|".join(_metavar(each) for each in kinds)
-    return Annotated[field.annotation, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
-
-
-def _metavar(kind: Any) -> str:
-    if get_origin(kind) is Annotated:
-        return _metavar(get_args(kind)[0])
-    if get_origin(kind) is tuple:
-        return " ".join(_metavar(each) for each in get_args(kind))
-    choices = ",".join(map(str, get_args(kind)))
-    return f"{{{choices}}}" if get_origin(kind) is Literal else _METAVARS.get(kind, "VALUE")

@@ -15,35 +15,21 @@ from mpfedcl.network.receipt import Receipt, make_receipt
 from mpfedcl.privacy.plan import Plan, RoundsPlan, SumsPlan, to_json
 from mpfedcl.report.tables import TextTable
 
-_ADVICE = {
-    "nothing": "too noisy",
-    "means": "means",
-    "moments": "moments too",
-    "model": "usable",
-}
+_ADVICE = {"nothing": "too noisy", "means": "means", "moments": "moments too", "model": "usable"}
+_OWN = ("epsilon", "dimension", "json")
+"""Arguments that are not fields of a plan."""
 
 
 def privacy_plan_command(arguments: PrivacyPlan) -> None:
     """Show the cost of privacy budgets."""
     if not arguments.epsilon:
         raise InvalidInput("epsilon is empty; it must name at least one budget: --epsilon 1 3.")
-    plan = Plan(
-        unit=arguments.unit,
-        delta=arguments.delta,
-        images=arguments.images,
-        clients=arguments.clients,
-        classes=arguments.classes,
-        dimensions=arguments.dimension,
-        rounds=arguments.rounds,
-        fraction=arguments.fraction,
-        parameters=arguments.parameters,
-        model=arguments.model,
-        clip=arguments.clip,
-    )
-    rows: Sequence[SumsPlan | RoundsPlan]
-    rows = plan.for_rounds(arguments.epsilon) if plan.rounds else plan.for_sums(arguments.epsilon)
+    given = {name: value for name, value in vars(arguments).items() if name not in _OWN}
+    plan = Plan(**given, dimensions=arguments.dimension)
+    of_sums = [] if plan.rounds else plan.for_sums(arguments.epsilon)
+    of_rounds = plan.for_rounds(arguments.epsilon) if plan.rounds else []
     if arguments.json:
-        print_json(to_json(plan, rows))
+        print_json(to_json(plan, of_rounds or of_sums))
         return
     console = stdout_console()
     whom = {"record": "one image", "client": "all images of one client"}[plan.unit]
@@ -52,24 +38,18 @@ def privacy_plan_command(arguments: PrivacyPlan) -> None:
         f"{'the server adds' if plan.model == 'central' else 'each client adds'} the noise."
     )
     if plan.rounds:
-        _show_rounds(console, plan, [row for row in rows if isinstance(row, RoundsPlan)])
+        _show_rounds(console, plan, of_rounds)
     else:
-        _show_sums(console, plan, [row for row in rows if isinstance(row, SumsPlan)])
+        _show_sums(console, plan, of_sums)
 
 
 def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
+    of_means = ["noise in means", "error of a mean"]
+    of_moments = ["noise with moments", "in the moment", "per eigenvalue"]
     TextTable(
         f"one-shot method: {plan.images:,} images, {plan.clients:,} clients, {plan.classes:,} "
         f"classes, {plan.dimensions:,} dimensions",
-        [
-            "epsilon",
-            "noise in means",
-            "error of a mean",
-            "noise with moments",
-            "in the moment",
-            "per eigenvalue",
-            "send",
-        ],
+        ["epsilon", *of_means, *of_moments, "send"],
         [
             [
                 f"{row.epsilon:g}",
@@ -82,13 +62,11 @@ def _show_sums(console: Console, plan: Plan, rows: Sequence[SumsPlan]) -> None:
             ]
             for row in rows
         ],
-    ).show(console)
-    console.print(
         "Noise: standard deviation in each count and each entry of a sum. Error of a mean: its "
         "expected norm, for features of norm 1. Per eigenvalue: the largest effect of the noise on "
         "the second moment in one direction, divided by the mean eigenvalue. Second moments are "
-        "sent with --privacy.moments."
-    )
+        "sent with --privacy.moments.",
+    ).show(console)
 
 
 def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> None:
@@ -106,11 +84,9 @@ def _show_rounds(console: Console, plan: Plan, rows: Sequence[RoundsPlan]) -> No
             ]
             for row in rows
         ],
-    ).show(console)
-    console.print(
         "Error per round: norm of the noise in the mean model change, divided by the largest norm "
-        "of a client's change (privacy.clip)."
-    )
+        "of a client's change (privacy.clip).",
+    ).show(console)
 
 
 def privacy_receipt_command(arguments: PrivacyReceipt) -> None:

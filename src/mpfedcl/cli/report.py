@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mpfedcl.cli.arguments import Methods, Report, Watch
-from mpfedcl.cli.progress import ProgressBar
-from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
+from mpfedcl.cli.terminal import ProgressBar, print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
@@ -37,8 +36,11 @@ def report_command(arguments: Report) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, render_page(document).encode())
     stdout_console().print(f"report: {out}")
-    if written := _write_paper_files(arguments, result_folders, document, out.parent):
-        stdout_console().print(_describe_files(written))
+    names: dict[Path, list[str]] = {}
+    for path in _write_paper_files(arguments, result_folders, document, out.parent):
+        names.setdefault(path.parent, []).append(path.name)
+    for folder, each in names.items():
+        stdout_console().print(f"in {folder}: {', '.join(each)}")
 
 
 def _write_paper_files(
@@ -56,14 +58,6 @@ def _write_paper_files(
         written += write_csv(result) if arguments.csv else []
         written += write_pdf(result) if arguments.pdf else []
     return written
-
-
-def _describe_files(paths: Sequence[Path]) -> str:
-    """Return the files by folder, a folder per line."""
-    names: dict[Path, list[str]] = {}
-    for path in paths:
-        names.setdefault(path.parent, []).append(path.name)
-    return "\n".join(f"in {folder}: {', '.join(each)}" for folder, each in names.items())
 
 
 def watch_command(arguments: Watch) -> None:
@@ -106,10 +100,7 @@ def methods_command(arguments: Methods) -> None:
         rows = [
             [
                 each["name"] + ("*" if each["interpretation"] else ""),
-                each["summary"],
-                each["sends"],
-                each["keeps"],
-                each["paper"],
+                *(each[key] for key in ("summary", "sends", "keeps", "paper")),
             ]
             for each in told
         ]
@@ -124,14 +115,9 @@ def methods_command(arguments: Methods) -> None:
 
 def _describe_method(method: type[Method]) -> dict[str, Any]:
     """Return the description of a method."""
+    same = ("name", "summary", "family", "paper", "interpretation", "sends", "keeps")
     return {
-        "name": method.name,
-        "summary": method.summary,
-        "family": method.family,
-        "paper": method.paper,
-        "interpretation": method.interpretation,
-        "sends": method.sends,
-        "keeps": method.keeps,
+        **{name: getattr(method, name) for name in same},
         "predictor": method.primary_predictor,
         "predictor_global": method.primary_predictor_global or method.primary_predictor,
         "search_space": {name: list(values) for name, values in method.search_space.items()},

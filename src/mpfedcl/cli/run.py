@@ -10,8 +10,13 @@ from rich.console import Console
 
 from mpfedcl.api import RUNNER, resume, run
 from mpfedcl.cli.arguments import Compare, FederationStart, Run, Tune
-from mpfedcl.cli.progress import ProgressBar
-from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console, stop_after_round
+from mpfedcl.cli.terminal import (
+    ProgressBar,
+    print_json,
+    stderr_console,
+    stdout_console,
+    stop_after_round,
+)
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, unused_folder
 from mpfedcl.engines.worker_group import is_under_torchrun, is_worker
@@ -38,8 +43,6 @@ from mpfedcl.studies.comparison import Comparison, choose_methods
 from mpfedcl.studies.jobs import JobOptions, Jobs, count_jobs
 from mpfedcl.studies.tuning import FILE, Search, TuningResult, describe_changes, run_searches
 
-_CHANGES_PER_LINE = 2
-
 
 def run_command(arguments: Run) -> int:
     """Run or resume an experiment; show progress, then the end table."""
@@ -53,27 +56,19 @@ def run_command(arguments: Run) -> int:
         task = bar.add_task("starting", total=None, note="")
 
         def on_start(experiment: Experiment, rounds_done: int) -> None:
-            bar.update(
-                task,
-                description=_method_name(experiment),
-                total=experiment.rounds,
-                completed=rounds_done,
-            )
+            name = _method_name(experiment)
+            bar.update(task, description=name, total=experiment.rounds, completed=rounds_done)
 
         def on_round(record: Any) -> None:
             bar.update(task, advance=1, note=describe_round(record))
 
         observer = Observer(on_start, on_round, console.print, stop)
-        if arguments.resume is not None:
-            asked = arguments.settings
-            result = resume(
-                arguments.resume,
-                asked.rounds,
-                observer,
-                **{name: asked.setting(name) for name in RESULT_NEUTRAL_SETTINGS},
-            )
+        asked = arguments.settings
+        if arguments.resume is None:
+            result = run(asked, arguments.out, observer)
         else:
-            result = run(arguments.settings, arguments.out, observer)
+            neutral = {name: asked.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
+            result = resume(arguments.resume, asked.rounds, observer, **neutral)
     if result.summary is None:
         method = result.experiment.method
         # The current folder is searched only for a class that the command line names.
@@ -120,14 +115,6 @@ def _method_name(experiment: Experiment) -> str:
     return name_method(experiment.method, find_method(experiment.method))
 
 
-def _describe_sent(experiment: Experiment, summary: dict[str, Any]) -> str:
-    """Describe the upload of a client: in each round, or once."""
-    parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
-    if find_method(experiment.method).trains:
-        return f"sent per client and round: {parameters:,} parameters, {floats:,} prototype floats"
-    return f"sent once per client: {parameters:,} values of statistics"
-
-
 def _show_run(console: Console, result: RunResult, *, all_predictors: bool) -> None:
     summary = result.summary
     assert summary is not None
@@ -154,7 +141,12 @@ def _show_run(console: Console, result: RunResult, *, all_predictors: bool) -> N
     if summary["accuracy_global"] is not None and experiment.partition.test != "shared":
         read_by = PREDICTOR_TITLES[summary["predictor_global"]]
         console.print(f"global test set: {percent(summary['accuracy_global'])} % ({read_by})")
-    console.print(_describe_sent(experiment, summary))
+    parameters, floats = summary["parameters_sent"], summary["prototype_floats_sent"]
+    if find_method(experiment.method).trains:
+        told = f"client and round: {parameters:,} parameters, {floats:,} prototype floats"
+        console.print(f"sent per {told}")
+    else:
+        console.print(f"sent once per client: {parameters:,} values of statistics")
     if told := calibration_sentence(summary):
         console.print(told)
     if summary["rejected"]:
@@ -305,7 +297,7 @@ def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
         [
             [
                 names[each.method],
-                "nothing to choose" if each.is_fixed else _format_changes(each.changes),
+                "nothing to choose" if each.is_fixed else _list_changes(each),
                 percent(each.score),
                 percent(each.standard_error),
                 percent(each.default_score),
@@ -316,20 +308,15 @@ def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
         ],
         "Chosen: the fewest changes among trials within "
         f"{first.tolerance:g} times the standard error (±) of the best.\n"
-        "No test image was opened. Scores of chosen settings are optimistic: the best of many."
-        + "".join(
-            f"\n{names[each.method]} has nothing to tune." for each in found if each.is_fixed
-        ),
+        "No test image was opened. Scores of chosen settings are optimistic: the best of many.",
     )
 
 
-def _format_changes(changes: dict[str, Any]) -> str:
-    """Return the changes to the defaults, a few per line."""
-    if not changes:
-        return "the defaults"
-    words = describe_changes(changes)
-    lines = [words[at : at + _CHANGES_PER_LINE] for at in range(0, len(words), _CHANGES_PER_LINE)]
-    return ",\n".join(", ".join(line) for line in lines)
+def _list_changes(found: TuningResult) -> str:
+    """Return the changes to the defaults, two per line."""
+    words = describe_changes(found.changes)
+    lines = [", ".join(words[place : place + 2]) for place in range(0, len(words), 2)]
+    return ",\n".join(lines) or "the defaults"
 
 
 def check_runs(command: str, file: Path | None, settings: Experiment, jobs: Jobs) -> None:

@@ -12,7 +12,7 @@ from command_processes import call
 from command_results import without_progress
 from mpfedcl import Experiment, resume, run
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS
-from mpfedcl.report.tracking import client_scalars, make_trackers, round_scalars
+from mpfedcl.report.tracking import make_trackers, round_scalars
 from mpfedcl.report.tracking.mlflow import metric_key
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, flags, read_records, save_images, small
@@ -43,8 +43,7 @@ def assert_told(store: Path, run_id: str, path: Path) -> None:
     """Hold MLflow's metrics to the run's records; times of rounds that were run twice aside."""
     expected: dict[str, list[tuple[int, float]]] = {}
     for record in read_records(path):
-        clients = {f"clients/{name}": each for name, each in client_scalars(record).items()}
-        scalars = round_scalars(record) | clients | {"round": record["round"]}
+        scalars = round_scalars(record) | {"round": record["round"]}
         for name, value in scalars.items():
             expected.setdefault(name, []).append((record["round"], value))
     told = connect(store).get_run(run_id).data.metrics

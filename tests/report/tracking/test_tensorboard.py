@@ -12,7 +12,7 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.util import tensor_util
 
 from mpfedcl import Experiment, resume, run
-from mpfedcl.report.tracking import client_scalars, round_scalars
+from mpfedcl.report.tracking import round_scalars
 from mpfedcl.runs.observer import Observer
 from small_experiments import Warnings, read_records, save_pictures, small
 
@@ -40,8 +40,7 @@ def expected_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """The same from the records, in the precision TensorBoard has."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in read_records(path):
-        clients = {f"clients/{name}": each for name, each in client_scalars(record).items()}
-        for name, value in (round_scalars(record) | clients).items():
+        for name, value in round_scalars(record).items():
             found.setdefault(name, []).append((record["round"], float(numpy.float32(value))))
     return found
 
@@ -62,7 +61,7 @@ def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
     assert curves["accuracy/local_test/global_prototype"][-1][1] == pytest.approx(result.accuracy)
     assert curves["attendance/answered"] == [(1, 5.0), (2, 5.0), (3, 5.0)]
     assert curves["seconds/train"][0][1] > 0
-    (text,) = read_events(path / "tensorboard").Tensors("experiment")
+    (text,) = read_events(path / "tensorboard").Tensors("experiment/text_summary")
     written = tensor_util.make_ndarray(text.tensor_proto).item().decode()
     assert "rounds = 3" in written
 
@@ -135,7 +134,8 @@ def test_hostile_names_stay_in_their_cells(tmp_path: Path) -> None:
     run(experiment, tmp_path / "run", warnings.observer())
     assert warnings == []
     folder = tmp_path / "run" / "tensorboard"
-    lines = (folder / "prototypes-metadata.tsv").read_text().splitlines()
+    (file,) = folder.rglob("metadata.tsv")
+    lines = file.read_text().splitlines()
     assert {line.count("\t") for line in lines} == {3}
     assert "a\N{REPLACEMENT CHARACTER}b" in {line.split("\t")[1] for line in lines}
 

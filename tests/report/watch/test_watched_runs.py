@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy
 import pytest
@@ -16,8 +16,8 @@ from handwritten_runs import HOSTILE, accuracy_of, write_json, write_run
 from mpfedcl import run
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
-from mpfedcl.report.watch import files, run_page
-from mpfedcl.report.watch.web_app import WatchedRuns
+from mpfedcl.report.watch import run_page
+from mpfedcl.report.watch.web_app import ListedRun, WatchedRuns
 from mpfedcl.runs.directory import RunDirectory
 from parsed_html import Page
 from small_experiments import small
@@ -38,9 +38,7 @@ def look(watcher: WatchedRuns) -> dict[str, Json]:
 
 def page_of(watcher: WatchedRuns, name: str) -> Json:
     """Return the content of a run's page."""
-    opened = watcher.open_run(name)
-    assert opened is not None
-    return opened.describe()
+    return watcher.runs[name].page.content
 
 
 def age(path: Path, seconds: float) -> None:
@@ -52,16 +50,14 @@ def age(path: Path, seconds: float) -> None:
 @contextmanager
 def opened_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     names: list[str] = []
-    real = files.open_regular_file
+    real = os.open
 
-    @contextmanager
-    def open_regular_file(path: Path) -> Iterator[BinaryIO]:
-        names.append(path.name)
-        with real(path) as file:
-            yield file
+    def note(path: Any, *words: Any, **more: Any) -> int:
+        names.append(Path(path).name)
+        return real(path, *words, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "open_regular_file", open_regular_file)
+        patch.setattr(os, "open", note)
         yield names
 
 
@@ -107,7 +103,7 @@ def test_new_runs_appear_and_deleted_ones_disappear(tmp_path: Path) -> None:
     assert watcher.show_run(first["id"]) is None
 
 
-def test_only_grown_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_runs_that_changed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         write_run(tmp_path / f"done-{number}")
     path = write_run(tmp_path / "growing", rounds=2, finished=False)
@@ -121,7 +117,7 @@ def test_only_grown_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with (path / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(third) + "\n")
         watcher.refresh()
-        assert names == ["rounds.jsonl"]
+        assert names == ["experiment.toml", "rounds.jsonl", "partition.json"]
     assert look(watcher)["growing"]["round"] == 3
 
 
@@ -161,7 +157,7 @@ def test_rejected_client_is_shown_with_its_reason(tmp_path: Path) -> None:
     watcher = WatchedRuns(tmp_path)
     entry = look(watcher)["run"]
     found = page_of(watcher, entry["id"])
-    assert entry["rejected"] == 1
+    assert entry["counts"]["updates rejected"] == 1
     assert found["run"]["absences"]["rows"][0]["why"] == "it is not finite"
     assert found["attendance"]["rejected"] == [0, 0, 1]
 
@@ -189,7 +185,7 @@ def test_damaged_file_does_not_affect_other_runs(tmp_path: Path, name: str, cont
         sum(accuracy_of(3, place) for place in range(3)) / 3, abs=0.01
     )
     found = page_of(watcher, seen["damaged"]["id"])
-    both = watcher.compare([entry["id"] for entry in seen.values()])
+    both = watcher.compare(watcher.runs.values())
     assert len(both["groups"]) >= 1
     if name in ("summary.json", "partition.json", "confusion.json"):
         assert any(name in trouble for trouble in found["troubles"])
@@ -201,10 +197,11 @@ def test_unexpected_error_does_not_affect_other_runs(
 ) -> None:
     write_run(tmp_path / "odd")
     write_run(tmp_path / "sound")
+    real = ListedRun._describe
+    monkeypatch.setattr(
+        ListedRun, "_describe", lambda run: fail() if run.path.name == "odd" else real(run)
+    )
     watcher = WatchedRuns(tmp_path)
-    watcher.find_runs()
-    odd = next(each for each in watcher.runs.values() if each.path.name == "odd")
-    monkeypatch.setattr(odd, "_read_settings", fail)
     seen = look(watcher)
     assert seen["sound"]["state"] == "finished"
     assert seen["odd"]["state"] == "damaged"
@@ -229,7 +226,8 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     watcher = WatchedRuns(tmp_path)
     entry = look(watcher)["run"]
-    assert (entry["accuracy"], entry["curve"], entry["damaged"]) == (None, [], 3)
+    assert (entry["accuracy"], entry["curve"]) == (None, [])
+    assert entry["counts"]["damaged lines"] == 3
     assert "nan" not in (watcher.show_run(entry["id"]) or "nan").lower()
     assert "nan" not in watcher.show_comparison([entry["id"]]).lower()
 
@@ -268,8 +266,9 @@ def test_comparison_groups_runs_by_seed(tmp_path: Path) -> None:
     write_run(tmp_path / "other")
     (tmp_path / "other" / "rounds.jsonl").write_text("")
     watcher = WatchedRuns(tmp_path)
-    seen = look(watcher)
-    found = watcher.compare([entry["id"] for entry in seen.values()] + ["0" * 20])
+    look(watcher)
+    assert "5 runs compared" in watcher.show_comparison([*watcher.runs, "0" * 20])
+    found = watcher.compare(watcher.runs.values())
     groups = {group["name"]: group for group in found["groups"]}
     assert {name: group["seeds"] for name, group in groups.items()} == {
         "mp-fedcl": [0, 1], "fedavg": [0, 1]

@@ -1,13 +1,13 @@
 """Trackers: TensorBoard, MLflow or the user's own record each round of a run."""
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
@@ -20,7 +20,7 @@ __all__ = ["Record", "Tracker", "add_trackers", "make_trackers", "read_failures"
 
 _BUILT_IN = {"tensorboard": "TensorBoardTracker", "mlflow": "MlflowTracker"}
 """Modules of this package, each also the name of its extra, and the class in each."""
-_NOTES_FILE = "tracking.json"
+_NOTES_FILE, _FAILED = "tracking.json", "failed"
 
 
 class Tracker:
@@ -57,18 +57,10 @@ class Tracker:
         """
 
     def round(self, record: Record) -> None:
-        """Record a round that has just ended.
-
-        Args:
-            record: The round as a line of rounds.jsonl: `round`, `loss`, `accuracy`, `bytes` ...
-        """
+        """Record a round that has just ended, as a line of rounds.jsonl describes it."""
 
     def finish(self, result: RunResult) -> None:
-        """Finish.
-
-        Args:
-            result: The result of `run`; its `summary` is None if the run was stopped early.
-        """
+        """Finish; the `summary` of the result is None if the run was stopped early."""
 
 
 def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
@@ -76,6 +68,31 @@ def make_trackers(names: Sequence[str]) -> dict[str, Tracker]:
     if len(set(names)) < len(names):
         raise InvalidInput(f"track is {list(names)}; it must name each tracker once.")
     return {name: _make_tracker(name) for name in names}
+
+
+def _make_tracker(name: str) -> Tracker:
+    if ":" in name:
+        users = import_class("track", name, Tracker)
+        try:
+            return users()
+        except Exception as error:
+            raise InvalidInput(
+                f"track is {name!r}; it must be a class that can be made without arguments "
+                f"({type(error).__name__}: {error})."
+            ) from None
+    if name not in _BUILT_IN:
+        raise InvalidInput(
+            f"track is {name!r}; it must be one of {', '.join(_BUILT_IN)}, or "
+            "package.module:Class for your own."
+        )
+    try:
+        module = import_module(f"mpfedcl.report.tracking.{name}")
+        tracker: Tracker = getattr(module, _BUILT_IN[name])()
+    except ImportError as error:
+        raise InvalidInput(
+            f"track is {name!r}, which is not installed ({error}): pip install 'mpfedcl[{name}]'."
+        ) from None
+    return tracker
 
 
 def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer) -> Observer:
@@ -99,12 +116,15 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
                     f"Tracker {name} failed ({type(error).__name__}: {first}); the run continues "
                     "without it."
                 )
-                write_failures(path, failures)
+                # The run itself reports a directory that cannot be written to.
+                with suppress(OSError):
+                    write_notes(path, _FAILED, failures)
                 observer.on_warning(failures[name])
 
     def on_start(experiment: Experiment, rounds_done: int) -> None:
         observer.on_start(experiment, rounds_done)
-        write_failures(path, {})
+        if read_notes(path, _FAILED):
+            write_notes(path, _FAILED, {})
         done = RunDirectory(path).read_records()
         notify(lambda tracker: tracker.start(experiment, path, deepcopy(done)))
 
@@ -119,87 +139,41 @@ def add_trackers(trackers: Mapping[str, Tracker], path: Path, observer: Observer
     return replace(observer, on_start=on_start, on_round=on_round, on_finish=on_finish)
 
 
-def _make_tracker(name: str) -> Tracker:
-    if ":" in name:
-        users = import_class("track", name, Tracker)
-        try:
-            return users()
-        except Exception as error:
-            raise InvalidInput(
-                f"track is {name!r}; it must be a class that can be made without arguments "
-                f"({type(error).__name__}: {error})."
-            ) from None
-    if name not in _BUILT_IN:
-        raise InvalidInput(
-            f"track is {name!r}; it must be one of {', '.join(_BUILT_IN)}, or "
-            "package.module:Class for your own."
-        )
-    try:
-        found = getattr(import_module(f"mpfedcl.report.tracking.{name}"), _BUILT_IN[name])
-        tracker: Tracker = found()
-    except ImportError as error:
-        raise InvalidInput(
-            f"track is {name!r}, which is not installed ({error}): pip install 'mpfedcl[{name}]'."
-        ) from None
-    return tracker
-
-
-# For the built-in trackers
-
-
-def round_scalars(record: Record) -> dict[str, float]:
-    """Return the values of a round; those that were not measured are left out."""
-    clients = record["clients"]
-    found = {
-        "loss": record["loss"],
-        **{
-            f"accuracy/{test}/{predictor}": value
-            for test, table in (record["accuracy"] or {}).items()
-            for predictor, value in table.items()
-        },
-        **{f"bytes/{way}": value for way, value in record["bytes"].items()},
-        **{f"seconds/{phase}": value for phase, value in record["seconds"].items()},
-        "attendance/answered": len(clients["answered"]),
-        "attendance/missing": len(clients["missing"]),
-        "attendance/rejected": len(clients["rejected"]),
-    }
-    return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def client_scalars(record: Record) -> dict[str, float]:
-    """Return the primary metric of each client on its local test set."""
-    predictors = record["accuracy_per_client"] or {}
-    return {name: float(value) for name, value in predictors.items() if value is not None}
-
-
 def read_notes(path: Path, tracker: str) -> dict[str, str]:
     """Return the notes of a tracker in a run directory; nothing if they are not readable."""
-    noted = _read_all_notes(path).get(tracker)
-    return {name: str(value) for name, value in noted.items()} if isinstance(noted, dict) else {}
+    try:
+        notes = json.loads((path / _NOTES_FILE).read_bytes())[tracker]
+        return {name: str(value) for name, value in notes.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
-def write_notes(path: Path, tracker: str, **notes: str) -> None:
-    """Note in a run directory where a tracker keeps its record, so that a resume finds it."""
-    text = json.dumps({**_read_all_notes(path), tracker: notes}, indent=2) + "\n"
-    write_atomically(path / _NOTES_FILE, text.encode())
-
-
-def write_failures(path: Path, failures: Mapping[str, str]) -> None:
-    """Note in a run directory which trackers have failed."""
-    if failures or "failed" in _read_all_notes(path):
-        # The run itself reports a directory that cannot be written to.
-        with contextlib.suppress(OSError):
-            write_notes(path, "failed", **failures)
+def write_notes(path: Path, tracker: str, notes: Mapping[str, str]) -> None:
+    """Note in a run directory what a tracker must know after a resume."""
+    others = {name: read_notes(path, name) for name in (*_BUILT_IN, _FAILED)}
+    kept = {name: each for name, each in (others | {tracker: dict(notes)}).items() if each}
+    write_atomically(path / _NOTES_FILE, f"{json.dumps(kept, indent=2)}\n".encode())
 
 
 def read_failures(path: Path) -> list[str]:
     """Return the warnings about trackers that failed since a run was started or resumed."""
-    return list(read_notes(path, "failed").values())
+    return list(read_notes(path, _FAILED).values())
 
 
-def _read_all_notes(path: Path) -> dict[str, Any]:
-    try:
-        notes = json.loads((path / _NOTES_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return notes if isinstance(notes, dict) else {}
+def round_scalars(record: Record) -> dict[str, float]:
+    """Return the values of a round, for the built-in trackers; unmeasured ones are left out."""
+    per_client = record["accuracy_per_client"] or {}
+    accuracies = {
+        f"accuracy/{test}/{predictor}": value
+        for test, table in (record["accuracy"] or {}).items()
+        for predictor, value in table.items()
+    }
+    found = {
+        "loss": record["loss"],
+        **accuracies,
+        **{f"clients/{name}": value for name, value in per_client.items()},
+        **{f"bytes/{way}": value for way, value in record["bytes"].items()},
+        **{f"seconds/{phase}": value for phase, value in record["seconds"].items()},
+        **{f"attendance/{kind}": len(who) for kind, who in record["clients"].items()},
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}

@@ -7,28 +7,21 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mpfedcl.core.files import lock_folder
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.report.tracking import (
-    Tracker,
-    client_scalars,
-    read_notes,
-    round_scalars,
-    write_notes,
-)
+from mpfedcl.report.tracking import Tracker, read_notes, round_scalars, write_notes
 from mpfedcl.runs.observer import Record, RunResult
 
 _FILES = ("experiment.toml", "partition.json", "rounds.jsonl")
 _RESULTS = ("summary.json", "CARD.md", "model.safetensors", "pool.safetensors")
-_MOST_AT_ONCE = 500
-"""Metrics in a call: MLflow takes a thousand."""
-_MOST_PARAMETERS = 100
-_LONGEST_VALUE = 6000
-_LONGEST_KEY = 100
+_MOST_AT_ONCE = 100
+"""Parameters or metrics in a call, of which MLflow takes no more than these."""
+_LONGEST_VALUE, _LONGEST_KEY = 6000, 100
 _CHANGEABLE = ("rounds", *RESULT_NEUTRAL_SETTINGS)
 """Settings that a resume may change. They are tags, because MLflow's parameters cannot change."""
 
@@ -61,20 +54,18 @@ class MlflowTracker(Tracker):
             # An experiment in MLflow's sense: all runs of a store belong to one.
             found = self._client.get_experiment_by_name("mpfedcl")
             group = found.experiment_id if found else self._client.create_experiment("mpfedcl")
-        self._run = self._reopen_run(store, path) or self._create_run(str(group), store, path)
+        self._run = self._open_run(str(group), store, path)
         kept = self._client.get_run(self._run).data.params
-        settings = dict(_name_settings(experiment))
+        settings = _name_settings(experiment)
         parameters = [
             self._entities.Param(name, value)
             for name, value in settings.items()
             if name not in kept and name not in _CHANGEABLE
         ]
-        for some in _batches(parameters, _MOST_PARAMETERS):
-            self._client.log_batch(self._run, params=some)
+        self._log(params=parameters)
         for name in _CHANGEABLE:
             self._client.set_tag(self._run, f"mpfedcl.{name}", settings.get(name, ""))
-        steps = [each.step for each in self._client.get_metric_history(self._run, "round")]
-        self._logged = max(steps, default=0)
+        self._logged = max(self._steps("round"), default=0)
         self._torn = self._logged + 1
         for record in done:
             self.round(record)
@@ -84,19 +75,15 @@ class MlflowTracker(Tracker):
         number = record["round"]
         if number <= self._logged:
             return
-        clients = {f"clients/{name}": value for name, value in client_scalars(record).items()}
-        values = {
-            metric_key(name): value for name, value in (round_scalars(record) | clients).items()
-        }
-        if number == self._torn:
-            # The process may have ended while it logged this round.
-            values = {
-                name: each for name, each in values.items() if not self._has_metric(name, number)
-            }
         now = int(1000 * time.time())
-        metrics = [self._entities.Metric(name, each, now, number) for name, each in values.items()]
-        for some in _batches(metrics, _MOST_AT_ONCE):
-            self._client.log_batch(self._run, metrics=some)
+        values = {metric_key(name): value for name, value in round_scalars(record).items()}
+        metrics = [
+            self._entities.Metric(name, value, now, number)
+            for name, value in values.items()
+            # The process may have ended while it logged this round.
+            if number != self._torn or number not in self._steps(name)
+        ]
+        self._log(metrics=metrics)
         # Last, as the mark of a complete round.
         self._client.log_metric(self._run, "round", number, now, number)
         self._logged = number
@@ -111,34 +98,35 @@ class MlflowTracker(Tracker):
             self._client.log_artifacts(self._run, str(result.path / "models"), "models")
         self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
-    def _reopen_run(self, store: Path, path: Path) -> str | None:
+    def _open_run(self, group: str, store: Path, path: Path) -> str:
         notes = read_notes(path, "mlflow")
-        if notes.get("store") != str(store) or not notes.get("run"):
-            return None
-        try:
-            self._client.update_run(notes["run"], "RUNNING")
-        except self._failure:
-            # The run was removed: a new one gets all rounds.
-            return None
-        return notes["run"]
-
-    def _create_run(self, group: str, store: Path, path: Path) -> str:
+        if notes.get("store") == str(store):
+            # If the run was removed, a new one gets all rounds.
+            with suppress(self._failure, KeyError):
+                self._client.update_run(notes["run"], "RUNNING")
+                return notes["run"]
         run: str = self._client.create_run(group, run_name=path.resolve().name).info.run_id
-        write_notes(path, "mlflow", store=str(store), run=run)
+        write_notes(path, "mlflow", {"store": str(store), "run": run})
         return run
 
-    def _has_metric(self, name: str, number: int) -> bool:
-        return any(each.step == number for each in self._client.get_metric_history(self._run, name))
+    def _steps(self, name: str) -> list[int]:
+        return [each.step for each in self._client.get_metric_history(self._run, name)]
+
+    def _log(self, **kinds: Sequence[Any]) -> None:
+        for kind, values in kinds.items():
+            for begin in range(0, len(values), _MOST_AT_ONCE):
+                batch = {kind: values[begin : begin + _MOST_AT_ONCE]}
+                self._client.log_batch(self._run, **batch)
 
 
-def _name_settings(experiment: Experiment) -> Iterable[tuple[str, str]]:
+def _name_settings(experiment: Experiment) -> dict[str, str]:
+    found: dict[str, Any] = {}
     for name, value in experiment.flattened():
         if isinstance(value, dict):
-            for key, each in value.items():
-                yield metric_key(f"{name}.{key}"), str(each)[:_LONGEST_VALUE]
+            found |= {metric_key(f"{name}.{key}"): each for key, each in value.items()}
         elif value is not None and value != ():
-            text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            yield name, text[:_LONGEST_VALUE]
+            found[name] = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    return {name: str(value)[:_LONGEST_VALUE] for name, value in found.items()}
 
 
 def metric_key(name: str) -> str:
@@ -150,7 +138,3 @@ def metric_key(name: str) -> str:
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{safe}-{digest}"
-
-
-def _batches(several: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
-    return (several[begin : begin + most] for begin in range(0, len(several), most))

@@ -1,32 +1,18 @@
-"""TensorBoard: scalars, the settings as text, and at the end the pool in the projector.
+"""TensorBoard: scalars, the settings as text, and at the end the pool in the projector."""
 
-Only the package `tensorboard` is needed, neither TensorFlow nor torch's writer. No file stays open
-between rounds.
-"""
-
-import io
+import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
-from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
+import torch
+from torch.utils.tensorboard import SummaryWriter
 
-from mpfedcl.core.files import unused_folder, write_atomically
+from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
 from mpfedcl.report.prototype_map import embed_test_images
-from mpfedcl.report.tracking import (
-    Tracker,
-    client_scalars,
-    read_notes,
-    round_scalars,
-    write_notes,
-)
+from mpfedcl.report.tracking import Tracker, read_notes, round_scalars, write_notes
 from mpfedcl.report.wording import printable_name
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Record, RunResult
@@ -42,50 +28,37 @@ class TensorBoardTracker(Tracker):
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
         """Write a file of events with the settings and all rounds that are over."""
         self._folder = _find_folder(experiment, path)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files in the order of their names.
-        self._file = self._folder / f"events.out.tfevents.{time.time_ns():020d}.mpfedcl"
-        now = time.time()
+        # From this step on TensorBoard ignores earlier files. These stay, because a TensorBoard
+        # that is open cannot handle the loss of the file it is reading.
+        self._writer: Any = SummaryWriter(str(self._folder), purge_step=1)
         # TensorBoard shows texts as Markdown, and this as code in it.
         as_code = "".join(f"    {line}\n" for line in experiment.to_toml().splitlines())
-        events = [
-            Event(wall_time=now, file_version="brain.Event:2"),
-            # TensorBoard then ignores earlier files from this step on. These stay, because a
-            # TensorBoard that is open cannot handle the loss of the file it is reading.
-            Event(wall_time=now, step=1, session_log=SessionLog(status=SessionLog.START)),
-            Event(wall_time=now, summary=text_pb("experiment", as_code)),
-        ]
+        self._writer.add_text("experiment", as_code)
         # Records have no time, only durations.
-        moment = now - sum(sum(record["seconds"].values()) for record in done)
+        moment = time.time() - sum(sum(record["seconds"].values()) for record in done)
         for record in done:
             moment += sum(record["seconds"].values())
-            events.append(_describe_round(record, moment))
-        write_atomically(self._file, _pack(events))
+            self._write(record, moment)
+        self._writer.flush()
 
     def round(self, record: Record) -> None:
         """Add a round's scalars."""
-        with self._file.open("ab") as file:
-            file.write(_pack([_describe_round(record, time.time())]))
+        self._write(record, time.time())
+        self._writer.flush()
 
     def finish(self, result: RunResult) -> None:
         """Write the pool and test images for the projector."""
-        if result.summary is None or result.pool is None or not len(result.pool):
-            return
-        vectors, rows = _list_projector_points(result)
-        config = ProjectorConfig()
-        config.embeddings.add(
-            tensor_name="prototypes",
-            tensor_path="prototypes.tsv",
-            metadata_path="prototypes-metadata.tsv",
-        )
-        for name, lines in (
-            ("prototypes.tsv", [[f"{value:.6g}" for value in vector] for vector in vectors]),
-            ("prototypes-metadata.tsv", rows),
-        ):
-            text = "".join("\t".join(line) + "\n" for line in lines)
-            write_atomically(self._folder / name, text.encode())
-        written: str = text_format.MessageToString(config)
-        write_atomically(self._folder / "projector_config.pbtxt", written.encode())
+        if result.summary is not None and result.pool is not None and len(result.pool):
+            vectors, rows = _list_projector_points(result)
+            # The writer would announce on standard output that a resumed run has the folder.
+            shutil.rmtree(self._folder / "00000", ignore_errors=True)
+            titles = ["kind", "class", "client", "count"]
+            self._writer.add_embedding(vectors, rows, tag="prototypes", metadata_header=titles)
+        self._writer.close()
+
+    def _write(self, record: Record, moment: float) -> None:
+        for name, value in round_scalars(record).items():
+            self._writer.add_scalar(printable_name(name, 200), value, record["round"], moment)
 
 
 def _find_folder(experiment: Experiment, path: Path) -> Path:
@@ -99,44 +72,26 @@ def _find_folder(experiment: Experiment, path: Path) -> Path:
     folder = unused_folder(shared / path.resolve().name)
     # At once, so that no other run takes the name.
     folder.mkdir(parents=True)
-    write_notes(path, "tensorboard", folder=str(folder))
+    write_notes(path, "tensorboard", {"folder": str(folder)})
     return folder
 
 
-def _describe_round(record: Record, moment: float) -> Any:
-    clients = {
-        f"clients/{printable_name(name)}": value for name, value in client_scalars(record).items()
-    }
-    scalars = round_scalars(record) | clients
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-    return Event(wall_time=moment, step=record["round"], summary=Summary(value=values))
-
-
-def _list_projector_points(result: RunResult) -> tuple[list[Sequence[float]], list[list[str]]]:
-    """Return vectors, and the rows of a table about them under a row of titles."""
-    pool, partition = result.pool, RunDirectory(result.path).read_json("partition.json")
-    assert pool is not None
+def _list_projector_points(result: RunResult) -> tuple[torch.Tensor, list[list[str]]]:
+    """Return vectors, and the rows of a table about them."""
+    partition = RunDirectory(result.path).read_json("partition.json")
+    assert result.pool is not None
     assert partition is not None
-    pool, classes = pool.to("cpu"), [printable_name(name) for name in partition["classes"]]
+    pool, classes = result.pool.to("cpu"), [printable_name(name) for name in partition["classes"]]
     columns = zip(pool.labels.tolist(), pool.owners.tolist(), pool.counts.tolist(), strict=True)
     rows = [
         ["prototype", classes[label], printable_name(pool.names[owner]), str(count)]
         for label, owner, count in columns
     ]
-    vectors: list[Sequence[float]] = pool.vectors.tolist()
     samples, _ = embed_test_images(result.path, result.experiment, partition)
-    if samples is not None:
-        vectors += samples.vectors.tolist()
-        rows += [
-            ["test image", classes[label], printable_name(owner or "several"), "1"]
-            for label, owner in zip(samples.labels, samples.owners, strict=True)
-        ]
-    return vectors, [["kind", "class", "client", "count"], *rows]
-
-
-def _pack(events: Iterable[Any]) -> bytes:
-    packed = io.BytesIO()
-    writer = RecordWriter(packed)
-    for event in events:
-        writer.write(event.SerializeToString())
-    return packed.getvalue()
+    if samples is None:
+        return pool.vectors, rows
+    rows += [
+        ["test image", classes[label], printable_name(owner or "several"), "1"]
+        for label, owner in zip(samples.labels, samples.owners, strict=True)
+    ]
+    return torch.cat([pool.vectors, torch.as_tensor(samples.vectors)]), rows

@@ -1,23 +1,21 @@
-"""Files of runs that other processes write: found, read safely, and read on as they grow.
+"""Files of runs that other processes write: found, and read safely.
 
 Only regular files of limited size are read: a link may lead out of the folder, and opening a pipe
 would block.
 """
 
 import os
+import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import MOST_BYTES
 from mpfedcl.experiment import Experiment
 from mpfedcl.rounds.record import RoundRecord
 
-MOST_BYTES = 64 * 2**20
 MOST_FOLDERS = 20_000
 _MOST_LEVELS = 6
 
@@ -31,93 +29,51 @@ def file_signature(path: Path) -> Signature | None:
         status = path.lstat()
     except OSError:
         return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-@contextmanager
-def open_regular_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, or raise an OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(f"{path} is not a regular file")
-    with os.fdopen(handle, "rb") as file:
-        yield file
+    is_regular = stat.S_ISREG(status.st_mode)
+    return (status.st_ino, status.st_size, status.st_mtime_ns) if is_regular else None
 
 
 def read_regular_file(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file; links, pipes and large files are rejected."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        with open_regular_file(path) as file:
-            if (size := os.fstat(file.fileno()).st_size) > most:
-                raise InvalidInput(f"{path} has {size:,} bytes; at most {most:,} are read.")
+        with open(path, "rb", opener=lambda name, reading: os.open(name, reading | flags)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidInput(f"{path} cannot be read: it is not a regular file.")
+            if status.st_size > most:
+                raise InvalidInput(
+                    f"{path} has {status.st_size:,} bytes; at most {most:,} are read."
+                )
             return file.read(most)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def parse_experiment(content: bytes, path: Path) -> Experiment:
-    """Return the experiment in the content of a TOML file; errors name the path."""
+def read_experiment(path: Path) -> Experiment:
+    """Return the experiment in a TOML file."""
     try:
-        return Experiment.parse_toml(content.decode(), path)
+        return Experiment.parse_toml(read_regular_file(path).decode(), path)
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not text.") from None
 
 
-class IncrementalRecords:
-    """Reads records as they are added; a line that cannot be read is counted and left out."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._reset()
-
-    def _reset(self) -> None:
-        self._inode: int | None = None
-        self._offset = 0
-        self._last = 0
-        self.damaged = 0
-
-    def read_new(self) -> tuple[bool, list[RoundRecord]]:
-        """Return whether the rounds start again from the first, and the new rounds."""
-        signature = file_signature(self._path)
-        inode, size = signature[:2] if signature else (None, 0)
-        # A resumed run replaces or shortens the file.
-        is_new = inode != self._inode or size < self._offset
-        began = is_new and self._inode is not None
-        if is_new:
-            self._reset()
-        if inode is None or size == self._offset:
-            return began, []
-        try:
-            with open_regular_file(self._path) as file:
-                self._inode = os.fstat(file.fileno()).st_ino
-                file.seek(self._offset)
-                content = file.read(MOST_BYTES)
-        except OSError:
-            # Deleted or replaced meanwhile: the next read starts again.
-            self._inode = None
-            return began, []
-        whole, newline, rest = content.rpartition(b"\n")
-        if len(rest) == MOST_BYTES:
-            # No run writes such a line. Its end counts as another damaged line.
-            self.damaged += 1
-            self._offset += len(rest)
-        self._offset += len(whole) + len(newline)
-        found = [self._parse(line) for line in whole.split(b"\n") if line.strip()]
-        return began, [record for record in found if record is not None]
-
-    def _parse(self, line: bytes) -> RoundRecord | None:
+def read_records(path: Path) -> tuple[list[RoundRecord], int]:
+    """Return the rounds in complete lines, and the number of lines that cannot be read."""
+    found: list[RoundRecord] = []
+    damaged = 0
+    # The last line is empty, or is being written.
+    for line in read_regular_file(path).split(b"\n")[:-1]:
         try:
             record = RoundRecord.model_validate_json(line)
         except ValidationError:
-            record = None
-        if record is None or record.round <= self._last:
-            self.damaged += 1
-            return None
-        self._last = record.round
-        return record
+            damaged += bool(line.strip())
+            continue
+        if record.round > (found[-1].round if found else 0):
+            found.append(record)
+        else:
+            damaged += 1
+    return found, damaged
 
 
 def find_runs(root: Path) -> tuple[list[Path], bool]:
@@ -145,10 +101,9 @@ def find_locked_inodes() -> set[int]:
     Trying the lock instead could disturb a run that starts at this moment.
     """
     try:
-        lines = Path("/proc/locks").read_text().splitlines()
+        listed = Path("/proc/locks").read_text()
     except OSError:
         return set()
     # 1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF
-    rows = [line.split() for line in lines]
-    inodes = [row[5].rpartition(":")[2] for row in rows if len(row) > 5 and row[1] == "FLOCK"]
-    return {int(inode) for inode in inodes if inode.isdigit()}
+    found = re.findall(r"^\d+: FLOCK .*?:(\d+) \S+ \S+$", listed, re.MULTILINE)
+    return set(map(int, found))

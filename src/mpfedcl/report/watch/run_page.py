@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +28,34 @@ from mpfedcl.report.html import (
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.run import RunRecords, describe_settings
 from mpfedcl.report.watch.files import (
-    MOST_BYTES,
-    IncrementalRecords,
     Signature,
     file_signature,
-    parse_experiment,
+    read_experiment,
+    read_records,
     read_regular_file,
 )
-from mpfedcl.report.wording import choose_evenly
+from mpfedcl.report.wording import choose_evenly, known_values
 from mpfedcl.rounds.metrics import MOST_LISTED
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.run_files import Confusion, Partition, Summary
 
+MOST_OPEN = 24
 _MOST_POINTS = 400
+_MOST_MAP_BYTES = 64 * 2**20
 _MOST_LINES = 12
 """Clients that have their own line."""
 _FIGURE_SHARE = 5.0
 """Times that figures took to draw until they are drawn again, while a run goes on."""
-_SCHEMAS: dict[str, Any] = {"summary": Summary, "partition": Partition, "confusion": Confusion}
-_QUARTILES = {"lower quartile": 25, "median": 50, "upper quartile": 75}
+_READERS: dict[str, Callable[[Path], Any]] = {
+    "experiment.toml": read_experiment,
+    "rounds.jsonl": read_records,
+    "summary.json": lambda file: parse_json(read_regular_file(file), Summary, file),
+    "partition.json": lambda file: parse_json(read_regular_file(file), Partition, file),
+    "confusion.json": lambda file: parse_json(read_regular_file(file), Confusion, file),
+    DRIFT_LOG: lambda file: parse_drift_log(read_regular_file(file)),
+}
+FILES = tuple(_READERS)
+_QUARTILES = ("lower quartile", "median", "upper quartile")
 
 
 def show_state(state: str) -> Markup:
@@ -79,66 +89,34 @@ class LiveBlocks:
 
 
 class RunPage:
-    """The files of a run, kept while its page is open."""
+    """The files of a run at one moment. A damaged file only costs its own content."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._reader = IncrementalRecords(path / "rounds.jsonl")
-        self._rounds: list[RoundRecord] = []
-        self._files: dict[str, tuple[Signature, Any, str]] = {}
-        """The signature, the parsed content and the error of each file."""
-        self._described: Json | None = None
-        self._blocks = LiveBlocks()
-        self.version = 0
-        """Grows with each change of the files."""
-        self.records: RunRecords | None = None
+        self.troubles: list[str] = []
+        """What is wrong with damaged files."""
+        found = {name: self._read(path / name, read) for name, read in _READERS.items()}
+        self._drift = found[DRIFT_LOG]
+        experiment = found["experiment.toml"]
+        rounds, damaged = found["rounds.jsonl"] or ([], 0)
+        others = found["summary.json"], found["partition.json"], found["confusion.json"]
+        self.records = experiment and RunRecords(path, experiment, rounds, damaged, *others)
+        self.last: RoundRecord | None = rounds[-1] if rounds else None
 
-    def refresh(self) -> None:
-        """Read what is new. A damaged file only costs its own content."""
-        before = dict(self._files)
-        began, lines = self._reader.read_new()
-        self._rounds = [*([] if began else self._rounds), *lines]
-        experiment = self._read("experiment.toml", parse_experiment)
-        found = {
-            name: self._read(
-                f"{name}.json",
-                lambda content, file, schema=schema: parse_json(content, schema, file),
-            )
-            for name, schema in _SCHEMAS.items()
-        }
-        self._read(DRIFT_LOG, lambda content, _: parse_drift_log(content))
-        if began or lines or before != self._files:
-            self._described = None
-            self.version += 1
-            self.records = experiment and RunRecords(
-                self.path, experiment, self._rounds, self._reader.damaged, **found
-            )
-
-    def _read(self, name: str, parse: Callable[..., Any]) -> Any:
-        """Return the parsed content of a file, read again only when it has changed."""
-        file = self.path / name
-        signature = file_signature(file)
-        if signature is None:
-            self._files.pop(name, None)
+    def _read(self, file: Path, read: Callable[[Path], Any]) -> Any:
+        if file_signature(file) is None and file.name != "experiment.toml":
             return None
-        if name not in self._files or self._files[name][0] != signature:
-            try:
-                self._files[name] = signature, parse(read_regular_file(file), file), ""
-            except InvalidInput as error:
-                self._files[name] = signature, None, str(error)
-        return self._files[name][1]
+        try:
+            return read(file)
+        except InvalidInput as error:
+            self.troubles.append(str(error))
+            return None
 
-    def describe(self) -> Json:
-        """Return the content of the page."""
-        if self._described is None:
-            self._described = self._describe()
-        return self._described
-
-    def _describe(self) -> Json:
+    @cached_property
+    def content(self) -> Json:
+        """What the page shows."""
         records = self.records
-        troubles = [trouble for _, _, trouble in self._files.values() if trouble]
         if records is None:
-            return {"troubles": troubles or ["The run has no settings."]}
+            return {"troubles": self.troubles}
         try:
             run = records.described | {"settings": describe_settings(records)}
             method = records.experiment.method
@@ -146,29 +124,25 @@ class RunPage:
             table = run_predictors_table(records)
         # A method that is not installed, for example.
         except InvalidInput as error:
-            return {"troubles": [*troubles, str(error)]}
+            return {"troubles": [*self.troubles, str(error)]}
         return {
-            "troubles": troubles,
+            "troubles": self.troubles,
             "run": run | {"map": _describe_map(records)},
             "group": group,
             "table": table,
             "clients": _describe_clients(records),
             "attendance": _describe_attendance(records.rounds),
-            "drift": self._files[DRIFT_LOG][1] or [] if DRIFT_LOG in self._files else [],
+            "drift": self._drift or [],
         }
 
-    def show(self, entry: Json, folder: str) -> Markup:
+    def show(self, entry: Json, folder: str, blocks: LiveBlocks, version: Any) -> Markup:
         """Return the page: values of now, and figures that may be some seconds old."""
-        content = self.describe()
+        content = self.content
         parts = [tag("p", each, class_="warning") for each in content["troubles"]]
-        rounds = 0
-        if "run" in content:
-            run = content["run"]
-            rounds = run["rounds"]
-            parts += [_show_progress(content, self._rounds[-1:]), *_show_drift(content["drift"])]
-            parts += self._blocks.update(
-                self.version, lambda: _show_blocks(content), is_final=run["finished"]
-            )
+        run = content.get("run")
+        if run:
+            parts += [_show_progress(content, self.last), *_show_drift(content["drift"])]
+            parts += blocks.update(version, lambda: _show_blocks(content), is_final=run["finished"])
         place = "/".join(each for each in (folder, entry["folder"], entry["name"]) if each)
         about = f" {entry['method']} on {entry['about']}" if entry["method"] else ""
         accuracy = "" if entry["accuracy"] is None else f", accuracy {entry['accuracy']:.1f} %"
@@ -178,9 +152,15 @@ class RunPage:
             tag("p", place, class_="folder"),
             tag("div", parts, class_="flow"),
             data_title=entry["name"],
-            data_round=str(rounds),
+            data_round=str(run["rounds"] if run else 0),
             data_said=f"Round {entry['round']} of {entry['planned']}{accuracy}",
         )
+
+
+@lru_cache(MOST_OPEN)
+def open_page(path: Path, _signatures: tuple[Signature | None, ...]) -> RunPage:
+    """Return the page of a run; it is read again when the signatures of its files change."""
+    return RunPage(path)
 
 
 def _show_blocks(content: Json) -> list[Markup]:
@@ -191,26 +171,25 @@ def _show_blocks(content: Json) -> list[Markup]:
     return [*map(show_figure, filter(None, drawings)), *section_blocks(section)]
 
 
-def _show_progress(content: Json, last: Sequence[RoundRecord]) -> Markup:
+def _show_progress(content: Json, last: RoundRecord | None) -> Markup:
     """Return the values of the last round, and the totals so far."""
     run, group = content["run"], content["group"]
-    fairness = run["fairness"] or {"clients": 0, "mean": math.nan}
-    evaluated, population = fairness["clients"], run["population"]
-    over = f"{evaluated:,} of {population:,} clients" if evaluated < population else "clients"
     facts = [("Round", str(run["rounds"]), f"of {run['planned']}")]
-    if evaluated:
+    if fairness := run["fairness"]:
+        evaluated, population = fairness["clients"], run["population"]
+        over = f"{evaluated:,} of {population:,} clients" if evaluated < population else "clients"
         note = f"mean over {over}, round {run['read_in']}"
         facts.append(("Accuracy", f"{fairness['mean']:.1f} %", note))
     else:
         facts.append(("Accuracy", "-", "not evaluated yet"))
-    for line in last:
-        here = line.clients
+    if last is not None:
+        here = last.clients
         sampled = len(here.answered) + len(here.missing) + len(here.rejected)
-        up, total = line.bytes.get("up", 0) / 1e6, sum(group["bytes"].values()) / 1e6
-        seconds = sum(line.seconds.values()), sum(group["seconds"].values())
+        up, total = last.bytes.get("up", 0) / 1e6, sum(group["bytes"].values()) / 1e6
+        seconds = sum(last.seconds.values()), sum(group["seconds"].values())
         facts += [
-            ("Loss", "-" if line.loss is None else f"{line.loss:.4g}", "training"),
-            ("Answered", str(len(here.answered)), f"of {sampled} in round {line.round}"),
+            ("Loss", "-" if last.loss is None else f"{last.loss:.4g}", "training"),
+            ("Answered", str(len(here.answered)), f"of {sampled} in round {last.round}"),
             ("Last round", f"{seconds[0]:.2f} s", f"{seconds[1]:,.0f} s in total"),
             ("Sent", f"{total:,.4g} MB", f"{up:,.4g} MB up in the last round"),
         ]
@@ -244,7 +223,7 @@ def _describe_map(records: RunRecords) -> Json:
     signature = file_signature(file)
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
-    if (signature is not None and signature[1] > MOST_BYTES) or file.is_symlink():
+    if (signature is not None and signature[1] > _MOST_MAP_BYTES) or file.is_symlink():
         return {"missing": "The pool is too large to be shown here."}
     classes = records.partition.classes
     return describe_prototype_map(
@@ -259,45 +238,30 @@ def _describe_clients(records: RunRecords) -> Json:
     names = sorted(known or (last and last[0].accuracy_per_client) or {})
     places = choose_evenly(len(names), _MOST_LINES) if len(names) <= MOST_LISTED else []
     chosen = [names[place] for place in places]
-    return {
-        "names": chosen,
-        "left_out": len(names) - len(chosen),
-        "accuracy": _curves(records.rounds, "accuracy_per_client", chosen),
-        "loss": _curves(records.rounds, "loss_per_client", chosen),
-    }
+    fields = {"accuracy": "accuracy_per_client", "loss": "loss_per_client"}
+    curves = {name: _curves(records.rounds, field, chosen) for name, field in fields.items()}
+    return {"names": chosen, "left_out": len(names) - len(chosen), **curves}
 
 
 def _curves(rounds: Sequence[RoundRecord], field: str, names: Sequence[str]) -> list[Json]:
     """Return a line per client, or per quartile if no client is named."""
     known = [line for line in rounds if getattr(line, field) or line.accuracy_spread]
-    points: dict[str, list[tuple[int, float]]] = {}
+    lines: list[Json] = [{"name": name, "x": [], "mean": []} for name in names or _QUARTILES]
     for place in choose_evenly(len(known), _MOST_POINTS):
-        line = known[place]
-        found: dict[str, float | None] = getattr(line, field) or {}
-        values = {name: value for name, value in found.items() if value is not None}
+        record = known[place]
+        values = getattr(record, field) or {}
         if not names:
-            values = _quartiles(line, field, list(values.values()))
-        for name in names or values:
-            if name in values:
-                points.setdefault(name, []).append((line.round, values[name]))
-    return [
-        {
-            "name": name,
-            "x": [number for number, _ in line],
-            "mean": [value for _, value in line],
-        }
-        for name, line in points.items()
-    ]
-
-
-def _quartiles(line: RoundRecord, field: str, values: Sequence[float]) -> dict[str, float]:
-    if field == "accuracy_per_client" and line.accuracy_spread is not None:
-        # Over all evaluated clients; the record does not list them all.
-        return dict(zip(_QUARTILES, line.accuracy_spread.quartiles, strict=True))
-    if not values:
-        return {}
-    found = numpy.percentile(values, list(_QUARTILES.values())).tolist()
-    return dict(zip(_QUARTILES, found, strict=True))
+            spread = record.accuracy_spread if field == "accuracy_per_client" else None
+            listed = known_values(values.values()) or [math.nan]
+            # The record does not list all clients; the spread is over all evaluated ones.
+            quartiles = spread.quartiles if spread else numpy.percentile(listed, (25, 50, 75))
+            values = dict(zip(_QUARTILES, map(float, quartiles), strict=True))
+        for line in lines:
+            value = values.get(line["name"])
+            if value is not None and math.isfinite(value):
+                line["x"].append(record.round)
+                line["mean"].append(value)
+    return [line for line in lines if line["x"]]
 
 
 def _describe_attendance(rounds: Sequence[RoundRecord]) -> Json:

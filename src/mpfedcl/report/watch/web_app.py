@@ -6,48 +6,50 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import numpy
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json
-from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_data
-from mpfedcl.inference.calibration import DRIFT_LOG
 from mpfedcl.report.document import compare_runs
 from mpfedcl.report.html import Markup, page_style, read_page_file, section_blocks, sentence, tag
 from mpfedcl.report.run import measure_spread
 from mpfedcl.report.watch.files import (
     MOST_FOLDERS,
-    IncrementalRecords,
     Signature,
     file_signature,
     find_locked_inodes,
     find_runs,
-    parse_experiment,
-    read_regular_file,
 )
-from mpfedcl.report.watch.run_page import LiveBlocks, RunPage, show_state
+from mpfedcl.report.watch.run_page import (
+    FILES,
+    MOST_OPEN,
+    LiveBlocks,
+    RunPage,
+    open_page,
+    show_state,
+)
 from mpfedcl.report.wording import choose_evenly
 from mpfedcl.rounds.record import RoundRecord
 
 State = Literal["running", "finished", "stopped", "damaged"]
-_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", DRIFT_LOG)
 _COLUMNS = ("compare", "run", "state", "method", "rounds", "accuracy", "curve", "changed")
 _MOST_ROWS = 500
 _CURVE_POINTS = 40
@@ -59,145 +61,109 @@ _AGES = ((172_800, 86_400, "days"), (7200, 3600, "hours"), (90, 60, "minutes"))
 
 
 class ListedRun:
-    """One run in the list, with the state of reading its files."""
+    """A run in the list."""
 
     def __init__(self, path: Path, root: Path) -> None:
         self.path = path
-        self.entry: Json = {}
-        """What the list shows of the run; empty until the first refresh."""
         self._parts = path.relative_to(root).parts
         # Requests name a run by this, never by its path.
         self.id = hashlib.sha256(os.fsencode("/".join(self._parts))).hexdigest()[:20]
-        self._seen: Any = None
-        self._settings: tuple[Signature | None, Experiment | None, str] = (None, None, "")
-        self._records = IncrementalRecords(path / "rounds.jsonl")
-        self._reset_rounds()
+        self.signatures: tuple[Signature | None, ...] = ()
+        self.entry: Json = {}
+        """What the list shows of the run; empty until the first refresh."""
 
-    def _reset_rounds(self) -> None:
-        self._curve: list[tuple[int, float]] = []
-        self._last: RoundRecord | None = None
-        self._rejected = self._missing = 0
+    @property
+    def page(self) -> RunPage:
+        """The page of the run."""
+        return open_page(self.path, self.signatures)
 
     def refresh(self, locked: set[int]) -> None:
-        """Read what is new."""
+        """Read the files if they have changed."""
+        signatures = tuple(file_signature(self.path / name) for name in FILES)
         try:
-            self._refresh(locked)
+            if signatures != self.signatures:
+                self.signatures = signatures
+                self.entry = self._describe()
+            self.entry["state"] = self._find_state(locked)
         # A damaged run must not affect the others.
         except Exception as error:
             trouble = f"It cannot be read ({type(error).__name__}: {error})."
-            self.entry = self._describe(None, "damaged", trouble, 0)
+            self.entry = self._make_entry([], trouble=trouble, state="damaged")
 
-    def _refresh(self, locked: set[int]) -> None:
-        experiment, trouble = self._read_settings()
-        began, lines = self._records.read_new()
-        if began:
-            self._reset_rounds()
-        for line in lines:
-            self._add(line)
-        signatures = [file_signature(self.path / name) for name in _FILES]
-        state = self._find_state(trouble, signatures, locked)
-        # Rows of thousands of runs are described only when something has changed.
-        if self._seen != (signatures, state):
-            changed = max((each[2] for each in signatures if each), default=0)
-            self.entry = self._describe(experiment, state, trouble, changed)
-            self._seen = signatures, state
-
-    def _add(self, line: RoundRecord) -> None:
-        self._last = line
-        if (spread := measure_spread(line)) is not None:
-            self._curve.append((line.round, spread.mean))
-        self._rejected += len(line.clients.rejected)
-        self._missing += len(line.clients.missing)
-
-    def _read_settings(self) -> tuple[Experiment | None, str]:
-        file = self.path / "experiment.toml"
-        signature = file_signature(file)
-        if signature is None or signature != self._settings[0]:
-            try:
-                content = read_regular_file(file, 2**20)
-                self._settings = signature, parse_experiment(content, file), ""
-            except InvalidInput as error:
-                self._settings = signature, None, str(error)
-        return self._settings[1:]
-
-    def _find_state(
-        self, trouble: str, signatures: Sequence[Signature | None], locked: set[int]
-    ) -> State:
-        _, records, summary, _ = signatures
-        if trouble:
+    def _find_state(self, locked: set[int]) -> State:
+        if self.entry["trouble"]:
             return "damaged"
-        if summary:
+        if self.signatures[FILES.index("summary.json")]:
             return "finished"
         if locked and (lock := file_signature(self.path / ".lock")) and lock[0] in locked:
             return "running"
         # Locks of another machine or container are not visible, but growth is.
-        took = sum(self._last.seconds.values()) if self._last else 0.0
+        records = self.signatures[FILES.index("rounds.jsonl")]
         since = time.time() - records[2] / 1e9 if records else float("inf")
-        return "running" if since < max(_QUIET_SECONDS, 3 * took) else "stopped"
+        return "running" if since < max(_QUIET_SECONDS, 3 * self.entry["seconds"]) else "stopped"
 
-    def _describe(
-        self, experiment: Experiment | None, state: State, trouble: str, changed: int
-    ) -> Json:
-        last = self._last
-        entry: Json = {
+    def _describe(self) -> Json:
+        page = self.page
+        if page.records is None:
+            return self._make_entry([], trouble=page.troubles[0].replace(f"{self.path}/", ""))
+        experiment, rounds = page.records.experiment, page.records.rounds
+        # Written before the first round, only by runs over a network.
+        is_network = file_signature(self.path / "federation.json") is not None
+        data, split = describe_data(experiment, {"network": is_network}, with_seed=False)
+        return self._make_entry(
+            rounds,
+            method=experiment.method,
+            about=f"{data}, {split}, seed {experiment.seed}",
+            planned=experiment.rounds,
+            counts={
+                "updates rejected": sum(len(each.clients.rejected) for each in rounds),
+                "answers missing": sum(len(each.clients.missing) for each in rounds),
+                "damaged lines": page.records.damaged,
+            },
+        )
+
+    def _make_entry(self, rounds: Sequence[RoundRecord], **known: Any) -> Json:
+        spreads = [(each.round, measure_spread(each)) for each in rounds]
+        curve = [(number, spread.mean) for number, spread in spreads if spread is not None]
+        return {
             "id": self.id,
             "name": self._parts[-1] if self._parts else self.path.resolve().name,
             "folder": "/".join(self._parts[:-1]),
-            "state": state,
-            "trouble": trouble.replace(f"{self.path}/", ""),
-            "changed": changed / 1e9,
-            "round": last.round if last else 0,
-            "accuracy": self._curve[-1][1] if self._curve else None,
-            "curve": [self._curve[n] for n in choose_evenly(len(self._curve), _CURVE_POINTS)],
-            "rejected": self._rejected,
-            "missing": self._missing,
-            "damaged": self._records.damaged,
+            "changed": max((each[2] / 1e9 for each in self.signatures if each), default=0),
+            "round": rounds[-1].round if rounds else 0,
+            "seconds": sum(rounds[-1].seconds.values()) if rounds else 0.0,
+            "accuracy": curve[-1][1] if curve else None,
+            "curve": [curve[n] for n in choose_evenly(len(curve), _CURVE_POINTS)],
             "method": "",
             "about": "",
             "planned": None,
+            "trouble": "",
+            "counts": {},
+            **known,
         }
-        if experiment is not None:
-            # Written before the first round, only by runs over a network.
-            is_network = file_signature(self.path / "federation.json") is not None
-            data, split = describe_data(experiment, {"network": is_network}, with_seed=False)
-            about = f"{data}, {split}, seed {experiment.seed}"
-            entry |= {"method": experiment.method, "about": about, "planned": experiment.rounds}
-        return entry
 
 
 def show_list(entries: Sequence[Json], words: str = "", note: str = "") -> Markup:
     """Return the table of the runs that match, running ones first, then the newest."""
-    counts = {each: sum(e["state"] == each for e in entries) for each in get_args(State)}
-    states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    states = [f"{count} {state}" for state, count in Counter(e["state"] for e in entries).items()]
     wanted = sorted((each for each in entries if _matches(each, words)), key=_order)
-    head = [
-        tag(
-            "th",
-            tag("span", name, class_="unseen") if name in ("compare", "curve") else name,
-            scope="col",
-            class_="number" if name in ("accuracy", "changed") else None,
-        )
-        for name in _COLUMNS
-    ]
-    rows = tag("tbody", map(_show_row, wanted[:_MOST_ROWS]))
-    left = len(wanted) - _MOST_ROWS
-    if left > 0:
+    if (left := len(wanted) - _MOST_ROWS) > 0:
         note += f" {left:,} more runs match; add words to find them."
     if not wanted:
         note += " No run matches." if entries else " There is no run here yet: mpfedcl run."
-    shown = f" ({states})" if states else ""
+    about = f"Runs: {len(entries)} ({', '.join(sorted(states))})." if states else "Runs: 0."
+    table = tag(
+        "table",
+        tag("thead", tag("tr", map(_show_heading, _COLUMNS))),
+        tag("tbody", map(_show_row, wanted[:_MOST_ROWS])),
+        aria_label="Runs",
+    )
     return tag(
         "div",
-        tag("p", f"Runs: {len(entries)}{shown}.", class_="about", role="status"),
-        tag(
-            "section",
-            tag("table", tag("thead", tag("tr", head)), rows, aria_label="Runs"),
-            sentence(note),
-            class_="block runs",
-            aria_label="Runs",
-        ),
+        tag("p", about, class_="about", role="status"),
+        tag("section", table, sentence(note), class_="block runs", aria_label="Runs"),
         data_title="Runs",
-    )  # fmt: skip
+    )
 
 
 def _matches(entry: Json, words: str) -> bool:
@@ -213,26 +179,16 @@ def _order(entry: Json) -> tuple[bool, float, str]:
     return not is_running, newest_first, f"{entry['folder']}/{entry['name']}"
 
 
+def _show_heading(name: str) -> Markup:
+    shown = tag("span", name, class_="unseen") if name in ("compare", "curve") else name
+    kind = "number" if name in ("accuracy", "changed") else None
+    return tag("th", shown, scope="col", class_=kind)
+
+
 def _show_row(entry: Json) -> Markup:
     name, run, planned = entry["name"], entry["id"], entry["planned"]
     box = tag("input", type="checkbox", id_=f"box-{run}", value=run, aria_label=f"Compare {name}")
-    counted = {
-        "updates rejected": entry["rejected"],
-        "answers missing": entry["missing"],
-        "damaged lines": entry["damaged"],
-    }
-    trouble = ", ".join(f"{noun}: {count:,}" for noun, count in counted.items() if count)
-    done = tag("progress", max=str(planned), value=str(entry["round"]), aria_label="rounds done")
-    accuracy = "-" if entry["accuracy"] is None else f"{entry['accuracy']:.1f} %"
-    progress = (done, tag("small", f"{entry['round']} of {planned}")) if planned else None
-    cells = {
-        "state-cell": show_state(entry["state"]),
-        "method-cell": (entry["method"], tag("small", entry["about"])),
-        "progress-cell": progress,
-        "number accuracy-cell": accuracy,
-        "curve-cell": _show_curve(entry["curve"]),
-        "number changed-cell": _describe_age(entry["changed"]),
-    }
+    trouble = ", ".join(f"{noun}: {count:,}" for noun, count in entry["counts"].items() if count)
     heading = tag(
         "th",
         tag("a", name, href=f"#run={run}", id_=f"link-{run}"),
@@ -241,6 +197,15 @@ def _show_row(entry: Json) -> Markup:
         scope="row",
         class_="where",
     )
+    done = tag("progress", max=str(planned), value=str(entry["round"]), aria_label="rounds done")
+    cells = {
+        "state-cell": show_state(entry["state"]),
+        "method-cell": (entry["method"], tag("small", entry["about"])),
+        "progress-cell": (done, tag("small", f"{entry['round']} of {planned}")) if planned else "",
+        "number accuracy-cell": "-" if entry["accuracy"] is None else f"{entry['accuracy']:.1f} %",
+        "curve-cell": _show_curve(entry["curve"]),
+        "number changed-cell": _describe_age(entry["changed"]),
+    }
     others = [tag("td", content, class_=kind) for kind, content in cells.items()]
     return tag("tr", tag("td", box, class_="chosen-cell"), heading, others)
 
@@ -257,14 +222,12 @@ def _show_curve(points: Sequence[tuple[int, float]]) -> Markup | None:
     """Return accuracy per round as a small line."""
     if len(points) < 2:
         return None
-    first, last = points[0][0], points[-1][0]
-    low = min(value for _, value in points)
+    rounds, values = zip(*points, strict=True)
     # A curve that hardly changes must look flat.
-    high = max(low + 20, *(value for _, value in points))
-    drawn = " ".join(
-        f"{2 + 88 * (at - first) / (last - first):.1f},{24 - 22 * (value - low) / (high - low):.1f}"
-        for at, value in points
-    )
+    low, high = min(values), max(min(values) + 20, *values)
+    x = numpy.interp(rounds, (rounds[0], rounds[-1]), (2, 90))
+    y = numpy.interp(values, (low, high), (24, 2))
+    drawn = " ".join(f"{left:.1f},{top:.1f}" for left, top in zip(x, y, strict=True))
     line = tag("polyline", points=drawn, class_="spark")
     return tag("svg", line, viewBox="0 0 92 26", width="92", height="26", aria_hidden="true")
 
@@ -275,7 +238,6 @@ def _show_curve(points: Sequence[tuple[int, float]]) -> Markup | None:
 _SHUTDOWN_SECONDS = 2
 _SECONDS_BETWEEN_SEARCHES = 1.0
 """Between two reads of all runs; those that are running are read at every request."""
-_MOST_OPEN = 24
 MOST_COMPARED = 20
 _HEADERS = {
     "Content-Security-Policy": (
@@ -336,8 +298,8 @@ class WatchedRuns:
         self.searched_at = float("-inf")
         self._search_seconds = 0.0
         self._is_too_large = False
-        self._open = lru_cache(_MOST_OPEN)(RunPage)
-        self._comparison_of = lru_cache(_MOST_OPEN)(lambda _: LiveBlocks())
+        # The figures of an open page, by the runs that it shows.
+        self._blocks_of = lru_cache(MOST_OPEN)(lambda _: LiveBlocks())
 
     def refresh(self) -> None:
         """Read what is new: of all runs if it is time to search again, else of running ones."""
@@ -346,18 +308,14 @@ class WatchedRuns:
         pause = max(_SECONDS_BETWEEN_SEARCHES, 20 * self._search_seconds)
         is_due = began - self.searched_at >= pause
         if is_due:
-            self.find_runs()
+            paths, self._is_too_large = find_runs(self.root)
+            found = {run.id: run for run in (ListedRun(path, self.root) for path in paths)}
+            self.runs = {name: self.runs.get(name, run) for name, run in found.items()}
             self.searched_at, self._search_seconds = began, time.monotonic() - began
         locked = find_locked_inodes()
         for run in self.runs.values():
             if is_due or run.entry["state"] == "running":
                 run.refresh(locked)
-
-    def find_runs(self) -> None:
-        """Search for runs below the root; forget those that were deleted."""
-        paths, self._is_too_large = find_runs(self.root)
-        found = {run.id: run for run in (ListedRun(path, self.root) for path in paths)}
-        self.runs = {name: self.runs.get(name, run) for name, run in found.items()}
 
     def show_list(self, words: str) -> Markup:
         """Return the list of the runs that match."""
@@ -369,27 +327,23 @@ class WatchedRuns:
     def show_run(self, name: str) -> Markup | None:
         """Return the page of a run; None if there is no such run."""
         self.refresh()
-        opened = self.open_run(name)
-        return None if opened is None else opened.show(self.runs[name].entry, str(self.root))
-
-    def open_run(self, name: str) -> RunPage | None:
-        """Return the page of a run with its newest records; None if there is no such run."""
-        if name not in self.runs:
+        run = self.runs.get(name)
+        if run is None:
             return None
-        page = self._open(self.runs[name].path)
-        page.refresh()
-        return page
+        blocks = self._blocks_of((name,))
+        return run.page.show(run.entry, str(self.root), blocks, run.signatures)
 
-    def compare(self, ids: Sequence[str]) -> Json:
-        """Return known runs as a section of the report, and the runs that it leaves out."""
+    def compare(self, runs: Iterable[ListedRun]) -> Json:
+        """Return runs as a section of the report, and the runs that it leaves out."""
         found, troubles = [], []
-        for page in filter(None, map(self.open_run, dict.fromkeys(ids[:MOST_COMPARED]))):
+        for run in runs:
+            records = run.page.records
             try:
-                if page.records is None or not page.records.rounds:
-                    raise InvalidInput(f"{page.path.name} has no round yet.")
+                if records is None or not records.rounds:
+                    raise InvalidInput(f"{run.path.name} has no round yet.")
                 # Fails for a method that is not installed, for example.
-                _ = page.records.described
-                found.append(page.records)
+                _ = records.described
+                found.append(records)
             except InvalidInput as error:
                 troubles.append(str(error))
         return (compare_runs(found) if found else {"groups": []}) | {"troubles": troubles}
@@ -397,10 +351,8 @@ class WatchedRuns:
     def show_comparison(self, ids: Sequence[str]) -> Markup:
         """Return the page of chosen runs; unknown ones are left out."""
         self.refresh()
-        opened = {
-            name: page for name in ids[:MOST_COMPARED] if (page := self.open_run(name)) is not None
-        }
-        entries = [self.runs[name].entry for name in opened]
+        chosen = {name: self.runs[name] for name in ids[:MOST_COMPARED] if name in self.runs}
+        entries = [run.entry for run in chosen.values()]
         links = [
             tag(
                 "li",
@@ -409,9 +361,9 @@ class WatchedRuns:
             )
             for each in entries
         ]
-        blocks = self._comparison_of(tuple(opened)).update(
-            [page.version for page in opened.values()],
-            lambda: _comparison_blocks(self.compare(list(opened))),
+        blocks = self._blocks_of(tuple(chosen)).update(
+            [run.signatures for run in chosen.values()],
+            lambda: _comparison_blocks(self.compare(chosen.values())),
             is_final=all(each["state"] != "running" for each in entries),
         )
         about = "Runs that differ only in their seed are one line with a band."
@@ -465,32 +417,19 @@ def make_app(runs: WatchedRuns) -> Starlette:
             Route("/run", show_run),
             Route("/compare", compare),
         ],
-        middleware=[Middleware(RestrictiveMiddleware)],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_restrict)],
     )
 
 
-class RestrictiveMiddleware:
-    """Answers only requests for an address of this machine, with restrictive headers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reject a request, or pass it on."""
-        app = self._app
-        if scope["type"] == "http":
-            hosts = Headers(scope=scope).getlist("host") or [""]
-            if not all(map(is_local_host, hosts)):
-                app = PlainTextResponse("Use localhost or an address, not a host name.\n", 421)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
-
-        # A browser may close the connection at any time.
-        with suppress(OSError):
-            await app(scope, receive, send_with_headers)
+async def _restrict(request: Request, answer: RequestResponseEndpoint) -> Response:
+    """Answer only requests for an address of this machine, with restrictive headers."""
+    hosts = request.headers.getlist("host") or [""]
+    if all(map(is_local_host, hosts)):
+        response = await answer(request)
+    else:
+        response = PlainTextResponse("Use localhost or an address, not a host name.\n", 421)
+    response.headers.update(_HEADERS)
+    return response
 
 
 def is_local_host(host: str) -> bool:
