@@ -15,7 +15,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.names import did_you_mean
 from mpfedcl.inference.calibration import calibrate
 from mpfedcl.inference.membership import warn_of_joined_clients
-from mpfedcl.inference.one_shot import change_federation
+from mpfedcl.inference.one_shot import update_over_network
 from mpfedcl.inference.trained_run import reject_changed
 from mpfedcl.methods import Method, PredictorName, find_method
 from mpfedcl.report.card import write_card
@@ -146,7 +146,7 @@ def _refuse_unread_options(
             )
 
 
-CALLBACKS = Callbacks(attach, change_federation)
+CALLBACKS = Callbacks(attach, update_over_network)
 """The callbacks of every run, from Python and from the command line."""
 
 

@@ -10,6 +10,7 @@ from command_processes import CommandProcess
 from command_results import without_progress
 from mpfedcl import resume
 from mpfedcl.api import RUNNER, tune
+from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from mpfedcl.studies.tuning import Search, run_searches
@@ -50,7 +51,7 @@ def test_killed_before_the_first_round_of_a_rung(images: Path, tuned: Path, tmp_
         assert run_planned(search.due_runs(), JobOptions(RUNNER))
     planned = search.due_runs()[0]
     resume(planned.path, ROUNDS, Observer(should_stop=lambda: True))
-    assert planned.summary() is None
+    assert RunDirectory(planned.path).read_summary() is None
     assert planned.rounds_done() == 2
     assert not planned.is_done()
     assert PlannedRun(planned.experiment.replace(rounds=2), planned.path).is_done()

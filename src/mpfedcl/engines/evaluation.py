@@ -82,8 +82,9 @@ class ClientEvaluation:
             return own
         tensors = {name: each for name, each in vars(own).items() if each is not None}
         parts = [load(part) for part in group.gather(pack_tensors(tensors))]
-        joined = {name: torch.cat([part[name] for part in parts]) for name in tensors}
-        return replace(own, **joined).map(lambda part: part.to(self.data.test_inputs.device))
+        device = self.data.test_inputs.device
+        joined = {name: torch.cat([part[name] for part in parts]).to(device) for name in tensors}
+        return replace(own, **joined)
 
     def read(
         self,

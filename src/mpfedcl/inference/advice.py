@@ -21,6 +21,7 @@ from mpfedcl.inference.new_client import NewClient
 from mpfedcl.inference.one_shot import OneShotFederation, open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.methods.local_gauss import LocalGauss
+from mpfedcl.rounds.metrics import percent_correct
 
 _NAME = "new client"
 _ENOUGH_TESTED = 200
@@ -161,15 +162,11 @@ def advise(
             f"test_fraction is {test_fraction}, which holds out no {noun}; it must be larger, or "
             "there must be more of a class."
         )
-    return _Comparison(federation, inputs, labels).advise(folds, noun)
+    return _compare(federation, inputs, labels, folds, noun)
 
 
-Fold = tuple[Tensor, Tensor]
-"""The rows to train on, and the rows to test."""
-
-
-def _draw_folds(labels: Tensor, seed: int) -> Iterator[Fold]:
-    """Deal the samples of each class to the folds in turn."""
+def _draw_folds(labels: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Deal the samples of each class to folds in turn; yield rows to train on and rows to test."""
     generator = numpy_generator(seed, "advise", "folds")
     count = min(_FOLDS, len(labels))
     order = torch.from_numpy(generator.permutation(len(labels)))
@@ -180,81 +177,63 @@ def _draw_folds(labels: Tensor, seed: int) -> Iterator[Fold]:
         yield (fold != number).nonzero().squeeze(1), (fold == number).nonzero().squeeze(1)
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Fits classifiers on some samples of a client, and tests them on others."""
-
-    federation: OneShotFederation
-    inputs: Tensor
-    labels: Tensor
-
-    def advise(self, folds: list[Fold], noun: str) -> Advice:
-        parts: dict[str, list[Tensor]] = {}
-        curves: dict[float, list[Tensor]] = {share: [] for share in _SHARES}
-        sizes = dict.fromkeys(_SHARES, 0)
-        for train, test in folds:
-            for name, each in self._test_all(train, test).items():
-                parts.setdefault(name, []).append(each)
-            for share in _SHARES:
-                some = _draw_share(self.labels, train, share)
-                curves[share].append(self._test_local(some, test))
-                sizes[share] += len(some)
-        correct = {name: torch.cat(each) for name, each in parts.items()}
-        truth = self.labels[torch.cat([test for _, test in folds])]
-        compared = "personal" if "personal" in correct else "global"
-        curve = [
-            (round(sizes[share] / len(folds)), _percent(torch.cat(curves[share])))
-            for share in _SHARES
-        ]
-        names = self.federation.class_names
-        trained = torch.bincount(self.labels[folds[0][0]], minlength=len(names))
-        classes = [
-            ClassAdvice(
-                name,
-                int(trained[label]),
-                int((truth == label).sum()),
-                int(correct["local"][truth == label].sum()),
-                int(correct[compared][truth == label].sum()),
-            )
-            for label, name in enumerate(names)
-            if bool((truth == label).any())
-        ]
-        return Advice(
-            noun=noun,
-            train=curve[-1][0],
-            tested=len(truth),
-            folds=len(folds),
-            accuracy={name: _percent(each) for name, each in correct.items()},
-            compared=compared,
-            difference=compare_answers(correct[compared], correct["local"]),
-            classes=classes,
-            curve=curve,
-            more_needed=samples_needed(curve, _percent(correct[compared])),
-        )
-
-    def _test_all(self, train: Tensor, test: Tensor) -> dict[str, Tensor]:
-        """Return for each classifier which test samples it predicts correctly."""
-        inputs, labels = self.inputs[train], self.labels[train]
-        method = self.federation.method
+def _compare(
+    federation: OneShotFederation,
+    inputs: Tensor,
+    labels: Tensor,
+    folds: list[tuple[Tensor, Tensor]],
+    noun: str,
+) -> Advice:
+    """Fit classifiers on some samples of a client, and test them on others."""
+    names, method = federation.class_names, federation.method
+    alone = LocalGauss(federation.experiment, len(names))
+    correct: dict[str | float, Tensor] = {}
+    """By classifier; a number is the local one of a share of the samples."""
+    sizes = dict.fromkeys(_SHARES, 0)
+    for train, rows in folds:
+        own = inputs[train], labels[train]
         # With the client in it: only then does the federation know how clients differ.
-        own = method.own_statistics(method.collect(inputs, labels))
-        after = self.federation.with_client(_NAME, own)
-        found = {"local": self._test_local(train, test)}
-        found["global"] = self._test(after.server.params, labels, test)
-        personal = method.personalize(after.received, inputs, labels)
-        if personal is not None:
-            found["personal"] = self._test(personal, labels, test)
-        return found
-
-    def _test_local(self, train: Tensor, test: Tensor) -> Tensor:
-        """Return the same for the closed form of the client's own samples."""
-        method = LocalGauss(self.federation.experiment, self.federation.pool.num_classes)
-        inputs, labels = self.inputs[train], self.labels[train]
-        return self._test(method.personalize(None, inputs, labels), labels, test)
-
-    def _test(self, params: Tensors, labels: Tensor, test: Tensor) -> Tensor:
-        counts = torch.bincount(labels, minlength=self.federation.pool.num_classes)
-        return self.federation.predicts(params, self.inputs[test], self.labels[test], counts)
+        after = federation.with_client(_NAME, method.own_statistics(method.collect(*own)))
+        fitted: dict[str | float, tuple[Tensors | None, Tensor]] = {
+            "global": (after.server.params, train),
+            "personal": (method.personalize(after.received, *own), train),
+        }
+        for share in _SHARES:
+            some = train if share == 1 else _draw_share(labels, train, share)
+            fitted[share] = (alone.personalize(None, inputs[some], labels[some]), some)
+            sizes[share] += len(some)
+        for name, (params, used) in fitted.items():
+            if params is not None:
+                counts = torch.bincount(labels[used], minlength=len(names))
+                found = federation.predicts(params, inputs[rows], labels[rows], counts)
+                correct.setdefault(name, torch.zeros(len(labels), dtype=torch.bool))[rows] = found
+    tested = torch.zeros(len(labels), dtype=torch.bool)
+    tested[torch.cat([rows for _, rows in folds])] = True
+    compared = "personal" if "personal" in correct else "global"
+    local, best = correct[_SHARES[-1]], correct[compared]
+    accuracy = {name: percent_correct(each[tested]) or 0.0 for name, each in correct.items()}
+    curve = [(round(sizes[share] / len(folds)), accuracy[share]) for share in _SHARES]
+    trained = torch.bincount(labels[folds[0][0]], minlength=len(names))
+    classes = []
+    for label, name in enumerate(names):
+        rows = tested & (labels == label)
+        if bool(rows.any()):
+            right = (int(each[rows].sum()) for each in (local, best))
+            classes.append(ClassAdvice(name, int(trained[label]), int(rows.sum()), *right))
+    by_classifier = {"local": curve[-1][1]}
+    by_classifier |= {n: accuracy[n] for n in ("global", "personal") if n in accuracy}
+    return Advice(
+        noun=noun,
+        train=curve[-1][0],
+        tested=int(tested.sum()),
+        folds=len(folds),
+        accuracy=by_classifier,
+        compared=compared,
+        difference=compare_answers(best[tested], local[tested]),
+        classes=classes,
+        curve=curve,
+        more_needed=samples_needed(curve, accuracy[compared]),
+    )
 
 
 def _draw_share(labels: Tensor, rows: Tensor, share: float) -> Tensor:
@@ -284,7 +263,3 @@ def samples_needed(curve: list[tuple[int, float]], wanted: float) -> int | None:
     if not size <= _MOST_TIMES * sizes[-1]:
         return None
     return max(1, round(size - sizes[-1]))
-
-
-def _percent(correct: Tensor) -> float:
-    return 100 * int(correct.sum()) / len(correct)

@@ -68,26 +68,23 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
     if space is not None and space.has_metric:
         kept = {name: models.fitted[name] for name in ("covariance", "fit")}
         write_atomically(models.directory.path / METRIC_FILE, pack_tensors(kept))
-    has_prototypes = space is not None
-    on_global = primary_predictor(models.method, "global_test", has_prototypes=has_prototypes)
-    on_local = primary_predictor(models.method, "local_test", has_prototypes=has_prototypes)
-    found_global = None
+    content, clients = {**_start(models.directory), "round": models.round}, {}
     if models.averaged is not None:
         rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
         rows = _choose(rows, _MOST_IMAGES)
-        found_global = _measure(models, space, on_global, models.averaged, rows)
+        kind = primary_predictor(models.method, "global_test", space)
+        content["global"] = _measure(models, space, kind, models.averaged, rows, None)
     fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.local_tests))
     most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
-    clients = {}
+    kind = primary_predictor(models.method, "local_test", space)
     for name, params in models.personal:
         rows, prior = _choose(models.local_tests[name], most), None
-        if on_local.prior == "labels":
+        if kind.prior == "labels":
             prior = log_prior(torch.tensor(models.label_counts[name]))
         seen = None if space is None else space.seen_by(models.method, name)
-        if (found := _measure(models, seen, on_local, params, rows, prior)) is not None:
+        if (found := _measure(models, seen, kind, params, rows, prior)) is not None:
             clients[name] = found
         yield name, params
-    content = {**_start(models.directory), "round": models.round, "global": found_global}
     content["clients"] = dict(sorted(clients.items()))
     models.directory.write_json(CALIBRATION_FILE, content)
 
@@ -121,9 +118,8 @@ def _choose(rows: Tensor, most: int) -> Tensor:
     """Return up to `most` test samples, evenly spaced over clients and classes."""
     if len(rows) <= most:
         return rows
-    return rows[
-        torch.linspace(0, len(rows) - 1, most, dtype=torch.float64).round().long().to(rows.device)
-    ]
+    places = torch.linspace(0, len(rows) - 1, most, dtype=torch.float64).round().long()
+    return rows[places.to(rows.device)]
 
 
 def _measure(
@@ -132,7 +128,7 @@ def _measure(
     kind: PredictorKind,
     params: Tensors,
     rows: Tensor,
-    prior: Tensor | None = None,
+    prior: Tensor | None,
 ) -> dict[str, Any] | None:
     """Measure the distances and scores of test samples with one model."""
     if not len(rows):
@@ -239,14 +235,9 @@ class ModelCalibration(FileContent):
         return found, reason and f"There are no prediction sets: {reason}"
 
     def _find(
-        self,
-        wanted: float,
-        allowed: tuple[float, ...],
-        known: dict[str, float] | None,
-        field: str,
-        title: str,
-        noun: str,
+        self, wanted: float, allowed: tuple[float, ...], known: dict[str, float] | None, *names: str
     ) -> tuple[float | None, str | None]:
+        field, title, noun = names
         if wanted not in allowed:
             listed = ", ".join(f"{each:g}" for each in allowed)
             raise InvalidInput(f"{field} is {wanted:g}; it must be one of {listed}.")

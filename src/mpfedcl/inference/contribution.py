@@ -1,10 +1,10 @@
 """Client contributions: leave-one-out accuracies of the others, exact and without training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,10 +104,8 @@ def find_contributions(
     for number, name in enumerate(names, start=1):
         own = federation.statistics_of(name)
         without = evaluator.evaluate(federation.without(name, own))
-        on_global, on_local = (
-            OthersAccuracy(measure(whole, name), measure(without, name))
-            for measure in (evaluator.on_global_test, evaluator.on_local_tests)
-        )
+        pairs = zip(*(evaluator.accuracies(each, name) for each in (whole, without)), strict=True)
+        on_global, on_local = (OthersAccuracy(*pair) for pair in pairs)
         images = int(own["counts"].sum())
         found.append(ClientContribution(name, images, on_global, on_local))
         on_progress(number, len(names))
@@ -117,11 +115,8 @@ def find_contributions(
     return Contributions(found, untested, predictor, evaluator.local_predictor)
 
 
-class _Correct(NamedTuple):
-    """The correctly predicted test samples: of all clients, and of each local test set."""
-
-    everywhere: Tensor
-    by_client: Mapping[str, Tensor]
+_Correct = tuple[Tensor, dict[str, Tensor]]
+"""Which test samples are predicted correctly: of all clients, and of each local test set."""
 
 
 class _Evaluator:
@@ -130,20 +125,16 @@ class _Evaluator:
     def __init__(self, federation: OneShotFederation, data: FederatedData) -> None:
         self._inputs, self._labels = data.test_inputs, data.test_labels
         self._is_shared = federation.experiment.partition.test == "shared"
-        self.tests = {
-            client.name: client.test
-            for client in data.clients
-            if client.name in federation.pool.names and len(client.test)
-        }
+        names = federation.pool.names
+        self.tests = {e.name: e.test for e in data.clients if e.name in names and len(e.test)}
         if len(self.tests) < 2:
             raise InvalidInput(
                 f"RUN is {str(federation.path)!r}, in which fewer than two clients have a local "
                 "test set; there must be others to compare."
             )
         self.local_predictor: PredictorName = federation.method.predictor_on("local_test")
-        if self.local_predictor == "personal_classifier_prior" and (
-            federation.pool.num_clients * len(self.tests) > _MOST_PERSONAL_CLASSIFIERS
-        ):
+        is_costly = len(names) * len(self.tests) > _MOST_PERSONAL_CLASSIFIERS
+        if self.local_predictor == "personal_classifier_prior" and is_costly:
             self.local_predictor = "global_classifier_prior"
         self._kind = PredictorKind.of(self.local_predictor)
         self._own = {name: self._prepare(federation.statistics_of(name)) for name in self.tests}
@@ -166,39 +157,36 @@ class _Evaluator:
             if self._kind.prior == "labels":
                 own_scores = own_scores + log_prior(own["counts"]).to(own_scores)
             by_client[name] = own_scores.argmax(1) == self._labels[rows]
-        return _Correct(scores.argmax(1) == self._labels, by_client)
+        return scores.argmax(1) == self._labels, by_client
 
-    def on_global_test(self, correct: _Correct, left_out: str) -> float:
-        """Return the accuracy on the test samples of all clients but one."""
-        if self._is_shared:
-            return percent_correct(correct.everywhere) or 0.0
-        rows = torch.cat([rows for name, rows in self.tests.items() if name != left_out])
-        return percent_correct(correct.everywhere[rows]) or 0.0
-
-    def on_local_tests(self, correct: _Correct, left_out: str) -> float:
-        """Return the mean accuracy of all clients but one on their local test sets."""
-        others = [each for name, each in correct.by_client.items() if name != left_out]
-        return fmean(percent_correct(each) or 0.0 for each in others)
+    def accuracies(self, correct: _Correct, left_out: str) -> tuple[float, float]:
+        """Return the accuracy of all clients but one, on the global and the local test sets."""
+        everywhere, by_client = correct
+        others = [name for name in self.tests if name != left_out]
+        if not self._is_shared:
+            everywhere = everywhere[torch.cat([self.tests[name] for name in others])]
+        on_local = fmean(percent_correct(by_client[name]) or 0.0 for name in others)
+        return percent_correct(everywhere) or 0.0, on_local
 
 
 def _load_data(federation: OneShotFederation) -> FederatedData:
     """Load the run's data, which must be unchanged."""
+    path = federation.path
     try:
         data, _ = load_data_and_model(federation.experiment, _CPU)
     except InvalidInput as error:
         raise InvalidInput(
-            f"the data of {federation.path} cannot be read, and contributions are measured on "
-            f"them: {error}"
+            f"the data of {path} cannot be read, and contributions are measured on them: {error}"
         ) from None
     same = data.class_names == federation.class_names[: data.num_classes]
     if not same or data.partition.get("encoder") != federation.encoder:
         raise InvalidInput(
-            f"the data of {federation.path} have other classes, or another encoder, than the run "
-            "had; they must be the same."
+            f"the data of {path} have other classes, or another encoder, than the run had; they "
+            "must be the same."
         )
     if data.input_size != federation.pool.dimension:
         raise InvalidInput(
-            f"the data of {federation.path} have {data.input_size} features; the run had "
+            f"the data of {path} have {data.input_size} features; the run had "
             f"{federation.pool.dimension}, and they must be the same."
         )
     return data

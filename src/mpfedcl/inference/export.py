@@ -1,6 +1,5 @@
 """Export of a run's model as one file: traced, checked on real samples, and only then written."""
 
-import io
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -118,38 +117,26 @@ class _Export:
 
     def _reject_unsupported(self) -> None:
         trained, wanted, method = self.trained, self._wanted, self.trained.experiment.method
+        encoder, fault = trained.encoder, None
+        known = _IN_TORCH | OnnxEncoder if wanted.format == "onnx" else _IN_TORCH
+        left_out = "quantize is 'int8'; it must be left out, because"
         if wanted.rule == "prototype" and not (trained.reference and len(trained.reference)):
-            raise InvalidInput(
-                f"predictor is 'prototype', but this run of {method} has no prototypes; it must be "
-                "'classifier'."
-            )
-        if wanted.quantized and wanted.format != "onnx":
-            raise InvalidInput(
-                f"quantize is 'int8'; it must be left out, because format is {wanted.format!r} and "
-                "only onnx has it."
-            )
-        if wanted.quantized and not trained.method.trains:
-            raise InvalidInput(
-                f"quantize is 'int8'; it must be left out, because {method} has no trained layers, "
-                "and its scores need all digits."
-            )
-        if not wanted.with_encoder and trained.encoder is None:
-            raise InvalidInput(
-                "encoder is 'exclude'; it must be left out: this run has no encoder."
-            )
-        if not wanted.with_encoder and trained.experiment.encoder.train:
-            raise InvalidInput(
-                "encoder is 'exclude'; it must be 'include', because the run has trained the "
-                "encoder."
-            )
-        encoder, known = trained.encoder, _IN_TORCH
-        if wanted.format == "onnx":
-            known |= OnnxEncoder
-        if wanted.with_encoder and encoder is not None and not isinstance(encoder, known):
-            raise InvalidInput(
-                f"encoder is 'include', but the encoder {encoder.name} cannot be exported as "
-                f"{wanted.format}; it must be 'exclude'."
-            )
+            fault = f"predictor is 'prototype', but this run of {method} has no prototypes; it "
+            fault += "must be 'classifier'"
+        elif wanted.quantized and wanted.format != "onnx":
+            fault = f"{left_out} format is {wanted.format!r} and only onnx has it"
+        elif wanted.quantized and not trained.method.trains:
+            fault = f"{left_out} {method} has no trained layers, and its scores need all digits"
+        elif not wanted.with_encoder and encoder is None:
+            fault = "encoder is 'exclude'; it must be left out: this run has no encoder"
+        elif not wanted.with_encoder and trained.experiment.encoder.train:
+            fault = "encoder is 'exclude'; it must be 'include', because the run has trained the "
+            fault += "encoder"
+        elif wanted.with_encoder and encoder is not None and not isinstance(encoder, known):
+            fault = f"encoder is 'include', but the encoder {encoder.name} cannot be exported as "
+            fault += f"{wanted.format}; it must be 'exclude'"
+        if fault is not None:
+            raise InvalidInput(f"{fault}.")
 
     def describe(self) -> dict[str, Any]:
         """Return the metadata that a program needs to use the file."""
@@ -157,12 +144,12 @@ class _Export:
         # With a classifier distances are in its own metric, which is not in the file.
         by_prototype = self.rule == "prototype"
         limit = predictor.threshold if by_prototype and predictor.has_prototypes else None
-        outputs = {"label": "number of the class, from 0"}
+        scores = "of each class: the softmax"
+        outputs = {"label": "number of the class, from 0", "scores": scores}
         if by_prototype:
-            outputs["distance"] = "to the nearest prototype"
-            outputs["scores"] = "of each class: minus the distance to its nearest prototype"
-        else:
-            outputs["scores"] = "of each class: the softmax"
+            scores = "of each class: minus the distance to its nearest prototype"
+            distance = "to the nearest prototype"
+            outputs = {"label": outputs["label"], "distance": distance, "scores": scores}
         return {
             "format": FORMAT,
             "version": version("mpfedcl"),
@@ -223,6 +210,9 @@ class _Export:
     def pack(self, note: dict[str, Any]) -> bytes:
         """Return the content of an ONNX or torch.export file, after the check of its answers."""
         trained, name, wanted = self.trained, self._input["name"], self._wanted
+        is_onnx = wanted.format == "onnx"
+        if is_onnx:
+            network.require_packages()
         exported = ExportedNetwork(
             trained,
             self._params,
@@ -233,31 +223,25 @@ class _Export:
         real = load_check_samples(
             trained, wanted.check_images, self._predictor.client, wanted.held_out
         )
-        joined = None
-        if self._from_features:
-            example = torch.zeros(2, trained.input_size)
-        elif isinstance(trained.encoder, OnnxEncoder):
-            joined = trained.encoder
-            example = torch.from_numpy(joined.trial_output[:1]).repeat_interleave(2, dim=0)
-        else:
-            example = torch.zeros(2, *trained.input_format.shape, dtype=torch.uint8)
         if wanted.quantized and real.training is None:
             raise self._no_ranges()
+        encoder = trained.encoder
+        joined = encoder if name == "images" and isinstance(encoder, OnnxEncoder) else None
+        if joined is not None:
+            example = torch.from_numpy(joined.trial_output[:1]).repeat_interleave(2, dim=0)
+        elif self._from_features:
+            example = torch.zeros(2, trained.input_size)
+        else:
+            example = torch.zeros(2, *trained.input_format.shape, dtype=torch.uint8)
         program = network.trace(exported, example)
-        if wanted.format == "torch-export":
+        if not is_onnx:
             note["checked"] = self._check(real, network.open_program(program))
-            # Example inputs would be pickled.
-            program.example_inputs = None
-            buffer = io.BytesIO()
-            text = json.dumps(note, allow_nan=False)
-            torch.export.save(program, buffer, extra_files={NOTE: text})
-            return buffer.getvalue()
+            return network.pack_program(program, note)
         source = name if joined is None else "features"
         graph = network.make_graph(program, source, list(note["outputs"]))
         if joined is not None:
             graph = network.prepend_encoder(graph, joined, name)
-        if wanted.quantized:
-            assert real.training is not None
+        if wanted.quantized and real.training is not None:
             graph = network.quantize(graph, name, self._inputs(real.training))
         note["checked"] = self._check(real, network.open_graph(graph, name))
         return network.pack_graph(graph, note)

@@ -1,6 +1,7 @@
 """The exported network, traced by PyTorch, and its ONNX graph with weights and prototypes."""
 
 import contextlib
+import io
 import json
 import logging
 import tempfile
@@ -8,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -57,7 +59,7 @@ class ExportedNetwork(nn.Module):
         rule: ExportRule,
         *,
         from_features: bool,
-        sharpness: float = 1.0,
+        sharpness: float,
     ) -> None:
         super().__init__()
         self._sharpness = sharpness
@@ -68,36 +70,33 @@ class ExportedNetwork(nn.Module):
             size, classes = trained.input_size, len(trained.class_names)
             self._head = make_model(trained.encoder, size, classes, trained.experiment.model)
         head = {n: v for n, v in params.items() if not n.startswith(_ENCODER)}
-        self._weights = _TensorBuffers(weights)
-        self._params = _TensorBuffers(head)
+        self._weights = self._register("weights", weights)
+        self._params = self._register("params", head)
         self._project = prototype_rule(trained.method).project
         self._prototypes = None
         if rule == "prototype":
             assert trained.reference is not None
             self._prototypes = PrototypeDistances(trained.reference)
 
+    def _register(self, group: str, tensors: Tensors) -> dict[str, str]:
+        """Keep tensors as float32 buffers, whose names must not have dots; return these names."""
+        names = {name: f"{group}_{name.replace('.', '_')}" for name in tensors}
+        for name, value in tensors.items():
+            self.register_buffer(names[name], value.detach().float().clone())
+        return names
+
+    def _tensors(self, names: dict[str, str]) -> Tensors:
+        return {name: self.get_buffer(own) for name, own in names.items()}
+
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return label, distance and scores, or label and scores."""
-        inputs = self._prepare(self._weights.tensors(), images)
-        embeddings, logits = self._head.apply(self._params.tensors(), inputs)
+        inputs = self._prepare(self._tensors(self._weights), images)
+        embeddings, logits = self._head.apply(self._tensors(self._params), inputs)
         if self._prototypes is None:
             scores = torch.softmax(self._sharpness * logits, dim=1)
             return scores.argmax(dim=1), scores
         distances = self._prototypes(self._project(embeddings))
         return distances.argmin(dim=1), distances.amin(dim=1), -distances
-
-
-class _TensorBuffers(nn.Module):
-    """Tensors by name as float32 buffers, whose names must not have dots."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        super().__init__()
-        self._names = {name: name.replace(".", "_") for name in tensors}
-        for name, value in tensors.items():
-            self.register_buffer(self._names[name], value.detach().float().clone())
-
-    def tensors(self) -> Tensors:
-        return {name: self.get_buffer(own) for name, own in self._names.items()}
 
 
 class PrototypeDistances(nn.Module):
@@ -175,7 +174,6 @@ def trace(network: torch.nn.Module, example: torch.Tensor) -> torch.export.Expor
 
 def make_graph(program: torch.export.ExportedProgram, name: str, outputs: list[str]) -> Any:
     """Return the program as an ONNX model (a ModelProto)."""
-    require_packages("onnx", "onnxscript")
     with _exporting("it cannot be written as ONNX"):
         exported = torch.onnx.export(
             program, dynamo=True, input_names=[name], output_names=outputs, verbose=False
@@ -262,7 +260,6 @@ def quantize(model: Any, name: str, training: Samples) -> Any:
     Activations of convolutions have 8 bits too, with ranges taken from training samples; those of
     fully connected layers get their ranges in each batch.
     """
-    require_packages("onnxruntime")
     onnx = import_module("onnx")
     tools = import_module("onnxruntime.quantization")
     kinds = [node.op_type for node in model.graph.node]
@@ -282,10 +279,12 @@ def quantize(model: Any, name: str, training: Samples) -> Any:
                 for node in model.graph.node[:last]
                 if node.op_type in ("Conv", "MaxPool", "Add", "Gemm")
             ]
+            parts = range(0, len(training), _SAMPLES_AT_ONCE)
+            batches = iter([{name: training[n : n + _SAMPLES_AT_ONCE]} for n in parts])
             tools.quantize_static(
                 before,
                 after,
-                _CalibrationBatches(name, training),
+                SimpleNamespace(get_next=lambda: next(batches, None)),
                 quant_format=tools.QuantFormat.QDQ,
                 activation_type=tools.QuantType.QUInt8,
                 nodes_to_quantize=chosen,
@@ -315,9 +314,17 @@ def pack_graph(model: Any, note: dict[str, Any]) -> bytes:
     return content
 
 
+def pack_program(program: torch.export.ExportedProgram, note: dict[str, Any]) -> bytes:
+    """Return the file's bytes, with the metadata in it."""
+    # Example inputs would be pickled.
+    program.example_inputs = None
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={NOTE: json.dumps(note, allow_nan=False)})
+    return buffer.getvalue()
+
+
 def open_graph(model: Any, name: str) -> ExportedFunction:
     """Return a function that runs the model on one thread."""
-    require_packages("onnxruntime")
     session = open_session(import_module("onnxruntime"), model.SerializeToString())
 
     def answer(images: NDArray[Any]) -> list[NDArray[Any]]:
@@ -338,9 +345,9 @@ def open_program(program: torch.export.ExportedProgram) -> ExportedFunction:
     return answer
 
 
-def require_packages(*packages: str) -> None:
-    """Raise `InvalidInput` if a package for the export is not installed."""
-    for package in packages:
+def require_packages() -> None:
+    """Raise `InvalidInput` if a package for ONNX is not installed."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(package)
         except ImportError:
@@ -348,17 +355,6 @@ def require_packages(*packages: str) -> None:
                 f"format is 'onnx', but {package} is not installed; "
                 "`pip install 'mpfedcl[onnx]'` brings it."
             ) from None
-
-
-class _CalibrationBatches:
-    """Batches of training samples for the quantizer."""
-
-    def __init__(self, name: str, samples: Samples) -> None:
-        parts = range(0, len(samples), _SAMPLES_AT_ONCE)
-        self._batches = iter([{name: samples[n : n + _SAMPLES_AT_ONCE]} for n in parts])
-
-    def get_next(self) -> dict[str, Samples] | None:
-        return next(self._batches, None)
 
 
 def _strip(model: Any) -> Any:

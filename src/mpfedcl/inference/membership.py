@@ -10,8 +10,9 @@ import contextlib
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.core.tensors import Tensors, digest, pack_tensors
+from mpfedcl.data.client_data import FederatedData
 from mpfedcl.gaussian import add_statistics, widen_classes
 from mpfedcl.inference.new_client import Accuracies, ClientOutcome, NewClient
 from mpfedcl.inference.one_shot import (
@@ -37,17 +39,17 @@ from mpfedcl.inference.trained_run import (
     LOG,
     MOST_NAMES_LISTED,
     TrainedRun,
-    extend_log,
+    commit,
     load_trained_run,
+    log_rejected,
     make_event,
     read_events,
     read_partition,
     read_pool,
-    write_events,
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.metrics import percent_correct
-from mpfedcl.runs.directory import RunDirectory, change_files, pack_pool
+from mpfedcl.runs.directory import RunDirectory, pack_pool
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,16 @@ class JoinResult:
     after: Accuracies
     """With the client's model; in a one-shot run also with the new global classifier."""
     outcome: ClientOutcome
-    was_added: bool
-    noun: str = "image"
+    noun: str
     """The word for a sample."""
-    notices: tuple[str, ...] = ()
+    notices: tuple[str, ...]
     """Remarks on the client's data, one sentence each."""
     epochs: int | None = None
     """None for a one-shot run, which trains nothing."""
     lr: float | None = None
     new_classes: tuple[str, ...] = ()
     """Classes that the run did not know."""
+    was_added: bool = False
 
     @property
     def rejected(self) -> str | None:
@@ -94,15 +96,8 @@ class JoinResult:
         return {**values, "epochs": self.epochs, "lr": self.lr, "loss": finite}
 
 
-class _Trial(NamedTuple):
-    """A client's outcome in a run, and the function that writes it with a record for the log."""
-
-    outcome: ClientOutcome
-    before: Accuracies
-    after: Accuracies
-    classes_held: int
-    prototypes: int
-    write: Callable[[Json], None]
+Add = Callable[[Json], None]
+"""Adds the client that has tried a run, with a record for the log."""
 
 
 def join(
@@ -175,32 +170,14 @@ def join(
         on_progress(f"learning from {len(client.client.labels):,} {noun}s")
         if isinstance(members, PoolMembers):
             epochs, lr = 1 if epochs is None else epochs, lr or trained.experiment.train.lr
-            trial = _try_pool(trained, members, client, epochs, lr)
+            result, write = _try_pool(trained, members, client, event, epochs, lr)
         else:
-            trial = _try_one_shot(trained, members, client, event)
-        rejected = trial.outcome.rejected
-        result = JoinResult(
-            client=name,
-            event=event,
-            train_images=len(client.client.labels),
-            test_images=len(client.data.test_labels),
-            classes_held=trial.classes_held,
-            prototypes=trial.prototypes,
-            before=trial.before,
-            after=trial.after,
-            outcome=trial.outcome,
-            was_added=add and rejected is None,
-            noun=noun,
-            notices=client.data.notices,
-            epochs=epochs,
-            lr=lr,
-            new_classes=client.data.class_names[len(trained.class_names) :],
-        )
-        if result.was_added:
-            trial.write(result.to_json())
-        elif add:
-            line = {**result.to_json(), **make_event("rejected", name), "reason": rejected}
-            write_events(path, line)
+            result, write = _try_one_shot(trained, members, client, event)
+        if add and result.rejected is None:
+            write(result.to_json())
+            return replaced(result, was_added=True)
+        if add:
+            log_rejected(path, name, result.rejected, result.to_json())
         return result
 
 
@@ -235,12 +212,11 @@ def list_joined(run: Path | str) -> list[Json]:
 
 def warn_of_joined_clients(run: Path, warn: Callable[[str], None]) -> None:
     """Warn of joined clients, which a resumed run drops: their prototypes fit the old model."""
-    if not (run / LOG).is_file():
-        return
-    if names := ", ".join(each["client"] for each in list_joined(run)):
+    if (run / LOG).is_file() and (joined := list_joined(run)):
         warn(
-            f"The pool will be written again without the clients that have joined since ({names}); "
-            "they can join again when the run has ended."
+            "The pool will be written again without the clients that have joined since "
+            f"({', '.join(each['client'] for each in joined)}); they can join again when the run "
+            "has ended."
         )
 
 
@@ -249,23 +225,24 @@ def _choose_event(
 ) -> str:
     """Return joined, replaced or extended; reject a name that is in use or not allowed."""
     check_client_name(name)
-    one_shot, is_in = isinstance(members, OneShotFederation), name in members.pool.names
+    names, add = members.pool.names, ", or --more to add these samples to its own"
     if replace and more:
         raise InvalidInput("more and replace are given; only one of them must be.")
-    if more and not is_in:
-        names = enumerate_names(members.pool.names, MOST_NAMES_LISTED)
-        raise InvalidInput(f"name is {name!r}; with --more it must be one of {names}.")
-    if isinstance(members, PoolMembers) and name in members.original:
-        raise InvalidInput(
-            f"name is {name!r}, a client that the run was trained with; it must be another."
-        )
-    if is_in and not (replace or more):
-        add = ", or --more to add these samples to its own" if one_shot else ""
+    if more and name not in names:
+        allowed = enumerate_names(names, MOST_NAMES_LISTED)
+        raise InvalidInput(f"name is {name!r}; with --more it must be one of {allowed}.")
+    if isinstance(members, PoolMembers):
+        add = ""
+        if name in members.original:
+            raise InvalidInput(
+                f"name is {name!r}, a client that the run was trained with; it must be another."
+            )
+    if name in names and not (replace or more):
         raise InvalidInput(
             f"name is {name!r}, a client of the federation; give another one, or --replace to "
             f"replace its samples{add}."
         )
-    return "joined" if not is_in else "extended" if more else "replaced"
+    return "joined" if name not in names else "extended" if more else "replaced"
 
 
 # Runs with a prototype pool
@@ -335,16 +312,14 @@ class PoolMembers:
         return after
 
     def _write(self, after: PrototypePool, event: Json, models: dict[str, bytes]) -> None:
-        content = pack_pool(after)
-        event |= {"pool_before": digest(pack_pool(self.pool)), "pool_after": digest(content)}
-        log = extend_log(self.path, *self._dropped_events(), event)
+        files = {"pool.safetensors": pack_pool(after), **models}
         kept = {name for name in after.names if name not in self.original}
         stale = [
             f"{JOINED}/{file.name}"
-            for file in (self.path / JOINED).glob("*.safetensors")
-            if file.stem not in kept and not file.name.startswith(".")
+            for file in (self.path / JOINED).glob("[!.]*.safetensors")
+            if file.stem not in kept
         ]
-        change_files(self.path, {"pool.safetensors": content, LOG: log, **models}, stale)
+        commit(self.path, event, files, stale, earlier=self._dropped_events())
         # The folder stays if it is missing or holds other files.
         with contextlib.suppress(OSError):
             (self.path / JOINED).rmdir()
@@ -361,28 +336,44 @@ class PoolMembers:
         ]
 
 
+def _describe(client: NewClient, event: str, **measured: Any) -> JoinResult:
+    return JoinResult(
+        client=client.name,
+        event=event,
+        train_images=len(client.client.labels),
+        test_images=len(client.data.test_labels),
+        noun=client.noun,
+        notices=client.data.notices,
+        **measured,
+    )
+
+
 def _try_pool(
-    trained: TrainedRun, members: PoolMembers, client: NewClient, epochs: int, lr: float
-) -> _Trial:
+    trained: TrainedRun, members: PoolMembers, client: NewClient, event: str, epochs: int, lr: float
+) -> tuple[JoinResult, Add]:
     """Train a new client against the prototypes of the others."""
     pool, params = members.pool.without(client.name), trained.parameters()
     untrained = client.train(params, pool, epochs=0)
     outcome = client.train(params, pool, epochs=epochs, lr=lr) if epochs else untrained
 
-    def write(record: Json) -> None:
+    def add(record: Json) -> None:
         record["rounds"] = trained.experiment.rounds
         record["model"] = digest((trained.path / "model.safetensors").read_bytes())
         model = outcome.params if trained.experiment.personal_models else None
         members.add(client.name, outcome.prototypes, model, record)
 
-    return _Trial(
-        outcome,
-        client.evaluate(untrained.params, untrained.prototypes, pool),
-        client.evaluate(outcome.params, outcome.prototypes, pool),
-        len(set(client.client.labels.tolist())),
-        len(outcome.prototypes),
-        write,
+    result = _describe(
+        client,
+        event,
+        classes_held=len(set(client.client.labels.tolist())),
+        prototypes=len(outcome.prototypes),
+        before=client.evaluate(untrained.params, untrained.prototypes, pool),
+        after=client.evaluate(outcome.params, outcome.prototypes, pool),
+        outcome=outcome,
+        epochs=epochs,
+        lr=lr,
     )
+    return result, add
 
 
 # One-shot runs
@@ -390,65 +381,62 @@ def _try_pool(
 
 def _try_one_shot(
     trained: TrainedRun, before: OneShotFederation, client: NewClient, event: str
-) -> _Trial:
+) -> tuple[JoinResult, Add]:
     """Add a new client's statistics to a one-shot federation."""
     name, data, labels = client.name, client.data, client.client.labels
     update, rejected = client.collect()
     own = before.method.own_statistics(update.summed)
     reject_empty(name, own)
     counts = torch.bincount(labels, minlength=data.num_classes)
-    test = (data.test_inputs, data.test_labels)
-    accuracy = _evaluate(before, {"classifier": trained.parameters()}, counts, *test)
+    accuracy = _evaluate(before, {"classifier": trained.parameters()}, counts, data)
     accuracy_after: Accuracies = {}
     after, personal = before, None
     if rejected is None:
         base = before.with_classes(data.class_names)
-        if event != "joined":
-            old = widen_classes(_old_statistics(before, name, event), data.num_classes)
-            base = base.without(name, old)
-            own = add_statistics(old, own) if event == "extended" else own
+        if event == "replaced":
+            base = base.without(name, widen_classes(before.statistics_of(name), data.num_classes))
+        elif event == "extended":
+            old = widen_classes(before.statistics_to_extend(name), data.num_classes)
+            base, own = base.without(name, old), add_statistics(old, own)
         after = base.with_client(name, own)
-        received = after.received
         if event == "extended":
             # Only the statistics of its earlier samples are known here.
-            personal, counts = after.method.personalize_from(received, own), own["counts"]
+            personal = after.method.personalize_from(after.received, own)
+            counts = own["counts"]
         else:
-            personal = after.method.personalize(received, client.client.inputs, labels)
+            personal = after.method.personalize(after.received, client.client.inputs, labels)
         models = {"classifier": after.server.params, "personal": personal}
-        accuracy_after = _evaluate(after, models, counts, *test)
+        accuracy_after = _evaluate(after, models, counts, data)
     held = int((own["counts"] > 0).sum())
-    outcome = ClientOutcome(personal or after.server.params, update, rejected)
 
-    def write(record: Json) -> None:
+    def add(record: Json) -> None:
         write_change(before, after, event, name, own, personal=personal, record=record)
 
-    return _Trial(outcome, accuracy, accuracy_after, held, held, write)
+    result = _describe(
+        client,
+        event,
+        classes_held=held,
+        prototypes=held,
+        before=accuracy,
+        after=accuracy_after,
+        outcome=ClientOutcome(personal or after.server.params, update, rejected),
+        new_classes=data.class_names[len(trained.class_names) :],
+    )
+    return result, add
 
 
 def _evaluate(
     federation: OneShotFederation,
     models: dict[str, Tensors | None],
     label_counts: Tensor,
-    inputs: Tensor,
-    truth: Tensor,
+    data: FederatedData,
 ) -> Accuracies:
     """Return the accuracy of each classifier, and with the client's label prior."""
     found: Accuracies = {}
     for name, params in models.items():
         for key, counts in ((name, None), (f"{name}_prior", label_counts)):
+            test = (data.test_inputs, data.test_labels, counts)
             found[key] = None
-            if params is not None and len(truth):
-                found[key] = percent_correct(federation.predicts(params, inputs, truth, counts))
+            if params is not None and len(data.test_labels):
+                found[key] = percent_correct(federation.predicts(params, *test))
     return found
-
-
-def _old_statistics(federation: OneShotFederation, name: str, event: str) -> Tensors:
-    """Return a client's part of the pooled statistics, as far as the event needs it.
-
-    The pool gives counts and class means. If samples are added, second moments only add up and need
-    not be known; the scatter around the client's own class means must be.
-    """
-    knows_enough = federation.method.second_moment != "within" and event == "extended"
-    if knows_enough and not federation.keeps_clients:
-        return federation.statistics_from_pool(name)
-    return federation.statistics_of(name)

@@ -55,6 +55,7 @@ class NewClient:
         new_classes: bool = False,
     ) -> None:
         self.name = name
+        self.noun = trained.input_format.noun
         self._trained = trained
         self._experiment = trained.experiment
         if test_fraction is not None:

@@ -8,7 +8,7 @@ leaves all old files or all new ones.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.json_files import Json
-from mpfedcl.core.tensors import Tensors, digest, load_tensors, pack_tensors
+from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import (
     ABSENT,
@@ -31,23 +32,15 @@ from mpfedcl.gaussian import (
 )
 from mpfedcl.inference.calibration import CALIBRATION_FILE, METRIC_FILE
 from mpfedcl.inference.trained_run import (
-    LOG,
     MOST_NAMES_LISTED,
-    extend_log,
+    commit,
+    log_rejected,
     make_event,
     read_events,
     read_partition,
     read_pool,
-    write_events,
 )
-from mpfedcl.methods import (
-    OneShot,
-    PredictorName,
-    Server,
-    find_method,
-    is_built_in,
-    prototype_rule,
-)
+from mpfedcl.methods import OneShot, Server, find_method, is_built_in, prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.network.packing import check_name
 from mpfedcl.network.server.engine import digest_sums
@@ -55,10 +48,9 @@ from mpfedcl.network.server.serve import SingleClient
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import MessageError, Transport
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.rounds.predictions import log_prior
 from mpfedcl.runs import run_files
-from mpfedcl.runs.directory import RunDirectory, change_files, pack_pool
+from mpfedcl.runs.directory import RunDirectory, pack_pool
 from mpfedcl.runs.run_files import POOLED, client_file, pack_statistics
 
 
@@ -104,8 +96,14 @@ class OneShotFederation:
         names = [each for each in ("counts", "sums", "moment") if each in self.pooled]
         return _read_statistics(file, names, self._means_of(name), self.encoder)
 
-    def statistics_from_pool(self, name: str) -> Tensors:
-        """Return a client's counts and sums as its class means give them; its moment is zero."""
+    def statistics_to_extend(self, name: str) -> Tensors:
+        """Return a client's statistics, as far as adding samples to them needs them.
+
+        The class means give counts and sums. Second moments only add up and need not be known;
+        the scatter around the client's own class means must be.
+        """
+        if self.keeps_clients or self.method.second_moment == "within":
+            return self.statistics_of(name)
         means = self._means_of(name)
         sums = means.by_class(means.counts.unsqueeze(1) * means.vectors)
         own = {"counts": means.class_counts, "sums": sums}
@@ -114,15 +112,17 @@ class OneShotFederation:
         return own
 
     def _means_of(self, name: str) -> ClientMeans:
-        rows, num_classes = {name: self.pool.of(name)}, self.pool.num_classes
-        pool = PrototypePool.gather(rows, num_classes=num_classes, num_prototypes=1)
-        return ClientMeans.of_pool(pool)
+        return ClientMeans.of_pool(self.pool.only(name))
 
     def with_client(self, name: str, own: Tensors) -> "OneShotFederation":
-        """Return the federation with one more client."""
+        """Return the federation with one more client, whose statistics are `own`."""
+        dtype = getattr(torch, self.experiment.dtype)
+        # The class means as a run computes them from the statistics.
+        sent = {each: own[each].to(dtype) for each in ("counts", "sums")}
+        nothing = Prototypes.empty(self.pool.dimension, dtype)
+        means = self.method.prototypes_of(Update(name, 0, {}, nothing, None, summed=sent))
         pooled = add_statistics(self.pooled, self.method.pool_of_one(own))
-        pool = self.pool.with_client(name, self._class_means(name, own))
-        return replace(self, pooled=pooled, pool=pool)
+        return replace(self, pooled=pooled, pool=self.pool.with_client(name, means))
 
     def without(self, name: str, own: Tensors) -> "OneShotFederation":
         """Return the federation without a client, whose statistics are `own`."""
@@ -177,21 +177,14 @@ class OneShotFederation:
         """Reject a client that is not in the federation, and the last client."""
         if name not in self.pool.names:
             events = [each for each in read_events(self.path) if each.get("client") == name]
+            reason = f"; it must be one of {enumerate_names(self.pool.names, MOST_NAMES_LISTED)}"
             if events and events[-1].get("event") == "left":
-                raise InvalidInput(f"leave is {name!r}, which has left already.")
-            allowed = enumerate_names(self.pool.names, MOST_NAMES_LISTED)
-            raise InvalidInput(f"leave is {name!r}; it must be one of {allowed}.")
+                reason = ", which has left already"
+            raise InvalidInput(f"leave is {name!r}{reason}.")
         if self.pool.num_clients == 1:
             raise InvalidInput(
                 f"leave is {name!r}, the last client; a federation must have at least one."
             )
-
-    def _class_means(self, name: str, own: Tensors) -> Prototypes:
-        """Return a client's class means as a run computes them from its statistics."""
-        dtype = getattr(torch, self.experiment.dtype)
-        sent = {each: own[each].to(dtype) for each in ("counts", "sums")}
-        nothing = Prototypes.empty(self.pool.dimension, dtype)
-        return self.method.prototypes_of(Update(name, 0, {}, nothing, None, summed=sent))
 
 
 def is_one_shot(path: Path) -> bool:
@@ -211,8 +204,8 @@ def open_federation(path: Path) -> OneShotFederation:
     experiment = RunDirectory(path).read_finished().replace(device="cpu")
     reject_budget(experiment, path)
     partition = read_partition(path)
-    classes = partition["classes"]
-    method = find_method(experiment.method)(experiment, len(classes))
+    class_names = tuple(str(name) for name in partition["classes"])
+    method = find_method(experiment.method)(experiment, len(class_names))
     if not isinstance(method, OneShot):
         raise InvalidInput(
             f"RUN is {str(path)!r}, a run of {experiment.method}, which keeps no sufficient "
@@ -229,14 +222,35 @@ def open_federation(path: Path) -> OneShotFederation:
                 f"RUN is {str(path)!r}, which has no {name}; it must be a run that has kept its "
                 "statistics: run it again in a new folder."
             )
-    pool = read_pool(path / "pool.safetensors", len(classes), 1)
+    pool = read_pool(path / "pool.safetensors", len(class_names), 1)
     names = ["counts", "sums", "groups", "squares", "counts_squared"]
     names += ["moment"] if method.second_moment else []
     names += ["within", "scatter"] if method.second_moment == "within" else []
     means = ClientMeans.of_pool(pool)
     pooled = _read_statistics(path / POOLED, names, means, partition.get("encoder"))
-    class_names = tuple(str(name) for name in classes)
     return OneShotFederation(path, method, partition, class_names, pool, pooled)
+
+
+def _read_statistics(
+    file: Path, names: Sequence[str], means: ClientMeans, encoder: str | None
+) -> Tensors:
+    """Read the statistics of the clients with these class means.
+
+    A modified file is rejected: a wrong value could not be subtracted exactly later.
+    """
+    size, dimension = means.num_classes, means.vectors.shape[1]
+    found = run_files.read_statistics(
+        file, names=names, num_classes=size, dimension=dimension, encoder=encoder
+    )
+    wrong: str | None = "counts"
+    if torch.equal(found["counts"], means.class_counts):
+        wrong = find_impossible_statistics(found, means, size)
+    if wrong is not None:
+        raise InvalidInput(
+            f"{file} has {wrong} that no samples with the means of pool.safetensors have; it must "
+            "be the file that the run wrote."
+        )
+    return found
 
 
 def reject_budget(experiment: Experiment, path: Path) -> None:
@@ -265,36 +279,11 @@ def check_client_name(name: str) -> None:
         raise InvalidInput(f"{error}.") from None
 
 
-def _read_statistics(
-    file: Path, names: Sequence[str], means: ClientMeans, encoder: str | None
-) -> Tensors:
-    """Read the statistics of the clients with these class means.
-
-    A modified file is rejected: a wrong value could not be subtracted exactly later.
-    """
-    found = run_files.read_statistics(
-        file,
-        names=names,
-        num_classes=means.num_classes,
-        dimension=means.vectors.shape[1],
-        encoder=encoder,
-    )
-    wrong: str | None = "counts"
-    if torch.equal(found["counts"], means.class_counts):
-        wrong = find_impossible_statistics(found, means, means.num_classes)
-    if wrong is not None:
-        raise InvalidInput(
-            f"{file} has {wrong} that no samples with the means of pool.safetensors have; it must "
-            "be the file that the run wrote."
-        )
-    return found
+# Changes: the caller holds the run's lock
 
 
 def take_out(before: OneShotFederation, name: str, own: Tensors) -> PrototypePool:
-    """Subtract a client's statistics; return the class means of the others.
-
-    The caller holds the run's lock.
-    """
+    """Subtract a client's statistics; return the class means of the others."""
     after = before.without(name, own)
     if bool((after.pooled["counts"] < 0).any()):
         raise InvalidInput(
@@ -361,13 +350,7 @@ def write_change(
     partition = _change_partition(before.partition, after, client, None if leaves else counts)
     if partition != before.partition:
         files["partition.json"] = _to_json(partition)
-    line = {**make_event(event, client), **record, "counts": counts}
-    for name in ("model", "statistics", "pool"):
-        file = f"{name}.safetensors"
-        line[f"{name}_before"] = digest((path / file).read_bytes())
-        line[f"{name}_after"] = digest(files[file])
-    files[LOG] = extend_log(path, line)
-    change_files(path, files, removed)
+    commit(path, {**make_event(event, client), **record, "counts": counts}, files, removed)
 
 
 def _refit_personal_models(
@@ -379,18 +362,22 @@ def _refit_personal_models(
     samples that it never sent (`min_cluster_size`), it stays and never predicts a new class.
     """
     sends_all = before.experiment.prototypes.min_cluster_size == 1
+    missing = len(after.class_names) - len(before.class_names)
     for name in after.pool.names:
-        file = before.path / _model_file(name)
+        file, personal = before.path / _model_file(name), None
         if name == client or not file.is_file():
             continue
         if before.keeps_clients and sends_all:
             own = _widened_statistics(before, after, name)
             personal = after.method.personalize_from(after.received, own)
-            if personal is not None:
-                yield name, personal
-                continue
-        if len(after.class_names) > len(before.class_names):
-            yield name, _widen_model(load_tensors(file), len(after.class_names))
+        if personal is None and missing:
+            kept = load_tensors(file)
+            personal = {
+                "weight": pad(kept["weight"], (0, 0, 0, 0, 0, missing)),
+                "bias": pad(kept["bias"], (0, 0, 0, missing), value=ABSENT),
+            }
+        if personal is not None:
+            yield name, personal
 
 
 def _widened_statistics(before: OneShotFederation, after: OneShotFederation, name: str) -> Tensors:
@@ -398,23 +385,11 @@ def _widened_statistics(before: OneShotFederation, after: OneShotFederation, nam
     return widen_classes(before.statistics_of(name), len(after.class_names))
 
 
-def _widen_model(params: Tensors, num_classes: int) -> Tensors:
-    """Return a classifier with more classes, which it never predicts."""
-    weight, bias = params["weight"], params["bias"]
-    missing = num_classes - len(bias)
-    none = bias.new_full((missing, *bias.shape[1:]), ABSENT)
-    return {
-        "weight": torch.cat([weight, weight.new_zeros(missing, *weight.shape[1:])]),
-        "bias": torch.cat([bias, none]),
-    }
-
-
 def _change_partition(
     partition: Json, after: OneShotFederation, client: str, counts: list[int] | None
 ) -> Json:
     """Return partition.json with new classes and a client's new counts (None: it has left)."""
-    partition = {**partition, "classes": list(after.class_names)}
-    clients = {}
+    partition, clients = {**partition, "classes": list(after.class_names)}, {}
     for name, each in partition["clients"].items():
         train = counts if name == client else each["train"]
         if train is not None:
@@ -442,28 +417,6 @@ def _model_file(name: str) -> str:
 # classifier. The other clients need not be connected.
 
 
-@dataclass(frozen=True)
-class NetworkChange:
-    """The result of a client's joining, replacing its statistics or leaving over the network."""
-
-    client: str
-    event: str
-    """joined, replaced, left or rejected."""
-    clients: tuple[str, ...]
-    """The clients of the federation now."""
-    reason: str = ""
-    """Why the statistics were rejected."""
-    before: float | None = None
-    """Accuracy in % on the client's local test set, by the global classifier as it was."""
-    after: float | None = None
-    """The same by the client's personal classifier afterwards."""
-
-
-def change_federation(*arguments: Any, **options: Any) -> Json:
-    """Do as `update_over_network`, and return plain values."""
-    return asdict(update_over_network(*arguments, **options))
-
-
 def update_over_network(
     transport: Transport,
     run: Path,
@@ -471,7 +424,7 @@ def update_over_network(
     *,
     leave: bool = False,
     status: Path | None = None,
-) -> NetworkChange:
+) -> Json:
     """Let one client join a finished one-shot run, replace its statistics there, or leave it.
 
     Args:
@@ -481,42 +434,52 @@ def update_over_network(
         leave: Take the client out. It need not be connected if the statistics of each client are
             kept; otherwise it must send exactly the statistics that are in the total.
         status: A file to which progress is written.
+
+    Returns:
+        `client`; `event` (joined, replaced, left or rejected) and the `reason` of a rejection;
+        `clients` of the federation now; accuracy in % on the client's local test set, `before` by
+        the global classifier as it was and `after` by the client's personal classifier.
     """
+    found: Json = {"client": client, "reason": "", "before": None, "after": None}
     with RunDirectory.resume(run, "RUN"):
-        before, known = check_change(run, client, leave=leave)
-        if leave and before.keeps_clients:
-            pool = take_out(before, client, before.statistics_of(client))
-            return NetworkChange(client, "left", pool.names)
+        federation, known = check_change(run, client, leave=leave)
+        if leave and federation.keeps_clients:
+            pool = take_out(federation, client, federation.statistics_of(client))
+            return {**found, "event": "left", "clients": list(pool.names)}
         # Classes may have been added since the run.
-        experiment = before.experiment.replace(dataset__classes=before.class_names)
+        experiment = federation.experiment.replace(dataset__classes=federation.class_names)
         asked = SingleClient(transport, experiment, known, client, Status(status))
-        update, rejected = asked.ask(before.outcome)
+        update, rejected = asked.ask(federation.outcome)
         if leave and rejected is None and digest_sums(update.summed) != known["sums"][client]:
             rejected = "its statistics are not those that it sent: its samples have changed since"
         if rejected is not None:
-            write_events(run, {**make_event("rejected", client), "reason": rejected})
-            return NetworkChange(client, "rejected", before.pool.names, rejected)
-        own = before.method.own_statistics(update.summed)
+            log_rejected(run, client, rejected)
+            clients = list(federation.pool.names)
+            return {**found, "event": "rejected", "clients": clients, "reason": rejected}
+        own = federation.method.own_statistics(update.summed)
         if leave:
-            return NetworkChange(client, "left", take_out(before, client, own).names)
+            pool = take_out(federation, client, own)
+            return {**found, "event": "left", "clients": list(pool.names)}
         reject_empty(client, own)
-        event, base = "joined", before
-        if client in before.pool.names:
-            event, base = "replaced", before.without(client, before.statistics_of(client))
+        event, base = "joined", federation
+        if client in federation.pool.names:
+            event = "replaced"
+            base = federation.without(client, federation.statistics_of(client))
         after = base.with_client(client, own)
         held = int((update.summed["counts"] > 0).sum())
         record = {"train_images": update.num_samples, "classes_held": held, "over_network": True}
         extra = {"federation.json": _to_json(asked.described(update))}
-        write_change(before, after, event, client, own, record=record, extra=extra)
+        write_change(federation, after, event, client, own, record=record, extra=extra)
         old, new = asked.close(after.outcome)
-        found = _accuracy(old, "global_classifier")
-        found_after = _accuracy(new, before.method.predictor_on("local_test"))
-        return NetworkChange(client, event, after.pool.names, before=found, after=found_after)
+        if old is not None:
+            found["before"] = old.table()["local_test"]["global_classifier"]
+        if new is not None:
+            predictor = federation.method.predictor_on("local_test")
+            found["after"] = new.table()["local_test"][predictor]
+        return {**found, "event": event, "clients": list(after.pool.names)}
 
 
-def check_change(
-    run: Path, client: str, *, leave: bool
-) -> tuple[OneShotFederation, dict[str, Any]]:
+def check_change(run: Path, client: str, *, leave: bool) -> tuple[OneShotFederation, Json]:
     """Return the federation and its federation.json; reject an impossible change at once."""
     check_client_name(client)
     federation = open_federation(run)
@@ -538,7 +501,3 @@ def check_change(
             f"{pooled}, and the part of {client} is not known, so it cannot be taken out."
         )
     return federation, known
-
-
-def _accuracy(found: RoundEvaluation | None, predictor: PredictorName) -> float | None:
-    return None if found is None else found.table()["local_test"][predictor]

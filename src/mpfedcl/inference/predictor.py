@@ -1,7 +1,7 @@
 """Predictions of a finished run for new samples."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +24,7 @@ from mpfedcl.inference.trained_run import (
     load_trained_run,
     primary_predictor,
 )
-from mpfedcl.methods import PredictorKind
+from mpfedcl.methods import PredictorKind, Test
 from mpfedcl.rounds.predictions import estimate_prior
 
 _SAMPLES_AT_ONCE = 256
@@ -142,11 +142,8 @@ class Predictor:
         self._with_probabilities = probabilities
         calibration = Calibration.read(trained.path)
         self._space = _open_space(trained, wants_metric=calibration.metric is not None)
-        self._kind = primary_predictor(
-            trained.method,
-            "global_test" if client is None else "local_test",
-            has_prototypes=self._space is not None,
-        )
+        test: Test = "global_test" if client is None else "local_test"
+        self._kind = primary_predictor(trained.method, test, self._space)
         self.log_prior: Tensor | None = None
         if client is not None and self._kind.rule == "classifier" and self._kind.prior == "labels":
             self.log_prior = trained.label_prior(client)
@@ -313,33 +310,30 @@ class Predictor:
 
     def decide(self, measured: Measured) -> list[Prediction]:
         """Return a prediction per sample."""
-        prior = 0 if self.log_prior is None else self.log_prior
-        scores = measured.scores + prior
+        scores = measured.scores + (0 if self.log_prior is None else self.log_prior)
         # Prediction sets are calibrated with the scores as they are.
         plain = torch.softmax(scores, dim=1)
         probabilities = torch.softmax(self.sharpness * scores, dim=1)
         values, classes = probabilities.topk(min(2, probabilities.shape[1]), dim=1)
-        decides = not self.has_prototypes
         found = []
         for place, pairs in enumerate(zip(classes.tolist(), values.tolist(), strict=True)):
-            likely = [
+            first, *second = (
                 ClassProbability(self.class_names[label], share)
                 for label, share in zip(*pairs, strict=True)
-            ]
-            nearest = self._describe_nearest(measured, place)
-            closest = nearest["nearest"]
-            named = None
-            if decides and self._with_probabilities:
-                named = dict(zip(self.class_names, probabilities[place].tolist(), strict=True))
-            prediction = Prediction(
-                label=likely[0].label if decides or closest is None else closest.class_name,
-                **nearest,
-                classifier=likely[0],
-                probability=likely[0].probability if decides else None,
-                second=likely[1] if decides and len(likely) > 1 else None,
-                set=self._choose_set(plain[place]),
-                probabilities=named,
             )
+            chosen = self._choose_set(plain[place])
+            nearest = self._describe_nearest(measured, place)
+            prediction = Prediction(first.label, **nearest, classifier=first, set=chosen)
+            if self.has_prototypes:
+                prediction = replace(prediction, label=nearest["nearest"].class_name)
+            else:
+                named = None
+                if self._with_probabilities:
+                    named = dict(zip(self.class_names, probabilities[place].tolist(), strict=True))
+                likely = second[0] if second else None
+                prediction = replace(
+                    prediction, probability=first.probability, second=likely, probabilities=named
+                )
             found.append(prediction)
         return found
 

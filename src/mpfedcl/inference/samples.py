@@ -5,16 +5,16 @@ Held-out samples have labels, and no client has trained with them.
 """
 
 import glob
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
 from mpfedcl.data.npz_archive import open_unlabeled_samples
 from mpfedcl.data.samples import (
@@ -38,12 +38,11 @@ _MOST_HELD_OUT = 1000
 # Samples to predict
 
 
-@dataclass(frozen=True)
-class NamedSample:
-    """A sample that is read when `load` is called, which raises if it cannot be read."""
+class NamedSample(NamedTuple):
+    """A sample: an image file, an array, or the reason why it cannot be read."""
 
     name: str
-    load: Callable[[], Samples]
+    value: Path | Samples | InvalidInput
 
 
 def list_samples(
@@ -59,8 +58,15 @@ def list_samples(
     found: list[NamedSample] = []
     for word in words:
         lines = (line.rstrip("\r\n") for line in stdin) if word == "-" else [word]
-        for path in lines:
-            found += _list_word(path, wanted, columns) if path else []
+        for each in filter(None, lines):
+            for path in _match(each):
+                try:
+                    found += _list_path(path, wanted, columns)
+                except InvalidInput as error:
+                    found.append(NamedSample(str(path), error))
+                except OSError as error:
+                    reason = f"{path} cannot be read ({explain(error)}); it must be a file."
+                    found.append(NamedSample(str(path), InvalidInput(reason)))
     return found
 
 
@@ -72,64 +78,51 @@ def read_batches(
     A batch is all names, the samples that could be read, and the errors of the others by place.
     """
 
-    def attempt(sample: NamedSample) -> Samples | str:
+    def read(sample: NamedSample) -> Samples | str:
         try:
-            return sample.load()
+            if isinstance(sample.value, InvalidInput):
+                raise sample.value
+            if isinstance(sample.value, Path):
+                assert isinstance(wanted, ImageFormat)
+                return read_image_file(sample.value, wanted.size, wanted.is_color)
+            converted: Samples = wanted.convert(sample.value[None])[0]
         except InvalidInput as error:
             return str(error)
+        return converted
 
     with ThreadPoolExecutor() as executor:
         for first in range(0, len(samples), _SAMPLES_AT_ONCE):
             part = samples[first : first + _SAMPLES_AT_ONCE]
-            loaded = list(executor.map(attempt, part))
-            sound = [each for each in loaded if not isinstance(each, str)]
-            faults = {n: each for n, each in enumerate(loaded) if isinstance(each, str)}
+            found = list(executor.map(read, part))
+            sound = [each for each in found if not isinstance(each, str)]
+            faults = {n: each for n, each in enumerate(found) if isinstance(each, str)}
             empty = numpy.empty((0, *wanted.shape), dtype=wanted.dtype)
-            stacked = numpy.stack(sound) if sound else empty
-            yield [sample.name for sample in part], stacked, faults
+            yield [sample.name for sample in part], numpy.stack(sound) if sound else empty, faults
 
 
-def _list_word(word: str, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
+def _match(word: str) -> list[Path]:
+    """Return the paths that a word stands for: itself, or what a pattern matches."""
     path = Path(word).expanduser()
     if path.exists() or not glob.has_magic(word):
-        return _list_path(path, wanted, columns)
+        return [path]
     # pathlib has no glob for a pattern that may begin anywhere.
-    matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
-    if not matches:
-        return [_unreadable(word, f"{word} matches no file; a pattern must match at least one.")]
-    return [sample for each in matches for sample in _list_path(Path(each), wanted, columns)]
+    return [Path(each) for each in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207
 
 
 def _list_path(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
-    """Return the samples of one path, or one sample that cannot be read."""
-    try:
-        if isinstance(wanted, ImageFormat) and (path.is_dir() or path.suffix.lower() != ".npz"):
-            return _list_images(path, wanted)
+    if glob.has_magic(str(path)) and not path.exists():
+        raise InvalidInput(f"{path} matches no file; a pattern must match at least one.")
+    is_archive = path.suffix.lower() == ".npz" and not path.is_dir()
+    if is_archive or not isinstance(wanted, ImageFormat):
         rows = _read_rows(path, wanted, columns)
-    except InvalidInput as error:
-        return [_unreadable(str(path), str(error))]
-    except OSError as error:
-        reason = error.strerror or error
-        return [_unreadable(str(path), f"{path} cannot be read ({reason}); it must be a file.")]
-
-    def row(number: int) -> NamedSample:
-        return NamedSample(f"{path}[{number}]", lambda: wanted.convert(rows[[number]])[0])
-
-    return [row(number) for number in range(len(rows))]
-
-
-def _list_images(path: Path, wanted: ImageFormat) -> list[NamedSample]:
-    files = [path]
-    if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if is_image_file(each))
-        if not files:
-            names = ", ".join(f"*{extension}" for extension in EXTENSIONS)
-            raise InvalidInput(f"{path} has no images; it must have files {names}.")
-
-    def image(file: Path) -> NamedSample:
-        return NamedSample(str(file), lambda: read_image_file(file, wanted.size, wanted.is_color))
-
-    return [image(each) for each in files]
+        return [NamedSample(f"{path}[{number}]", row) for number, row in enumerate(rows)]
+    if not path.is_dir():
+        return [NamedSample(str(path), path)]
+    files = sorted(each for each in path.rglob("*") if is_image_file(each))
+    if not files:
+        names = ", ".join(f"*{extension}" for extension in EXTENSIONS)
+        raise InvalidInput(f"{path} has no images; it must have files {names}.")
+    return [NamedSample(str(each), each) for each in files]
 
 
 def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> Samples:
@@ -149,13 +142,6 @@ def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -
     if not is_table_file(path):
         raise InvalidInput(f"{path} is not a table; this run takes rows of a CSV or Parquet file.")
     return read_rows(path, columns)
-
-
-def _unreadable(name: str, fault: str) -> NamedSample:
-    def fail() -> Samples:
-        raise InvalidInput(fault)
-
-    return NamedSample(name, fail)
 
 
 # Labeled samples

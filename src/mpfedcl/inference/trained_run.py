@@ -12,7 +12,7 @@ the one that the run was trained with.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,7 +26,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.files import FORMAT, write_atomically
 from mpfedcl.core.json_files import Json, load_json, validate_content
-from mpfedcl.core.tensors import Tensors, load_tensors
+from mpfedcl.core.tensors import Tensors, digest, load_tensors
 from mpfedcl.data.loading import encoder_input_format, find_experiment_encoder, to_inputs
 from mpfedcl.data.samples import ImageFormat, SampleFormat, Samples, VectorFormat
 from mpfedcl.data.tables import TableColumns
@@ -48,7 +48,7 @@ from mpfedcl.network.client.state import FINAL_FOLDER
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.predictions import log_prior
-from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.directory import RunDirectory, change_files
 from mpfedcl.runs.run_files import POOLED
 
 JOINED = "joined"
@@ -323,10 +323,10 @@ def apply_to_batches(
     return prototype_rule(method).project(embeddings), logits
 
 
-def primary_predictor(method: Method, test: Test, *, has_prototypes: bool) -> PredictorKind:
+def primary_predictor(method: Method, test: Test, space: "DistanceSpace | None") -> PredictorKind:
     """Return the primary predictor on a test set; without prototypes the classifier decides."""
     kind = PredictorKind.of(method.predictor_on(test))
-    if has_prototypes or kind.rule == "classifier":
+    if space is not None or kind.rule == "classifier":
         return kind
     return PredictorKind(kind.model, "classifier")
 
@@ -371,17 +371,37 @@ def make_event(kind: str, client: str) -> Json:
     return {"format": FORMAT, "event": kind, "client": client, "time": now}
 
 
-def extend_log(path: Path, *events: Json) -> bytes:
-    """Return the content of a run's log with more events at its end."""
+def commit(
+    path: Path,
+    event: Json,
+    files: Mapping[str, bytes],
+    removed: Collection[str],
+    *,
+    earlier: Sequence[Json] = (),
+) -> None:
+    """Change files of a run and log the event, all at once; the caller holds the run's lock.
+
+    The event gets the SHA-256 of model, statistics and pool before and after.
+    """
+    event = dict(event)
+    for name in ("model", "statistics", "pool"):
+        if (content := files.get(f"{name}.safetensors")) is not None:
+            event[f"{name}_before"] = digest((path / f"{name}.safetensors").read_bytes())
+            event[f"{name}_after"] = digest(content)
+    change_files(path, {**files, LOG: _extend_log(path, *earlier, event)}, removed)
+
+
+def log_rejected(path: Path, client: str, reason: str | None, record: Json | None = None) -> None:
+    """Log that a client was rejected."""
+    event = {**(record or {}), **make_event("rejected", client), "reason": reason}
+    write_atomically(path / LOG, _extend_log(path, event))
+
+
+def _extend_log(path: Path, *events: Json) -> bytes:
     content = (path / LOG).read_bytes() if (path / LOG).exists() else b""
     if content and not content.endswith(b"\n"):
         content += b"\n"
     return content + b"".join(json.dumps(e, allow_nan=False).encode() + b"\n" for e in events)
-
-
-def write_events(path: Path, *events: Json) -> None:
-    """Append events to a run's log."""
-    write_atomically(path / LOG, extend_log(path, *events))
 
 
 def read_events(path: Path) -> Iterator[Json]:

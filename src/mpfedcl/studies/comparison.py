@@ -10,7 +10,7 @@ from mpfedcl.experiment.experiment import take_choices
 from mpfedcl.methods import OneShot, built_in_methods, find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.plan import plan, resolve
-from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
+from mpfedcl.studies.jobs import JobOptions, PlannedRun, reject_budget, reject_repeated, run_planned
 
 ALL = "all"
 """Stands for every built-in method."""
@@ -50,17 +50,9 @@ class Comparison:
         cls, base: Experiment, methods: Sequence[str], seeds: Sequence[int], path: Path
     ) -> "Comparison":
         """Plan a comparison in a folder, new or interrupted."""
-        if base.privacy.has_budget:
-            raise InvalidInput(
-                f"privacy.epsilon is {base.privacy.epsilon:g}; for a comparison it must be left "
-                "out: each run on private data is a release, and a choice among runs spends the "
-                "budgets of all of them. Choose on data that need no budget."
-            )
-        for name, values in (("methods", methods), ("seeds", seeds)):
-            if not values or len(set(values)) < len(values):
-                raise InvalidInput(
-                    f"{name} is {list(values)}; it must name at least one, and each once."
-                )
+        reject_budget(base, "a comparison")
+        reject_repeated("methods", methods)
+        reject_repeated("seeds", seeds)
         planned_runs = []
         for method in methods:
             found = find_method(method)

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -61,10 +61,6 @@ class PlannedRun:
         """Return the number of recorded rounds."""
         return len(RunDirectory(self.path).read_records())
 
-    def summary(self) -> dict[str, Any] | None:
-        """Return the summary if the run is complete."""
-        return RunDirectory(self.path).read_summary()
-
     def is_done(self) -> bool:
         """Return whether the run has at least the planned rounds."""
         rounds, directory = self.experiment.rounds, RunDirectory(self.path)
@@ -73,6 +69,22 @@ class PlannedRun:
             return bool(summary["rounds"] >= rounds)
         # A run that is being extended has no summary.
         return self.rounds_done() >= rounds and directory.read_experiment().rounds > rounds
+
+
+def reject_budget(base: Experiment, study: str) -> None:
+    """Reject a study of several runs under a privacy budget."""
+    if base.privacy.has_budget:
+        raise InvalidInput(
+            f"privacy.epsilon is {base.privacy.epsilon:g}; for {study} it must be left out: each "
+            "run on private data is a release, and a choice among runs spends the budgets of all "
+            "of them. Choose on data that need no budget."
+        )
+
+
+def reject_repeated(name: str, values: Sequence[object]) -> None:
+    """Reject an empty list, or one with the same value twice."""
+    if not values or len(set(values)) < len(values):
+        raise InvalidInput(f"{name} is {list(values)}; it must name at least one, and each once.")
 
 
 def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
@@ -181,13 +193,14 @@ class JobPool:
             self._pool = self._start_processes()
         # The first call starts the processes, which inherit the signal mask: Ctrl-C must not
         # interrupt them while they are importing.
-        with _blocked(signal.SIGINT):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            document = planned.experiment.to_toml()
             return self._pool.submit(
-                _run_in_process,
-                self._options.runner,
-                planned.experiment.to_toml(),
-                str(planned.path),
+                _run_in_process, self._options.runner, document, str(planned.path)
             )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start_processes(self) -> ProcessPoolExecutor:
         # Not an Event, which a killed process may leave locked.
@@ -231,15 +244,6 @@ def _run_or_resume(runner: Runner, experiment: Experiment, path: Path, observer:
     else:
         result = runner.run(experiment, path, observer)
     return result.summary is not None
-
-
-@contextlib.contextmanager
-def _blocked(number: signal.Signals) -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _stop: list[Any] = []

@@ -26,7 +26,13 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.plan import resolve
-from mpfedcl.studies.jobs import JobOptions, JobPool, PlannedRun
+from mpfedcl.studies.jobs import (
+    JobOptions,
+    JobPool,
+    PlannedRun,
+    reject_budget,
+    reject_repeated,
+)
 
 BUDGET = 12
 VALIDATION = 0.2
@@ -202,9 +208,6 @@ class Search:
     base: Experiment
     """The experiment with the defaults; its seed is not used."""
     path: Path
-    grid: SearchSpace
-    settings: Sequence[Values]
-    """The values of each trial, the defaults first."""
     budget: int
     seeds: Sequence[int]
     validation: float
@@ -229,33 +232,21 @@ class Search:
 
         `predictor` gives the score; None is the method's primary predictor on local test sets.
         """
-        _check(budget, seeds, validation, tolerance)
-        if base.privacy.has_budget:
-            raise InvalidInput(
-                f"privacy.epsilon is {base.privacy.epsilon:g}; for tuning it must be left "
-                "out: each run on private data is a release, and a choice among runs spends the "
-                "budgets of all of them. Choose on data that need no budget."
-            )
-        found = find_method(method)
+        reject_budget(base, "tuning")
+        reject_repeated("seeds", seeds)
+        if budget < 1:
+            raise InvalidInput(f"budget is {budget}; it must be at least 1.")
+        if not 0 < validation < 1:
+            raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
+        if not 0 <= tolerance < math.inf:
+            raise InvalidInput(f"tolerance is {tolerance:g}; it must be 0 or more.")
         base = base.replace(method=method, partition__validation=0.0)
-        complete = resolve(base)
-        grid, defaults = build_grid(found.search_space, complete, budget)
-        generator = numpy_generator(seeds[0], "tuning", method)
-        settings = draw_settings(grid, defaults, budget, generator)
-        # The primary predictor does not depend on the number of classes.
-        judged = predictor or found(complete, num_classes=1).predictor_on("local_test")
-        asked = (budget, tuple(seeds), validation, tolerance, judged)
-        search = cls(base, path, grid, settings, *asked)
-        for number in range(len(settings)):
+        judged = predictor or _primary_predictor(resolve(base))
+        search = cls(base, path, budget, tuple(seeds), validation, tolerance, judged)
+        for number in range(len(search.settings)):
             search.planned_run(number, search.seeds[0], base.rounds)
         search._reject_another_search()
         return search
-
-    @cached_property
-    def rungs(self) -> tuple[Rung, ...]:
-        """The rungs of successive halving."""
-        # One-shot methods have one round.
-        return plan_rungs(self._complete.rounds, len(self.settings))
 
     @cached_property
     def _complete(self) -> Experiment:
@@ -263,10 +254,23 @@ class Search:
         return resolve(self.base)
 
     @cached_property
-    def _evaluate_predictors(self) -> str:
-        """The predictors that are evaluated: the primary one, or all."""
-        method = find_method(self.base.method)(self._complete, num_classes=1)
-        return "primary" if method.predictor_on("local_test") == self.predictor else "all"
+    def grid(self) -> SearchSpace:
+        """The values of each hyperparameter."""
+        search_space = find_method(self.base.method).search_space
+        return build_grid(search_space, self._complete, self.budget)
+
+    @cached_property
+    def settings(self) -> list[Values]:
+        """The values of each trial, the defaults first."""
+        defaults = {name: self._complete.setting(name) for name in self.grid}
+        generator = numpy_generator(self.seeds[0], "tuning", self.base.method)
+        return draw_settings(self.grid, defaults, self.budget, generator)
+
+    @cached_property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The rungs of successive halving."""
+        # One-shot methods have one round.
+        return plan_rungs(self._complete.rounds, len(self.settings))
 
     @property
     def most_rounds(self) -> int:
@@ -288,6 +292,7 @@ class Search:
         defaults, whole = find_method(self.base.method).defaults, self._complete
         # Defaults that depend on the number of rounds follow from all rounds, not from a rung's.
         found = {name: whole.setting(name) for name, each in defaults.items() if callable(each)}
+        is_primary = _primary_predictor(whole) == self.predictor
         experiment = self.base.replace(
             **found,
             seed=seed,
@@ -295,11 +300,11 @@ class Search:
             partition__validation=self.validation,
             # Only the scores at the ends of rungs are needed.
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
-            evaluate_predictors=self._evaluate_predictors,
+            evaluate_predictors="primary" if is_primary else "all",
             personal_models=False,
             **present_values(self.settings[number]),
         )
-        return PlannedRun(resolve(experiment), self.path / self._run_folder(number, seed))
+        return PlannedRun(resolve(experiment), self._run_folder(number, seed))
 
     def due_runs(self) -> list[PlannedRun]:
         """Return the missing runs of the first incomplete rung."""
@@ -308,23 +313,28 @@ class Search:
     def collect_result(self) -> TuningResult:
         """Return the result of a complete search."""
         scores, stopped, _ = self._evaluate_rungs()
-        last = self.rungs[-1].rounds
-        defaults = self.settings[0]
-        changes = [
-            {name: value for name, value in values.items() if value != defaults[name]}
-            for values in self.settings
+        last, defaults = self.rungs[-1].rounds, self.settings[0]
+        trials = [
+            Trial(
+                number,
+                values,
+                {name: value for name, value in values.items() if value != defaults[name]},
+                scores[number],
+                stopped.get(number),
+                [self._run_folder(number, seed).name for seed in self.seeds],
+            )
+            for number, values in enumerate(self.settings)
         ]
-        final = {number: each[last] for number, each in enumerate(scores) if last in each}
+        final = {each.number: each.scores[last] for each in trials if last in each.scores}
         known = [score for score in final.values() if score is not None]
         error = self._standard_error(max(known)) if known else None
-        chosen, within = choose_settings(
-            final, [len(e) for e in changes], self.tolerance * (error or 0)
-        )
+        num_changes = [len(each.changes) for each in trials]
+        chosen, within = choose_settings(final, num_changes, self.tolerance * (error or 0))
         records = [
             record
-            for number in range(len(self.settings))
+            for number in range(len(trials))
             for seed in self.seeds
-            for record in self._records(number, seed)
+            for record in RunDirectory(self._run_folder(number, seed)).read_records()
         ]
         return TuningResult(
             method=self.base.method,
@@ -336,17 +346,7 @@ class Search:
             validation=self.validation,
             tolerance=self.tolerance,
             rungs=list(self.rungs),
-            trials=[
-                Trial(
-                    number,
-                    self.settings[number],
-                    changes[number],
-                    scores[number],
-                    stopped.get(number),
-                    [self._run_folder(number, seed) for seed in self.seeds],
-                )
-                for number in range(len(self.settings))
-            ],
+            trials=trials,
             chosen=chosen,
             within=within,
             standard_error=error,
@@ -354,24 +354,15 @@ class Search:
             seconds=round(sum(sum(record["seconds"].values()) for record in records), 3),
         )
 
-    def write_description(self) -> None:
-        """Write search.json, by which the folder of another search is recognized."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        RunDirectory(self.path).write_json("search.json", self._description())
-
     def write_result(self) -> TuningResult:
         """Write and return the result of a complete search; weights are deleted."""
         result = self.collect_result()
         result.write(self.path)
-        self.delete_weights()
-        return result
-
-    def delete_weights(self) -> None:
-        """Delete the weights of all runs; their records stay."""
         for path in self.path.glob("trial-*"):
             shutil.rmtree(RunDirectory(path).checkpoints, ignore_errors=True)
             for file in path.glob("*.safetensors"):
                 file.unlink(missing_ok=True)
+        return result
 
     def _evaluate_rungs(
         self,
@@ -384,8 +375,7 @@ class Search:
             planned = [
                 self.planned_run(n, seed, rung.rounds) for n in running for seed in self.seeds
             ]
-            due = [each for each in planned if not each.is_done()]
-            if due:
+            if due := [each for each in planned if not each.is_done()]:
                 return scores, stopped, due
             for number in running:
                 scores[number][rung.rounds] = self._score(number, rung.rounds)
@@ -401,28 +391,28 @@ class Search:
         found = [
             record["accuracy"]["local_test"][self.predictor]
             for seed in self.seeds
-            for record in self._records(number, seed)
+            for record in RunDirectory(self._run_folder(number, seed)).read_records()
             if record["round"] == round_number
         ]
         return None if None in found else fmean(found)
-
-    def _records(self, number: int, seed: int) -> list[dict[str, Any]]:
-        return RunDirectory(self.path / self._run_folder(number, seed)).read_records()
 
     def _standard_error(self, score: float) -> float:
         experiment = self.planned_run(0, self.seeds[0], self.base.rounds).experiment
         sizes = []
         for seed in self.seeds:
-            content = RunDirectory(self.path / self._run_folder(0, seed)).read_json(
-                "partition.json"
-            )
+            content = RunDirectory(self._run_folder(0, seed)).read_json("partition.json")
             assert content is not None
             sizes.append([client["test"] for client in content["clients"].values()])
         return standard_error(score, sizes, shared=experiment.partition.test == "shared")
 
-    def _run_folder(self, number: int, seed: int) -> str:
+    def _run_folder(self, number: int, seed: int) -> Path:
         width = len(str(len(self.settings) - 1))
-        return f"trial-{number:0{width}}-seed{seed}"
+        return self.path / f"trial-{number:0{width}}-seed{seed}"
+
+    def write_description(self) -> None:
+        """Write search.json, by which the folder of another search is recognized."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        RunDirectory(self.path).write_json("search.json", self._description())
 
     def _description(self) -> dict[str, Any]:
         base = self.base.replace(seed=0, **_NEUTRAL_SETTINGS)
@@ -446,15 +436,9 @@ class Search:
             )
 
 
-def _check(budget: int, seeds: Sequence[int], validation: float, tolerance: float) -> None:
-    if budget < 1:
-        raise InvalidInput(f"budget is {budget}; it must be at least 1.")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise InvalidInput(f"seeds is {list(seeds)}; it must name at least one, and each once.")
-    if not 0 < validation < 1:
-        raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
-    if not 0 <= tolerance < math.inf:
-        raise InvalidInput(f"tolerance is {tolerance:g}; it must be 0 or more.")
+def _primary_predictor(experiment: Experiment) -> PredictorName:
+    # It does not depend on the number of classes.
+    return find_method(experiment.method)(experiment, num_classes=1).predictor_on("local_test")
 
 
 # The search space
@@ -462,11 +446,11 @@ def _check(budget: int, seeds: Sequence[int], validation: float, tolerance: floa
 
 def build_grid(
     search_space: Mapping[str, Sequence[Any]], base: Experiment, budget: int
-) -> tuple[SearchSpace, Values]:
-    """Return the values to search and the defaults, which are always among them.
+) -> SearchSpace:
+    """Return the values to search; the defaults are always among them.
 
-    A grid with fewer points than the budget gets more learning rates, so that methods with few
-    hyperparameters get as many trials as others.
+    A grid with fewer points than the budget gets more learning rates, the geometric means of
+    neighbors, so that methods with few hyperparameters get as many trials as others.
     """
     try:
         defaults = {name: base.setting(name) for name in search_space}
@@ -482,11 +466,12 @@ def build_grid(
     if LEARNING_RATE in grid:
         grid[LEARNING_RATE] = tuple(sorted(grid[LEARNING_RATE]))
     while LEARNING_RATE in grid and count_settings(grid) < budget:
-        finer = _insert_midpoints(grid[LEARNING_RATE])
-        if finer == grid[LEARNING_RATE]:
+        rates = grid[LEARNING_RATE]
+        means = (float(f"{math.sqrt(a * b):.3g}") for a, b in pairwise(rates))
+        grid[LEARNING_RATE] = tuple(sorted({*rates, *means}))
+        if grid[LEARNING_RATE] == rates:
             break
-        grid[LEARNING_RATE] = finer
-    return grid, defaults
+    return grid
 
 
 def count_settings(grid: Mapping[str, Sequence[Any]]) -> int:
@@ -531,12 +516,6 @@ def draw_settings(
             values[LEARNING_RATE] = rates[index]
         chosen.append({name: values[name] for name in grid})
     return chosen
-
-
-def _insert_midpoints(rates: Sequence[float]) -> tuple[float, ...]:
-    """Return learning rates with the geometric means of neighbors."""
-    between = [float(f"{math.sqrt(a * b):.3g}") for a, b in pairwise(rates)]
-    return tuple(sorted({*rates, *between}))
 
 
 # Successive halving
