@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from attacked_federation import ATTACKER, attacked_federation
-from mpfedcl.network.flower.records import from_records
+from opened_records import from_records
 from outcome import Outcome
 
 CLAIM = 9_999_999

@@ -137,7 +137,7 @@ def running(folder: Path, clients: int) -> Iterator[Lab]:
         wait_for(said, "Ctrl-C ends it")
         process.start()
         for root in roots:
-            wait_for(root / "flower" / "node.json", "true")
+            wait_for(root / "flower" / "node.json", "node")
         yield Lab(lab, requests)
     finally:
         if process.pid is not None:

@@ -4,7 +4,6 @@ python tampering_client.py FOLDER
 """
 
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +58,7 @@ TRICKS: dict[str, Trick] = {
 def main() -> None:
     """Take part like the real client, and change its answers."""
     folder = ClientFolder.open(Path(sys.argv[1]), None)
-    client = NetworkClient(ClientSettings.parse(tomllib.loads(folder.settings.read_text())))
+    client = NetworkClient(ClientSettings.read(folder.settings))
 
     def answer(kind: Kind, message: Message) -> Message:
         reply = client.answer(kind, message)

@@ -25,8 +25,7 @@ from flwr.supercore.fab import Fab
 
 from mpfedcl.network.flower.control import ShowSecret
 from mpfedcl.network.flower.programs import read_connection
-from mpfedcl.network.flower.run_config import KEYS
-from mpfedcl.network.setup.folders import ServerFolder
+from mpfedcl.network.setup.folders import REQUEST_KEYS, ServerFolder
 from process_federation import LONG, ProcessFederation, wait_until
 
 pytestmark = [
@@ -83,7 +82,7 @@ def other_app(proof: Path, publisher: str, name: str) -> bytes:
         "publisher": publisher,
         "fab-include": ["**/*.py"],
         "components": components,
-        "config": dict.fromkeys(KEYS, ""),
+        "config": dict.fromkeys(REQUEST_KEYS, ""),
     }
     project = {"name": name, "version": "1.0.0", "description": "x", "license": "Apache-2.0"}
     document = {"project": {**project, "dependencies": []}, "tool": {"flwr": {"app": flower}}}
@@ -121,7 +120,8 @@ def test_submitted_code_is_never_executed(
 ) -> None:
     """The app is submitted with the secret, once under its own name and once under ours."""
     proof, out = open_place / f"proof-{publisher}", open_place / f"run-{publisher}"
-    config = {"settings": "method=fedavg rounds=1 clients=1 partition.alpha=10", "out": str(out)}
+    document = 'method = "fedavg"\nrounds = 1\nclients = 1\n[partition]\nalpha = 10.0\n'
+    config = {"experiment": document, "out": str(out)}
     app = other_app(proof, publisher, name)
     number = submit(lab, app, config, ServerFolder.open(lab.folder).read_secret())
     state = wait_until(
@@ -224,24 +224,6 @@ needs_root = pytest.mark.skipif(
     or not shutil.which("python3", path="/usr/bin"),
     reason="needs root, setpriv and a Python that all users may run, to become another user",
 )
-
-
-def test_flwr_command_works_with_the_secret(lab: ProcessFederation, open_place: Path) -> None:
-    home, bare = lab.folder / "server/flower", open_place / "bare"
-    bare.mkdir()
-    shutil.copy(home / "config.toml", bare)
-    for place, is_taken in ((home, True), (bare, False)):
-        done = subprocess.run(
-            [Path(sys.executable).with_name("flwr"), "list", "mpfedcl", "--format", "json"],
-            env={**os.environ, "FLWR_HOME": str(place), "FLWR_TELEMETRY_ENABLED": "0"},
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
-        answer = json.loads(done.stdout[done.stdout.index("{") :])
-        assert answer["success"] == is_taken, answer
-    shutil.rmtree(bare)
 
 
 @needs_root

@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 from tampering_client import TRICKS
 
-from mpfedcl.network.flower.programs import client_executor_command, environment, running
+from mpfedcl.network.flower.programs import environment, executor_command, running
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
 from process_federation import (
@@ -185,7 +185,7 @@ def _assert_not_trusted(client: ClientFolder, server: str) -> None:
     values = {"name": "client-0", "share": 0, "server": server}
     client.settings.write_text(tomli_w.dumps(values))
     log = client.root / "plain.log"
-    with running(client_executor_command(client), environment(client.flower_home), log):
+    with running(executor_command(client), environment(client.flower_home), log):
         wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "it does not trust it")
     assert "SuperNode ID" not in log.read_text()
 

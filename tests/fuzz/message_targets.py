@@ -20,7 +20,7 @@ from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, TESTS, find_method
 from mpfedcl.methods.messages import Update
-from mpfedcl.network.flower.records import PACKED, from_records
+from mpfedcl.network.flower.records import PACKED
 from mpfedcl.network.packing import (
     Introduction,
     ReportedEvaluation,
@@ -40,6 +40,7 @@ from mpfedcl.rounds.evaluation import AccuracyTable
 from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.validation import UpdateValidator
 from mpfedcl.runs.run_files import Partition
+from opened_records import from_records
 
 NUM_CLASSES = 3
 LONGEST_REASON = 300
@@ -215,7 +216,7 @@ class UpdateTarget(MessageTarget):
         """Return an honest answer, with what the client has read of the round before."""
         packed = pack_update(self._situation.updates[0])
         table = _half_right()
-        late = ReportedEvaluation(table, True, None).to_values()
+        late = vars(ReportedEvaluation(table, True, None))
         return [packed, Message({**packed.values, "late": late}, packed.arrays)]
 
     def open(self, message: Message) -> None:
@@ -264,7 +265,7 @@ class ReadingsTarget(MessageTarget):
         table = _half_right()
         rows = [[3] * 4 for _ in range(3)]
         made = [ReportedEvaluation(table, True, confusion) for confusion in (None, rows)]
-        return [Message({"late": each.to_values()}) for each in made]
+        return [Message({"late": vars(each)}) for each in made]
 
     def open(self, message: Message) -> None:
         """Read it, and join it with others'."""

@@ -13,7 +13,6 @@ from mutations import ODD_VALUES, change_bytes, change_text, change_value
 from mpfedcl.cli.main import parse
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.flower.run_config import parse_run_config
 
 HONEST = tomllib.loads(Experiment(clients=5).resolved().to_toml())
 NAMES = [
@@ -54,33 +53,6 @@ class SettingsTarget(Target):
         assert Experiment.parse_toml(experiment.to_toml(), Path("a.toml")) == experiment
 
 
-class RunConfigTarget(Target):
-    """A run configuration of Flower."""
-
-    name = "run config"
-    refusals = (InvalidInput,)
-
-    def make(self, random: Random) -> Any:
-        """Return texts by key, as JSON."""
-        names = [random.choice(NAMES) for _ in range(random.randrange(4))]
-        pairs = [
-            f"{name}={random.choice([*WORDS, str(change_value(random, 1))])}" for name in names
-        ]
-        settings = " ".join(pairs)
-        if random.random() < 0.2:
-            settings = change_text(random, settings + "a")
-        config: Any = {"experiment": "", "settings": settings, "out": "", "resume": ""}
-        if random.random() < 0.2:
-            config = change_value(random, config)
-        return json.dumps(config).encode()
-
-    def check(self, made: Any) -> None:
-        """Read it; Flower's own values are plain."""
-        config = json.loads(made)
-        if isinstance(config, dict):
-            parse_run_config(config)
-
-
 class FlagsTarget(Target):
     """The words of a command."""
 
@@ -101,4 +73,4 @@ class FlagsTarget(Target):
         parse(json.loads(made))
 
 
-TARGETS = (SettingsTarget, RunConfigTarget, FlagsTarget)
+TARGETS = (SettingsTarget, FlagsTarget)

@@ -183,7 +183,10 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
 
 BAD_READINGS: dict[str, tuple[BadReply, str]] = {
     "above 100 %": (values(**predictor(table(100.5))), "an accuracy is not in 0 to 100 %"),
-    "a number without end": (values(**predictor(table(10**400))), "by test set and predictor"),
+    "a number without end": (
+        values(**predictor(table(10**400))),
+        "an accuracy is not in 0 to 100 %",
+    ),
     "below 0 %": (values(**predictor(table(-1))), "an accuracy is not in 0 to 100 %"),
     "NaN %": (values(**predictor(table(float("nan")))), "an accuracy is not in 0 to 100 %"),
     "text %": (values(**predictor(table("99"))), "an accuracy is not in 0 to 100 %"),

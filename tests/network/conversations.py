@@ -29,7 +29,7 @@ class Conversation:
     def __init__(self, grid: LoopbackGrid) -> None:
         self.grid = grid
         for node in NODES:
-            grid.join(node, name=f"client-{node}", data="none")
+            grid.join(node, name=f"client-{node}", data="none", state="none")
         self.transport = FlowerTransport(grid)
         self.ids = self.transport.send("hello", dict.fromkeys(NODES, Message({})), 10, seconds=10)
 

@@ -17,11 +17,12 @@ from mpfedcl.api import CALLBACKS
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import METRIC_FILE
 from mpfedcl.methods import PredictorName, SharesPrototypes, find_method
-from mpfedcl.network.flower.records import PACKED, from_records, to_records
+from mpfedcl.network.flower.records import PACKED, to_records
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.network.transport import Arrays, Message
 from mpfedcl.runs.observer import Observer, RunResult
+from opened_records import from_records
 from small_experiments import (
     HIDDEN,
     Json,
@@ -79,14 +80,14 @@ class LoopbackFederation:
         values = {
             "name": name,
             "share": share,
-            "memory": str(self.state_folder(share)),
+            "state": str(self.state_folder(share)),
             **self._config,
         }
         self.grid.join(share + 1 if node is None else node, **values | config)
 
     def bring(self, node: int, name: str, data: Path, registered: str = "", **config: Any) -> None:
         """Connect a client with its own folder."""
-        values = {"name": name, "data": str(data), "memory": str(self.folder / f"memory-{name}")}
+        values = {"name": name, "data": str(data), "state": str(self.folder / f"memory-{name}")}
         self.grid.join(node, registered, **values | config)
 
     def state_folder(self, share: int) -> Path:

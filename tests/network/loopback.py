@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
@@ -21,8 +20,11 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
+from pydantic import TypeAdapter
 
-from mpfedcl.network.flower.client import client_app
+from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.flower.client import answer
+from opened_records import from_records
 from small_experiments import VirtualTime
 
 Tamper = Callable[[str, FlowerMessage, FlowerMessage], FlowerMessage | list[FlowerMessage] | None]
@@ -50,6 +52,7 @@ class LoopbackGrid(HttpGrid):
 
     def join(self, node: int, registered: str = "", **config: Any) -> None:
         """Connect a client; `registered` is the name of its key."""
+        config["methods"] = tuple(str(config.get("methods", "")).split())
         self.nodes[node] = (registered, config)
 
     def get_node_ids(self) -> list[int]:
@@ -88,8 +91,10 @@ class LoopbackGrid(HttpGrid):
         _, config = self.nodes[request.metadata.dst_node_id]
         name = str(config["name"])
         self.requests.append((name, request))
-        context = Context(1, 0, config, RecordDict(), {}, 0)
-        result = self._tamper(name, request, client_app(request, context))
+        # A new client for each message, as after a kill: all that it knows is on disk.
+        client = NetworkClient(TypeAdapter(ClientSettings).validate_python(config))
+        reply = answer(request, lambda: from_records(request.content), client.answer)
+        result = self._tamper(name, request, reply)
         replies = result if isinstance(result, list) else [result] if result else []
         for reply in replies:
             root = reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -143,7 +148,7 @@ def join_all(grid: LoopbackGrid, folder: Path, count: int, **config: Any) -> Non
     """Connect clients that hold the parts of the experiment's partition."""
     for share in range(count):
         name = f"client-{share}"
-        node_config: Mapping[str, Any] = {"share": share, "memory": str(folder / name), **config}
+        node_config: Mapping[str, Any] = {"share": share, "state": str(folder / name), **config}
         grid.join(share + 1, name, name=name, **node_config)
 
 

@@ -108,12 +108,12 @@ def connect_fixture(lab: RunningServer) -> Iterator[Connect]:
 @contextlib.contextmanager
 def run_of(server: RunningServer) -> Iterator[_Grid]:
     """Begin a run, as the server's executor does."""
-    number = submit(server.folder, {"settings": "rounds=1"})
+    number = submit(server.folder, {"rounds": "1"})
     grid = _Grid(server.folder, _wait_for_task(server.folder))
     task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
     run = _open(task)
     assert run.run_id == number
-    assert run.override_config == {"settings": "rounds=1"}
+    assert run.override_config == {"rounds": "1"}
     grid.set_run(run)
     try:
         yield grid

@@ -1,15 +1,16 @@
-"""The ServerApp as Flower calls it: a run configuration in, a run directory and a status out."""
+"""The server's executor: a run configuration in, a run directory and a status out."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from federations import LoopbackFederation, float64_experiment, folder_experiment, stop_after
-from flwr.app import Context, Error, RecordDict
+from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 
+from mpfedcl.api import CALLBACKS
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from mpfedcl.flower_app import server_app
+from mpfedcl.network.flower.server import run_experiment
 from mpfedcl.network.server.status import read_status, stop_file
 from small_experiments import assert_same_results, read_records
 
@@ -17,22 +18,18 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 
 
 def call(federation: LoopbackFederation, **config: Any) -> None:
-    """Run Flower's app; its configuration has only strings, numbers and booleans."""
+    """Execute a run; its configuration has only strings, numbers and booleans."""
     values: dict[str, bool | float | int | str] = {n: str(value) for n, value in config.items()}
-    server_app(federation.grid, Context(1, 0, {}, RecordDict(), values, 0))
+    run_experiment(federation.grid, values, CALLBACKS)
 
 
-def test_finished_run_continues_with_more_rounds(
-    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_run_continues_with_more_rounds(images: Path, tmp_path: Path) -> None:
     federation = LoopbackFederation(float64_experiment(images, "fedproto", rounds=1), tmp_path)
     status, out = tmp_path / "status.json", federation.path
     call(federation, experiment=federation.experiment.to_toml(), out=out, status=status)
     assert read_status(status)["what"] == "done"
     assert read_status(status)["path"] == str(out)
-    output = capsys.readouterr().out
-    assert output.startswith("round 1: 3 answered, accuracy ")
-    call(federation, resume=out, settings="rounds=2", status=status)
+    call(federation, resume=out, rounds=2, status=status)
     assert read_status(status)["what"] == "done"
     whole = LoopbackFederation(float64_experiment(images, "fedproto", rounds=2), tmp_path / "whole")
     whole.serve()
@@ -52,9 +49,10 @@ def test_stop_file_stops_a_resumed_run(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"settings": "round=3"}, "round is not a setting"),
-        ({"settings": "rounds=many"}, "rounds is 'many'; it must be"),
-        ({"settings": "method=fedx"}, "method is 'fedx'; it must be one of"),
+        ({"experiment": "round = 3"}, "round is not a setting"),
+        ({"experiment": "rounds = 'many'"}, "rounds is 'many'; it must be"),
+        ({"experiment": "method = 'fedx'"}, "method is 'fedx'; it must be one of"),
+        ({"experiment": "rounds = "}, "experiment is not valid TOML"),
         ({"resume": "/missing"}, "resume is '/missing'; it must be a folder that holds a run"),
     ],
 )

@@ -44,11 +44,12 @@ from mpfedcl.network.flower.client import (
     take_part,
 )
 from mpfedcl.network.flower.control import ShowSecret, register_clients, submit
-from mpfedcl.network.flower.records import from_records, to_records
+from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.flower.server import _open
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.network.setup.keys import make_node_key
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError
+from opened_records import from_records
 
 pytestmark = pytest.mark.whole
 
@@ -337,7 +338,7 @@ def test_run_with_another_app_is_rejected(lab: RunningServer) -> None:
         InvalidInput, match="the run's app is 'evil/app'; this server runs only mpfedcl's"
     ):
         _open(_task("evil/app"))
-    assert _open(_task("mpfedcl/mpfedcl")).fab_id == "mpfedcl/mpfedcl"
+    assert _open(_task("mpfedcl/mpfedcl-app")).fab_id == "mpfedcl/mpfedcl-app"
 
 
 def _task(app: str):  # type: ignore[no-untyped-def]

@@ -27,9 +27,10 @@ from hypothesis.extra.numpy import arrays as arrays_of
 from loopback import LoopbackGrid, Objects
 from safetensors.numpy import save
 
-from mpfedcl.network.flower.records import PACKED, from_records, open_answer, to_records
-from mpfedcl.network.flower.transport import FlowerTransport, ObjectStore
+from mpfedcl.network.flower.records import PACKED, open_answer, to_records
+from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.transport import Arrays, Message, MessageError, Reply
+from opened_records import from_records
 from small_experiments import VirtualTime
 
 
@@ -266,15 +267,15 @@ def test_too_large_object_is_not_fetched(web_server: tuple[str, list[bytes]]) ->
     """Its size is known from the head of the response, before 64 MB have come."""
     address, sent = web_server
     grid = LocalGrid(address, insecure=True, token="x")
-    store = ObjectStore(grid)
+    transport = FlowerTransport(grid)
     tracemalloc.start()
     with pytest.raises(MessageError, match="it is too large: a part of it has 67108"):
-        store.fetch("a" * 64, 2**20)
+        transport.fetch("a" * 64, 2**20)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**24
     assert len(sent) < 2**26 / 2**16
-    assert store.fetch("a" * 64, 2**26) == bytes(2**26)
+    assert transport.fetch("a" * 64, 2**26) == bytes(2**26)
     grid.close()
 
 

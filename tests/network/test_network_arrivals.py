@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.flower.records import from_records
+from opened_records import from_records
 from small_experiments import Json, VirtualTime, read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

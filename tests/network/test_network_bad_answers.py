@@ -12,7 +12,7 @@ from flwr.app import Message as FlowerMessage
 from loopback import Tamper
 
 from mpfedcl.core.errors import RunCutShort
-from mpfedcl.network.flower.records import from_records
+from opened_records import from_records
 from small_experiments import Json, assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -17,11 +17,13 @@ from safetensors.torch import load_file
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.client import ClientRefusal, ClientSettings, NetworkClient
+from mpfedcl.network.client import ClientRefusal
+from mpfedcl.network.client.client import ClientSettings, NetworkClient
 from mpfedcl.network.client.state import ClientStateStore
-from mpfedcl.network.flower.records import from_records, to_records
+from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.packing import Introduction
 from mpfedcl.network.transport import FORMAT, Message, MessageError
+from opened_records import from_records
 
 pytestmark = pytest.mark.usefixtures("quick_network")
 
@@ -161,28 +163,6 @@ def test_data_is_loaded_once_per_run(client: NetworkClient, tmp_path: Path) -> N
     assert client.loaded is not first
     # A new run: images that have come since count.
     assert told.train == (10, 3)
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"name": "a"}, "data is not set; it must be a folder"),
-        ({"data": "x"}, "the name is ''; it must be printable text"),
-        ({"name": "../a", "data": "x"}, "the name is '../a'; it must be printable text"),
-        ({"name": "a", "share": "one"}, "share is 'one'; it must be a whole number"),
-        ({"name": "a", "share": -1}, "share is -1; it must be a whole number"),
-        ({"name": "a", "share": 0, "min-cluster-size": "x"}, "min-cluster-size is 'x'; it must"),
-    ],
-)
-def test_invalid_client_settings_are_rejected(values: dict[str, Any], reason: str) -> None:
-    with pytest.raises((InvalidInput, MessageError), match=reason):
-        ClientSettings.parse(values)
-
-
-def test_partition_id_sets_share_and_name() -> None:
-    settings = ClientSettings.parse({"partition-id": 3, "num-partitions": 5})
-    assert (settings.name, settings.share, settings.data) == ("client-3", 3, None)
-    assert settings.state.name == "client-3"
 
 
 def test_share_out_of_range_is_rejected(images: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def serve(lab: Path, method: str, **changes: object) -> Json:
         data = lab / "pictures" / name
         if not data.exists():
             save_faint_pictures(data, seed=number)
-        federation.bring(number + 1, name, data, memory=str(lab / "clients" / name / "memory"))
+        federation.bring(number + 1, name, data, state=str(lab / "clients" / name / "memory"))
     federation.serve()
     return read_summary(federation.path)
 

@@ -22,9 +22,10 @@ from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, collect_statistics, find_method
-from mpfedcl.network.flower.records import PACKED, from_records
+from mpfedcl.network.flower.records import PACKED
 from mpfedcl.network.transport import Arrays, Message
 from mpfedcl.privacy.ledger import read_ledger
+from opened_records import from_records
 from small_experiments import METHODS, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
@@ -283,7 +284,7 @@ def test_client_min_cluster_size_limits_its_prototypes(images: Path, tmp_path: P
     )
     federation = LoopbackFederation(experiment, tmp_path, count=0)
     for share, least in enumerate((1, 3, 2)):
-        federation.join(share, **{"min-cluster-size": least})
+        federation.join(share, **{"min_cluster_size": least})
     federation.serve()
     for name, reply in federation.grid.replies:
         if kind_of(reply) == "train":
@@ -433,7 +434,7 @@ def test_client_without_counts_is_refused_without_budget(images: Path, tmp_path:
 
 
 def limited_federation(experiment: Experiment, folder: Path) -> LoopbackFederation:
-    config: dict[str, Any] = {"max-epsilon": 4.0}
+    config: dict[str, Any] = {"max_epsilon": 4.0}
     return LoopbackFederation(experiment, folder, **config)
 
 

@@ -164,7 +164,6 @@ def test_number_of_remembered_refusals_is_limited() -> None:
     for _ in range(20):
         assert registry.find_connected() == {"good": 1}
     assert len(registry.refused) == 50
-    assert len(registry.refused_nodes) == 50
     assert len(registry.seen) < 100
     # No disconnected node is asked twice.
     assert len(transport.sent) == len(set(transport.sent))

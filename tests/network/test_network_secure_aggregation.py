@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,23 @@ from loopback import Tamper
 from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.client import ClientRefusal
 from mpfedcl.network.client.secure_aggregation import (
-    Identity,
-    KnownClients,
     SecureAggregation,
-    SumRefusal,
     draw_once,
     fingerprint,
+    meet_clients,
+    sign_advert,
 )
 from mpfedcl.network.client.state import ClientStateStore
-from mpfedcl.network.flower.records import from_records
-from mpfedcl.network.setup.keys import make_node_key
+from mpfedcl.network.setup.keys import load_node_key, make_node_key
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
 from mpfedcl.privacy.secure_aggregation.primitives import decode, encode, is_signed
 from mpfedcl.privacy.secure_aggregation.protocol import Session, SumClient
 from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
+from opened_records import from_records
 from small_experiments import assert_same_results, read_records, read_summary
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
@@ -151,7 +152,7 @@ def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> 
 
 def test_client_can_require_secure_aggregation(images: Path, tmp_path: Path) -> None:
     plan = secure_experiment(images, secure_aggregation=False, network__patience=1.0)
-    config: dict[str, Any] = {"secure-aggregation": True}
+    config: dict[str, Any] = {"only_secure_aggregation": True}
     federation = LoopbackFederation(plan, tmp_path, **config)
     with pytest.raises(
         RunCutShort, match="secure_aggregation is False; this client takes part only with"
@@ -254,9 +255,10 @@ def test_server_cannot_insert_its_own_keys(
         session = Session(from_records(request.content).values["run"], number, 0.5)
         advert = SumClient(name, session).advertise()
         # First signed by the right key for another purpose, then by an unknown key.
-        signer = Identity(tmp_path / "client-1.key" if number == 2 else stranger)
-        content = advert.signed_content(session, "client-0" if number == 2 else name)
-        forged = advert.signed(signer.sign(content), signer.public).to_values()
+        key, signed_name = stranger, name
+        if number == 2:
+            key, signed_name = tmp_path / "client-1.key", "client-0"
+        forged = sign_advert(key, advert, session, signed_name).to_values()
         return rewrite(reply, request, lambda _: {"advert": forged})
 
     plan = secure_experiment(images, rounds=4)
@@ -276,32 +278,36 @@ def test_server_cannot_insert_its_own_keys(
 
 
 def test_changed_key_is_refused(tmp_path: Path) -> None:
-    known = KnownClients(tmp_path / "known.json")
-    assert known.meet({"ana": b"key 1", "bo": b"key 2"}) == ["ana", "bo"]
-    assert known.meet({"ana": b"key 1"}) == []
+    known = tmp_path / "known.json"
+    assert meet_clients(known, {"ana": b"key 1", "bo": b"key 2"}) == ["ana", "bo"]
+    assert meet_clients(known, {"ana": b"key 1"}) == []
     with pytest.raises(ProtocolError, match="ana has another key than before"):
-        known.meet({"ana": b"key 3"})
-    (tmp_path / "known.json").write_text("{")
+        meet_clients(known, {"ana": b"key 3"})
+    known.write_text("{")
     with pytest.raises(InvalidInput, match="cannot be read"):
-        known.meet({"ana": b"key 3"})
+        meet_clients(known, {"ana": b"key 3"})
 
 
 @pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----"])
 def test_malformed_key_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(InvalidInput, match="cannot be read as a client's key"):
-        Identity(tmp_path / "key")
+        load_node_key(tmp_path / "key")
 
 
 def test_signatures_are_verified(tmp_path: Path) -> None:
     make_node_key(tmp_path / "key", tmp_path / "pub")
-    identity = Identity(tmp_path / "key")
-    signature = identity.sign(b"content")
-    assert is_signed(identity.public, signature, b"content")
-    assert not is_signed(identity.public, signature, b"other content")
-    assert not is_signed(identity.public, b"", b"content")
-    assert not is_signed(b"no key", signature, b"content")
-    assert fingerprint(identity.public).startswith("SHA256:")
+    session = Session("run", 1, 0.5)
+    advert = SumClient("ana", session).advertise()
+    signed = sign_advert(tmp_path / "key", advert, session, "ana")
+    assert signed.is_signed(session, "ana")
+    assert not signed.is_signed(session, "bo")
+    assert not signed.is_signed(replace(session, round=2), "ana")
+    assert not advert.is_signed(session, "ana")
+    content = advert.signed_content(session, "ana")
+    assert not is_signed(signed.identity, b"", content)
+    assert not is_signed(b"no key", signed.signature, content)
+    assert fingerprint(signed.identity).startswith("SHA256:")
 
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -402,14 +408,14 @@ def test_client_refuses_malformed_requests(
 
 
 def test_stages_out_of_order_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(SumRefusal, match="it has not started round 1"):
+    with pytest.raises(ClientRefusal, match="it has not started round 1"):
         part(tmp_path, stage="share", adverts={}).answer()
     part(tmp_path, stage="advertise").answer()
-    with pytest.raises(SumRefusal, match="the next stage is share"):
+    with pytest.raises(ClientRefusal, match="the next stage is share"):
         part(tmp_path, sealed={}).mask(lambda _: numpy.zeros(1, dtype=numpy.uint64))
-    with pytest.raises(SumRefusal, match="0 clients take part"):
+    with pytest.raises(ClientRefusal, match="0 clients take part"):
         part(tmp_path, stage="share", adverts={}).answer()
-    with pytest.raises(SumRefusal, match="it has not started round 2"):
+    with pytest.raises(ClientRefusal, match="it has not started round 2"):
         part(tmp_path, stage="reveal", survivors=[], round=2).answer()
 
 
@@ -418,7 +424,7 @@ def test_damaged_secrets_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / RUN / "secure-sum.json"
     assert (file.parent.stat().st_mode & 0o077) == 0
     file.write_text("{")
-    with pytest.raises(SumRefusal, match=r"secure-sum\.json is damaged"):
+    with pytest.raises(ClientRefusal, match=r"secure-sum\.json is damaged"):
         part(tmp_path, stage="advertise").answer()
 
 
@@ -429,6 +435,6 @@ def test_value_out_of_range_is_named(tmp_path: Path) -> None:
     sealed = part(tmp_path, stage="share", adverts=adverts).answer().values["sealed"]
     assert set(sealed) == {"bo", "cy"}
     with pytest.raises(
-        SumRefusal, match=r"weight contains 1e\+30; with secure aggregation of 3 clients"
+        ClientRefusal, match=r"weight contains 1e\+30; with secure aggregation of 3 clients"
     ):
         part(tmp_path, sealed={}).mask(lambda count: encode("weight", numpy.array([1e30]), count))

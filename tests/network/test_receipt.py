@@ -11,9 +11,9 @@ from command_results import Refused, Said
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.client.client import ClientSettings
-from mpfedcl.network.flower.records import from_records
 from mpfedcl.network.receipt import Receipt, make_receipt
 from mpfedcl.network.transport import Message
+from opened_records import from_records
 from small_experiments import Say
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]

@@ -7,6 +7,7 @@ server and of a client run for months and must stay small.
 import contextlib
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,10 +38,10 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
     check_connection,
-    client_executor_command,
     end,
     end_of_log,
     environment,
+    executor_command,
     is_loopback,
     is_port_in_use,
     is_server_running,
@@ -48,7 +49,6 @@ from mpfedcl.network.flower.programs import (
     refuse_broken_flower,
     require_flower,
     running,
-    server_executor_command,
     start,
     superlink_command,
     wait_for_port,
@@ -160,7 +160,7 @@ def _supervise_server(
     """Keep a process ready for the next run and register new clients, while the server runs."""
     known, checked = folder.clients, time.monotonic()
     run_lines = RunLines()
-    command, env = server_executor_command(folder), environment(folder.flower_home)
+    command, env = executor_command(folder), environment(folder.flower_home)
     while process.poll() is None:
         with running(command, env, log) as executor:
             while process.poll() is None and executor.poll() is None:
@@ -198,11 +198,10 @@ class RunLines:
 
 
 def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
-    """Register the clients, and give the server's user access to the control API."""
+    """Register the clients."""
     # Imported late: Flower takes a second to load.
-    from mpfedcl.network.flower.control import lend_secret, register_clients
+    from mpfedcl.network.flower.control import register_clients
 
-    lend_secret(folder)
     if not arguments.insecure:
         register_clients(folder)
 
@@ -295,7 +294,8 @@ def federation_client_command(arguments: FederationClient) -> None:
     _end_by_signals()
     try:
         with lock_folder(client.flower_home):
-            _write_settings(arguments, client, server)
+            values = _client_settings(arguments, client)
+            write_atomically(client.settings, tomli_w.dumps(values).encode())
             _supervise_client(client)
     except KeyboardInterrupt:
         console.print(f"{client.name} has left.")
@@ -304,24 +304,20 @@ def federation_client_command(arguments: FederationClient) -> None:
 def _supervise_client(client: ClientFolder) -> None:
     """Start the client's process, and restart it whenever it ends, until interrupted."""
     console = stderr_console()
-    command, env = client_executor_command(client), environment(client.flower_home)
+    command, env = executor_command(client), environment(client.flower_home)
     while True:
         process = start(command, env, client.log, reads=True)
-        last = f"the client ended; see {client.log}."
+        last: list[str] = []
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                words = line.decode(errors="replace").strip()
-                if words.startswith(LAST_WORDS):
-                    last = words.removeprefix(LAST_WORDS)
-                else:
-                    console.print(words)
+            listener = threading.Thread(target=_relay, args=(process, last), daemon=True)
+            listener.start()
             code = process.wait()
+            listener.join(1)
         finally:
             end(process)
         if code == 2:
             # Invalid input, which the process has reported: a restart would not help.
-            raise InvalidInput(last)
+            raise InvalidInput(last[0] if last else f"the client ended; see {client.log}.")
         if code == 1:
             refuse_broken_flower(client.log)
         ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
@@ -329,30 +325,40 @@ def _supervise_client(client: ClientFolder) -> None:
         time.sleep(_CLIENT_RESTART_SECONDS)
 
 
-def _write_settings(arguments: FederationClient, client: ClientFolder, server: str) -> None:
-    """Write the settings of the client's process; they are not sent to the server."""
+def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
+    """Print the messages of the client's process, and keep its final error."""
+    console = stderr_console()
+    assert process.stdout is not None
+    for line in process.stdout:
+        words = line.decode(errors="replace").strip()
+        if words.startswith(LAST_WORDS):
+            last.append(words.removeprefix(LAST_WORDS))
+        else:
+            console.print(words, markup=False)
+
+
+def _client_settings(arguments: FederationClient, client: ClientFolder) -> dict[str, Any]:
+    """Return the settings of the client's process; they are not sent to the server."""
+    paths = {
+        "state": client.memory,
+        "data": arguments.data,
+        "encoder_weights": arguments.encoder_weights,
+        "key": None if arguments.insecure else client.key,
+    }
     values = {
         "name": client.name,
-        "server": server,
-        "memory": client.memory,
-        "data": arguments.data,
-        "share": arguments.share,
         "device": arguments.device,
-        "min-cluster-size": arguments.min_cluster_size,
-        "max-epsilon": arguments.max_epsilon,
-        "methods": " ".join(arguments.methods),
-        "encoder": arguments.encoder or "",
-        "encoder-weights": arguments.encoder_weights,
+        "share": arguments.share,
+        "min_cluster_size": arguments.min_cluster_size,
+        "max_epsilon": arguments.max_epsilon,
+        "methods": arguments.methods,
+        "encoder": arguments.encoder,
+        "only_secure_aggregation": arguments.secure_aggregation,
         "insecure": arguments.insecure,
-        "key": None if arguments.insecure else client.key,
-        "secure-aggregation": arguments.secure_aggregation,
+        "server": arguments.server or client.server,
+        **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
     }
-    known = {
-        name: str(value.resolve()) if isinstance(value, Path) else value
-        for name, value in values.items()
-        if value is not None
-    }
-    write_atomically(client.settings, tomli_w.dumps(known).encode())
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def federation_start_command(arguments: FederationStart) -> int:
@@ -424,7 +430,7 @@ def _run_config(arguments: FederationStart, folder: ServerFolder, path: Path) ->
     if arguments.resume is not None:
         kept = Experiment.from_toml(path / "experiment.toml", complete=True)
         if experiment.rounds != kept.rounds:
-            config["settings"] = f"rounds={experiment.rounds}"
+            config["rounds"] = str(experiment.rounds)
         return {**config, "resume": str(path.resolve())}
     if experiment.clients is None:
         # All clients of the federation, instead of the data set's default.

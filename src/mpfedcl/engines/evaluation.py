@@ -60,7 +60,7 @@ class ClientEvaluation:
         averaged: Tensors | None,
         pool: PrototypePool | None,
         wanted: WantedPredictors,
-        group: WorkerGroup | None,
+        group: WorkerGroup | None = None,
     ) -> Predictions | None:
         """Return the global model's predictions for all images; None if not wanted.
 

@@ -4,14 +4,13 @@ Nothing else travels; `docs/privacy.md` lists it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
@@ -19,7 +18,7 @@ from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
-from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
+from mpfedcl.models.parts import hidden_units, mask_params
 from mpfedcl.network.transport import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.evaluation import AccuracyTable, RoundEvaluation
@@ -31,6 +30,8 @@ _LARGEST_INPUT = 2**22
 """Values per sample; the server builds a model of this input size."""
 _LONGEST_SIDE = 2**16
 """Pixels per side of an image."""
+_PROTOTYPES = ("vectors", "labels", "counts")
+_POOL = (*_PROTOTYPES, "owners")
 
 SampleKind = Literal["images", "vectors"]
 
@@ -91,38 +92,43 @@ class Introduction:
     @classmethod
     def from_message(cls, message: Message) -> Self:
         """Read and check a client's introduction."""
-        name, encoder = message.value("name", str), message.value("encoder", str)
-        classes, train = message.value("classes", list), message.value("train", list)
-        test, input_size = message.value("test", int), message.value("input_size", int)
-        check_name(name)
+        kinds = {"classes": list, "train": list, "test": int, "input_size": int, "own_data": bool}
+        found: dict[str, Any] = {n: message.value(n, kind) for n, kind in kinds.items()}
+        found |= {name: message.value(name, str) for name in ("name", "encoder")}
+        samples: Any = message.values.get("samples")
+        shape: Any = message.values.get("image_shape")
+        classes, train = found["classes"], found["train"]
+        check_name(found["name"])
         if not (0 < len(classes) <= _MOST_CLASSES and all(_is_plain(each) for each in classes)):
             raise MessageError("classes must be the names of the classes: printable, not too long")
         if len(set(classes)) < len(classes):
             raise MessageError("classes must be named once each")
-        if len(train) not in (0, len(classes)) or not all(
-            type(n) is int and 0 <= n < 2**40 for n in train
-        ):
+        if len(train) not in (0, len(classes)) or not all(map(_is_count, train)):
             raise MessageError("train must be a count of images for each class")
         if train and sum(train) < 1:
             raise MessageError("it has no image to train on")
-        if not (0 <= test < 2**40 and 1 <= input_size <= _LARGEST_INPUT):
-            raise MessageError(f"test is {test} and input_size {input_size}, which is out of range")
-        if encoder and not _is_plain(encoder):
+        if not (_is_count(found["test"]) and 1 <= found["input_size"] <= _LARGEST_INPUT):
+            raise MessageError(
+                f"test is {found['test']} and input_size {found['input_size']}, which is out of "
+                "range"
+            )
+        if found["encoder"] and not _is_plain(found["encoder"]):
             raise MessageError("encoder must be a short text")
-        samples: Any = message.values.get("samples")
-        shape: Any = message.values.get("image_shape")
         if samples not in get_args(SampleKind):
             raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
-        is_known = ImageFormat.from_shape(shape) is not None and max(shape) <= _LONGEST_SIDE
-        if shape != [] and not (is_known and math.prod(shape) <= _LARGEST_INPUT):
+        if shape != [] and not _is_image_shape(shape):
             raise MessageError(
                 f"image_shape is {shorten(shape)}; it must be [height, width] or "
                 f"[height, width, 3] of at most {_LONGEST_SIDE} each and {_LARGEST_INPUT} values "
                 "in total, or []"
             )
-        own_data = message.value("own_data", bool)
-        labels, counts, shape = tuple(classes), tuple(train), tuple(shape)
-        return cls(name, labels, counts, test, input_size, encoder, samples, shape, own_data)
+        found |= {"classes": tuple(classes), "train": tuple(train)}
+        return cls(**found, samples=samples, image_shape=tuple(shape))
+
+
+def _is_image_shape(shape: Any) -> bool:
+    is_known = ImageFormat.from_shape(shape) is not None and max(shape) <= _LONGEST_SIDE
+    return is_known and math.prod(shape) <= _LARGEST_INPUT
 
 
 def check_name(name: str) -> None:
@@ -146,16 +152,16 @@ def pack_experiment(experiment: Experiment) -> str:
 
 def pack_broadcast(broadcast: Broadcast) -> Message:
     """Return a broadcast as a message."""
-    pool = broadcast.pool
     return Message(
-        {"round": broadcast.round, "names": list(pool.names), **name_dispatch(broadcast)},
+        {
+            "round": broadcast.round,
+            "names": list(broadcast.pool.names),
+            **name_dispatch(broadcast),
+        },
         {
             **_to_arrays("params", broadcast.params),
             **_to_arrays("extra", broadcast.extra),
-            "pool/vectors": _to_array(pool.vectors),
-            "pool/labels": _to_array(pool.labels),
-            "pool/counts": _to_array(pool.counts),
-            "pool/owners": _to_array(pool.owners),
+            **_to_arrays("pool", {each: getattr(broadcast.pool, each) for each in _POOL}),
         },
     )
 
@@ -164,15 +170,9 @@ def unpack_broadcast(message: Message, num_classes: int, num_prototypes: int | N
     """Read a broadcast and check its prototype pool."""
     parts = message.tensors("pool")
     try:
-        pool = PrototypePool(
-            parts["vectors"],
-            parts["labels"],
-            parts["counts"],
-            parts["owners"],
-            tuple(message.value("names", list)),
-            num_classes,
-            num_prototypes,
-        )
+        names = tuple(message.value("names", list))
+        vectors, labels, counts, owners = (parts[each] for each in _POOL)
+        pool = PrototypePool(vectors, labels, counts, owners, names, num_classes, num_prototypes)
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise MessageError(f"the pool cannot be read ({error})") from None
     numbers = ("version", "dispatch") if "dispatch" in message.values else ()
@@ -196,7 +196,6 @@ def pack_update(update: Update) -> Message:
     """Return an update as a message."""
     averaged = update.written_out().averaged
     assert not isinstance(averaged, StackMember)
-    prototypes = update.prototypes
     return Message(
         {
             "num_samples": update.num_samples,
@@ -206,11 +205,9 @@ def pack_update(update: Update) -> Message:
         },
         {
             **_to_arrays("averaged", averaged or {}),
-            **_to_arrays("summed", dict(update.summed)),
-            **_to_arrays("coding", dict(update.coding)),
-            "prototypes/vectors": _to_array(prototypes.vectors),
-            "prototypes/labels": _to_array(prototypes.labels),
-            "prototypes/counts": _to_array(prototypes.counts),
+            **_to_arrays("summed", update.summed),
+            **_to_arrays("coding", update.coding),
+            **_to_arrays("prototypes", {n: getattr(update.prototypes, n) for n in _PROTOTYPES}),
         },
     )
 
@@ -219,7 +216,7 @@ def unpack_update(client: str, message: Message) -> Update:
     """Read a client's update; update validation checks its values later."""
     parts = message.tensors("prototypes")
     try:
-        prototypes = Prototypes(parts["vectors"], parts["labels"], parts["counts"])
+        prototypes = Prototypes(*(parts[each] for each in _PROTOTYPES))
     except (KeyError, ValueError) as error:
         raise MessageError(f"prototypes cannot be read ({error})") from None
     processed = message.value("processed", list)
@@ -280,12 +277,6 @@ def unpack_part(broadcast: Broadcast, message: Message, client: str, like: Tenso
     return replace(broadcast, params=params, units={client: units})
 
 
-def count_left_out(broadcast: Broadcast, clients: Sequence[str]) -> int:
-    """Return the bytes of the parameters outside these clients' parts."""
-    units = sum(count_bytes(broadcast.units.get(client, {})) for client in clients)
-    return broadcast.num_bytes * len(clients) + units - broadcast.num_bytes_to(clients)
-
-
 def pack_part_update(update: Update, broadcast: Broadcast) -> Update:
     """Return an update with only the parameters of the client's part, flattened."""
     masks, averaged = _open_part(update, broadcast)
@@ -339,10 +330,6 @@ class ReportedEvaluation:
     """Whether the client trained in that round, so that its personal predictors count."""
     confusion: ConfusionCounts | None = None
 
-    def to_values(self) -> dict[str, Any]:
-        """Return the evaluation as plain values of a message."""
-        return dict(vars(self))
-
 
 def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEvaluation:
     """Read and check a client's evaluation: percentages, and counts of samples."""
@@ -350,16 +337,17 @@ def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEv
     is_personal, rows = values.get("is_personal"), values.get("confusion")
     try:
         checked: AccuracyTable = {
-            test: {str(each): _percent(table[test].get(each)) for each in PREDICTORS}
-            for test in TESTS
+            test: {str(r): table[test].get(r) for r in PREDICTORS} for test in TESTS
         }
-    except (TypeError, KeyError, AttributeError, OverflowError):
+    except (TypeError, KeyError, AttributeError):
         raise MessageError("an evaluation must be a table by test set and predictor") from None
     if type(is_personal) is not bool:
         raise MessageError("is_personal must be true or false")
-    found = [value for row in checked.values() for value in row.values() if value is not None]
-    if not all(type(value) is float and 0 <= value <= 100 for value in found):
-        raise MessageError("an accuracy is not in 0 to 100 %")
+    for row in checked.values():
+        for name, value in row.items():
+            if value is not None and not (type(value) in (int, float) and 0 <= value <= 100):
+                raise MessageError("an accuracy is not in 0 to 100 %")
+            row[name] = None if value is None else float(value)
     if rows is not None and not (
         isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     ):
@@ -367,7 +355,7 @@ def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEv
     width = num_classes + 1
     if rows and (len(rows) != num_classes or any(len(row) != width for row in rows)):
         raise MessageError(f"confusion must be [{num_classes}][{width}] counts")
-    if any(type(n) is not int or not 0 <= n < 2**40 for row in rows or [] for n in row):
+    if not all(_is_count(each) for row in rows or [] for each in row):
         raise MessageError("confusion must be counts of samples")
     return ReportedEvaluation(checked, is_personal, rows)
 
@@ -383,16 +371,12 @@ def gather_evaluations(reported: Mapping[str, ReportedEvaluation]) -> RoundEvalu
     )
 
 
-def _percent(value: Any) -> Any:
-    return float(value) if type(value) in (int, float) else value
+def _to_arrays(group: str, tensors: Mapping[str, Tensor]) -> Arrays:
+    return {f"{group}/{name}": each.detach().cpu().numpy() for name, each in tensors.items()}
 
 
-def _to_arrays(group: str, tensors: Tensors) -> Arrays:
-    return {f"{group}/{name}": _to_array(value) for name, value in tensors.items()}
-
-
-def _to_array(tensor: Tensor) -> NDArray[Any]:
-    return tensor.detach().cpu().numpy()
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**40
 
 
 def _is_plain(text: object) -> bool:

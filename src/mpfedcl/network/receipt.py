@@ -1,34 +1,33 @@
 """A receipt: every field that would leave a client, from a dry run on its own data.
 
-The client answers the messages of a server that does not exist. Its answers are examined and
-discarded, together with the temporary state folder.
+The server's engine asks the client in this process. Answers are examined and discarded, together
+with the temporary state folder.
 """
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import gaussian_multiplier
-from mpfedcl.methods import Asynchronous, Method, SharesPrototypes, prototype_rule
-from mpfedcl.methods.messages import Broadcast
+from mpfedcl.methods import Asynchronous, SharesPrototypes
 from mpfedcl.network.client.client import ClientSettings, NetworkClient
-from mpfedcl.network.packing import Introduction, pack_broadcast, pack_experiment
-from mpfedcl.network.transport import FORMAT, Kind, Message, MessageError
+from mpfedcl.network.server.engine import NetworkEngine
+from mpfedcl.network.server.registry import ClientRegistry
+from mpfedcl.network.server.status import Status
+from mpfedcl.network.transport import AnswerLimit, Kind, Message, Reply
 from mpfedcl.privacy.accounting import spent_epsilon
-from mpfedcl.privacy.releases import check_budget
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
-from mpfedcl.privacy.secure_aggregation.protocol import Advert, Roster, Session, SumClient
-from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import assemble
+from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.runs.plan import resolve
 
 Counts = NDArray[numpy.int64]
@@ -88,38 +87,45 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         experiment: The server's experiment.
         settings: The client's settings; its state folder is not touched.
     """
+    names = [settings.name, *(_OTHER_CLIENTS if experiment.secure_aggregation else ())]
     with tempfile.TemporaryDirectory(prefix="mpfedcl-receipt-") as folder:
-        client = NetworkClient(replace(settings, state=Path(folder)))
-        hello = client.answer("hello", _request(experiment))
-        introduction = _read_introduction(hello)
+        clients = [
+            NetworkClient(replace(settings, name=name, state=Path(folder) / str(number)))
+            for number, name in enumerate(names)
+        ]
+        transport = _Rehearsal(clients)
+        registry = ClientRegistry(experiment, transport, Status(None))
+        registry.find_connected()
+        for reason in registry.refused.values():
+            raise InvalidInput(f"data must be accepted by a server: {reason}.")
         if not experiment.dataset.classes:
-            # As the server does with the classes of all clients.
-            experiment = experiment.replace(dataset__classes=introduction.classes)
-            hello = client.answer("hello", _request(experiment))
-        experiment = fix_noise(resolve(experiment))
-        assert client.loaded is not None
-        own, data, model = client.loaded
-        assembly = assemble(own, model, num_classes=data.num_classes, input_size=data.input_size)
-        check_budget(assembly.method)
-        broadcast = _first_broadcast(assembly.method, assembly.initial, assembly.model)
-        answers: dict[Kind, Message] = {"hello": hello}
-        request = _request(experiment, broadcast)
-        if experiment.secure_aggregation:
-            answers |= _dry_run_secure_aggregation(
-                client.answer, settings.name, experiment, request
-            )
-        else:
-            answers["round"] = client.answer("round", request)
-        closing = replace(broadcast, round=broadcast.round + 1)
-        answers["close"] = client.answer(
-            "close", _request(experiment, closing, settled=broadcast.round)
+            classes = registry.members[settings.name].classes
+            experiment = experiment.replace(dataset__classes=classes)
+        experiment = fix_noise(resolve(experiment)).replace(min_clients=1)
+        registry.use_experiment(experiment)
+        assert clients[0].loaded is not None
+        own, data, model = clients[0].loaded
+        assembly = assemble(
+            experiment, model, num_classes=data.num_classes, input_size=data.input_size
         )
+        engine = NetworkEngine(assembly, transport, registry, "0" * 32, Status(None))
+        engine.absent_clients()
+        broadcast, method = RoundLoop(assembly, engine).broadcast(), assembly.method
+        if isinstance(method, SharesPrototypes) and not method.shares_in(broadcast.round):
+            # In the last round it shares them.
+            broadcast = replace(broadcast, round=experiment.rounds)
+        if isinstance(method, Asynchronous):
+            broadcast = replace(broadcast, version=0, dispatch=broadcast.round)
+        deque(engine.train(broadcast, names, keep=[]), maxlen=0)
+        closing = replace(broadcast, round=broadcast.round + 1)
+        engine.keep(names, lambda: closing)
+        engine.evaluate_last_round(closing)
     counts = data.label_counts()[0]
     kept = numpy.where(counts >= settings.min_cluster_size, counts, 0)
     test = len(data.test_labels)
     fields = [
         field
-        for kind, message in answers.items()
+        for kind, message in transport.answers.items()
         for field in _fields(kind, message, kept, test, own)
     ]
     privacy = own.privacy
@@ -129,16 +135,9 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         int(counts.sum()),
         privacy.epsilon if privacy.epsilon is None else _promised(privacy.epsilon, privacy.delta),
         privacy.delta,
-        privacy.unit_for(trains=assembly.method.trains),
+        privacy.unit_for(trains=method.trains),
         "sum" if own.secure_aggregation else privacy.model,
     )
-
-
-def _read_introduction(hello: Message) -> Introduction:
-    try:
-        return Introduction.from_message(hello)
-    except MessageError as error:
-        raise InvalidInput(f"data must be accepted by a server: {error}.") from None
 
 
 def _promised(epsilon: float, delta: float) -> float:
@@ -146,33 +145,34 @@ def _promised(epsilon: float, delta: float) -> float:
     return min(epsilon, spent_epsilon({gaussian_multiplier(epsilon, delta): 1}, delta))
 
 
-def _request(
-    experiment: Experiment, broadcast: Broadcast | None = None, *, settled: int = 0
-) -> Message:
-    values: dict[str, Any] = {"format": FORMAT, "experiment": pack_experiment(experiment)}
-    if broadcast is None:
-        return Message(values)
-    packed = pack_broadcast(broadcast)
-    asked = {"run": "0" * 32, "read": settled > 0, "confuse": settled > 0, "settled": settled}
-    return Message({**packed.values, **values, **asked}, packed.arrays)
+class _Rehearsal:
+    """A transport to clients in this process; it keeps the answers of the first one."""
 
+    def __init__(self, clients: Sequence[NetworkClient]) -> None:
+        self.answers: dict[Kind, Message] = {}
+        self._clients = dict(enumerate(clients))
+        self._replies: dict[str, Reply] = {}
 
-def _first_broadcast(method: Method, initial: dict[str, Tensor], model: Any) -> Broadcast:
-    server = method.init_server(initial)
-    shared = {name: value for name, value in server.params.items() if method.shared(name)}
-    like = next(iter(initial.values()))
-    pool = PrototypePool.empty(
-        method.num_classes,
-        model.embedding_size,
-        prototype_rule(method).num_prototypes,
-        dtype=like.dtype,
-    )
-    # The first or the last round, whichever shares prototypes.
-    is_all = not isinstance(method, SharesPrototypes) or method.shares_in(1)
-    number = 1 if is_all else method.experiment.rounds
-    sent = Broadcast(number, shared, server.extra, pool)
-    is_asynchronous = isinstance(method, Asynchronous)
-    return replace(sent, version=0, dispatch=number) if is_asynchronous else sent
+    def connected_nodes(self) -> Mapping[int, str]:
+        """Return the clients, without registered keys."""
+        return dict.fromkeys(self._clients, "")
+
+    def send(
+        self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
+    ) -> dict[int, str]:
+        """Let each client answer at once."""
+        for node, message in messages.items():
+            answer = self._clients[node].answer(kind, message)
+            self._replies[str(node)] = Reply(str(node), answer)
+            if node == 0:
+                before = self.answers.get(kind, Message({}))
+                values, arrays = before.values | answer.values, before.arrays | answer.arrays
+                self.answers[kind] = Message(values, arrays)
+        return {node: str(node) for node in messages}
+
+    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
+        """Return the answers, each once."""
+        return [self._replies.pop(each) for each in limits if each in self._replies]
 
 
 def _fields(
@@ -222,29 +222,3 @@ def _fewest_in_array(name: str, arrays: Mapping[str, Any], counts: Counts) -> in
         return int(counts.sum())
     held = counts[counts > 0]
     return int(held.min()) if len(held) else None
-
-
-def _dry_run_secure_aggregation(
-    answer: Callable[[Kind, Message], Message], name: str, experiment: Experiment, request: Message
-) -> dict[Kind, Message]:
-    """Let a client answer all four stages with simulated other clients; return its answers.
-
-    `request` is the training message without shares.
-    """
-    values = {name: request.values[name] for name in ("format", "experiment", "run", "round")}
-    session = Session(values["run"], values["round"], experiment.secure.threshold)
-
-    def ask(stage: str, **more: object) -> Message:
-        return answer("secure", Message({**values, "stage": stage, **more}))
-
-    advertised = ask("advertise")
-    others = {each: SumClient(each, session) for each in _OTHER_CLIENTS if each != name}
-    adverts = {each: client.advertise() for each, client in others.items()}
-    adverts[name] = Advert.from_values(advertised.values["advert"])
-    shared = ask("share", adverts={each: advert.to_values() for each, advert in adverts.items()})
-    roster = Roster(session, adverts)
-    sealed = {each: client.share(roster)[name].hex() for each, client in others.items()}
-    masked = answer("round", Message({**request.values, "sealed": sealed}, request.arrays))
-    revealed = ask("reveal", survivors=sorted(adverts))
-    answers = {**advertised.values, **shared.values, **revealed.values}
-    return {"secure": Message(answers), "round": masked}

@@ -83,10 +83,7 @@ class Transport(Protocol):
     """
 
     def connected_nodes(self) -> Mapping[int, str]:
-        """Return the connected nodes with the names that their keys are registered under.
-
-        The name is empty if nodes need no keys.
-        """
+        """Return the connected nodes with the names of their keys; empty names without keys."""
 
     def send(
         self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
@@ -97,13 +94,10 @@ class Transport(Protocol):
         """
 
     def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
-        """Return new replies to these messages, each once; the list may be empty.
+        """Return new replies to these messages, each once, within `seconds`; or none.
 
-        Replies to other messages are kept until those expire.
-
-        Args:
-            limits: The size limit of each answer, by message id.
-            seconds: Time limit for fetching the replies.
+        `limits` are the size limits by message id. Replies to other messages are kept until those
+        expire.
         """
 
 

@@ -2,22 +2,24 @@
 
 import math
 import sys
-from collections.abc import Mapping
+import tomllib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from pydantic import TypeAdapter
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_own_samples
 from mpfedcl.data.sources import open_own_samples
 from mpfedcl.engines import InProcessEngine
+from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.hardware import cap_threads, find_device
+from mpfedcl.engines.trainers.base import TrainedClient
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_vectors
 from mpfedcl.gaussian.mechanism import PrivateSums
@@ -26,9 +28,6 @@ from mpfedcl.methods import (
     TESTS,
     Asynchronous,
     ClosedForm,
-    Method,
-    PredictorKind,
-    PredictorName,
     SharesPrototypes,
     find_method,
     is_built_in,
@@ -36,12 +35,12 @@ from mpfedcl.methods import (
 )
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Model
-from mpfedcl.network.client.secure_aggregation import SecureAggregation, SumRefusal, draw_once
-from mpfedcl.network.client.state import ClientStateStore, FinalState, save_final_state
+from mpfedcl.network.client import ClientRefusal
+from mpfedcl.network.client.secure_aggregation import SecureAggregation, draw_once
+from mpfedcl.network.client.state import ClientStateStore, save_final_models
 from mpfedcl.network.packing import (
     Introduction,
     ReportedEvaluation,
-    check_name,
     name_dispatch,
     pack_part_update,
     pack_update,
@@ -49,23 +48,17 @@ from mpfedcl.network.packing import (
     unpack_part,
 )
 from mpfedcl.network.transport import FORMAT, Kind, Message
-from mpfedcl.privacy.ledger import BudgetSpent
+from mpfedcl.privacy.ledger import BudgetSpent, Ledger, ReleaseFolder
 from mpfedcl.privacy.releases import released_predictors
 from mpfedcl.privacy.secure_aggregation import check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly, assemble
-from mpfedcl.rounds.evaluation import AccuracyTable
-from mpfedcl.rounds.metrics import count_confusions, percent_correct
-from mpfedcl.rounds.predictions import (
-    Evaluator,
-    GlobalScorer,
-    PersonalScorer,
-    Predictions,
-    as_stack,
-)
+from mpfedcl.rounds.evaluation import AccuracyTable, WantedPredictors
+from mpfedcl.rounds.predictions import Evaluator
 
-_MOST_EPSILON = 100.0
+_NO_LIMIT = 1e9
+"""Limit of a client without --max-epsilon; its spending is recorded anyway."""
 _NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
 """Prefixes of encoder names that are not followed by a file."""
 
@@ -97,41 +90,9 @@ class ClientSettings:
     """Whether the client refuses runs without secure aggregation."""
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Read the node configuration of a client."""
-        share = values.get("share", values.get("partition-id"))
-        # Flower's own programs number clients by partition-id.
-        name = str(values.get("name", "" if share is None else f"client-{share}"))
-        check_name(name)
-        if share is None and "data" not in values:
-            raise InvalidInput("data is not set; it must be a folder with images or npz files.")
-        numbers = {"share": share, "min-cluster-size": values.get("min-cluster-size", 1)}
-        for key, number in numbers.items():
-            if number is not None and not str(number).isdecimal():
-                raise InvalidInput(f"{key} is {number!r}; it must be a whole number.")
-        most = values.get("max-epsilon")
-        if most is not None and not 0 < float(most) <= _MOST_EPSILON:
-            raise InvalidInput(f"max-epsilon is {most}; it must be above 0 and at most 100.")
-        names = ("memory", "data", "encoder-weights", "key")
-        paths = {key: _path(values.get(key)) for key in names}
-        return cls(
-            name=name,
-            state=paths["memory"] or Path("~/.local/state/mpfedcl").expanduser() / name,
-            data=paths["data"],
-            share=None if share is None else int(share),
-            encoder=str(values["encoder"]) if values.get("encoder") else None,
-            encoder_weights=paths["encoder-weights"],
-            min_cluster_size=int(numbers["min-cluster-size"]),
-            max_epsilon=None if most is None else float(most),
-            device=str(values.get("device", "cpu")),
-            methods=tuple(str(values.get("methods", "")).split()),
-            key=paths["key"],
-            only_secure_aggregation=values.get("secure-aggregation") is True,
-        )
-
-
-class ClientRefusal(InvalidInput):
-    """An error that is sent to the server; it contains no file names of this machine."""
+    def read(cls, path: Path) -> Self:
+        """Read the file that `mpfedcl federation client` writes."""
+        return TypeAdapter(cls).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 class NetworkClient:
@@ -146,7 +107,7 @@ class NetworkClient:
         """Return the answer to a request."""
         try:
             return self._answer(kind, message)
-        except (ClientRefusal, SumRefusal):
+        except ClientRefusal:
             raise
         except BudgetSpent:
             raise ClientRefusal("its privacy budget is spent (--max-epsilon).") from None
@@ -201,13 +162,15 @@ class NetworkClient:
             own = trainer.personal_model(broadcast, state) if has_own else {}
             confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
             evaluation = trainer.evaluate(broadcast, own, confuses)
-            late = {"late": evaluation.to_values()}
+            late = {"late": vars(evaluation)}
             if kind == "close":
                 if own and not assembly.method.trains:
                     # A one-shot method has a personal model only after the exchange.
                     store.replace(after, state | as_personal(own))
-                final = trainer.final_state(broadcast, state, evaluation)
-                self._save_final(store, final, assembly.method, experiment, data)
+                personal = trainer.personal_model(broadcast, state)
+                models = *trainer.received_models(broadcast), personal
+                last = broadcast.round - 1
+                save_final_models(store, assembly.method, data, models, last, evaluation.table)
         if kind == "close":
             return Message(late)
         update, kept = trainer.train(broadcast, state)
@@ -226,22 +189,6 @@ class NetworkClient:
         else:
             answer = pack_update(pack_part_update(update, broadcast))
         return Message({**answer.values, **late, **name_dispatch(broadcast)}, answer.arrays)
-
-    def _save_final(
-        self,
-        store: ClientStateStore,
-        final: FinalState,
-        method: Method,
-        experiment: Experiment,
-        data: FederatedData,
-    ) -> None:
-        """Save the models of the run for this client's own use."""
-        try:
-            store.make_folder()
-            save_final_state(store.folder, final, method, experiment, data)
-        except OSError as error:
-            # The server still needs this client's evaluation.
-            print(f"the models are not saved: {error}", file=sys.stderr, flush=True)
 
     def _secure_aggregation(self, experiment: Experiment, message: Message) -> SecureAggregation:
         if not experiment.secure_aggregation:
@@ -262,14 +209,19 @@ class NetworkClient:
         the same values.
         """
         if experiment.privacy.model == "local" and update.summed:
-            drawn = dict(update.summed)
-            mechanism = PrivateSums.of(experiment.privacy, has_moments="moment" in drawn)
+            drawn, privacy = dict(update.summed), experiment.privacy
+            mechanism = PrivateSums.of(privacy, has_moments="moment" in drawn)
             assert mechanism is not None
-            limit = self._settings.max_epsilon
-            summed = store.keep_release(
-                round_number, drawn, mechanism.multiplier, experiment.privacy, limit
-            )
-            update = replace(update, summed=summed)
+            noise, limit = mechanism.multiplier, self._settings.max_epsilon or _NO_LIMIT
+
+            def charge() -> None:
+                # Over all runs: the ledger outlives their folders.
+                budget = ReleaseFolder(self._settings.state)
+                unit = privacy.unit_for(trains=False)
+                budget.begin(Ledger(unit, limit, privacy.delta, noise))
+                budget.charge(noise, limit)
+
+            update = replace(update, summed=store.keep_drawn(round_number, drawn, charge))
         return replace(update, num_samples=1, loss=None)
 
     def _check_budget(self, experiment: Experiment) -> None:
@@ -375,19 +327,15 @@ class NetworkClient:
         return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
 
 
-def _path(value: Any) -> Path | None:
-    return Path(str(value)).expanduser() if value else None
-
-
 class ClientTrainer:
     """Evaluates and trains one client."""
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self._method, self._model, self._data = assembly.method, assembly.model, data
-        self._rule = prototype_rule(assembly.method)
         self._name = data.names[0]
         self._initial = assembly.initial
         self._engine = InProcessEngine(assembly, data)
+        self._evaluation = _Evaluation(assembly.method, assembly.model, data)
 
     def personal_model(self, broadcast: Broadcast, state: Tensors) -> Tensors:
         """Return the personalized model after the previous round; empty if there is none.
@@ -395,7 +343,7 @@ class ClientTrainer:
         It is part of the state, or for one-shot methods computed from the broadcast.
         """
         if self._method.trains:
-            return _group(state, "personal")
+            return take_group(state, "personal/")
         if not isinstance(self._method, ClosedForm):
             return {}
         client, received = self._data.clients[0], self._method.prepare(broadcast)
@@ -415,114 +363,52 @@ class ClientTrainer:
     ) -> ReportedEvaluation:
         """Evaluate the personalized and the global model after the previous round."""
         is_personal = bool(personal) and not self._method.experiment.privacy.has_budget
-        # The global test set is unknown here.
         table: AccuracyTable = {test: dict.fromkeys(PREDICTORS) for test in TESTS}
-        truth, counts = self._data.test_labels, None
-        if not len(truth):
+        if not len(self._data.test_labels):
             return ReportedEvaluation(table, is_personal)
         averaged, pool = self.received_models(broadcast)
-        evaluator = Evaluator(
-            self._data.test_inputs,
-            truth,
-            self._rule.project,
-            pool,
-            self._method.experiment.contrast.temperature,
+        # The global test set is unknown here.
+        wanted: WantedPredictors = {"local_test": PREDICTORS, "global_test": ()}
+        predicted = self._evaluation.predict_global(averaged, pool, wanted)
+        trained = {}
+        if personal:
+            client = self._data.clients[0]
+            trained[self._name] = TrainedClient(
+                client, self._model, personal, averaged=None, state={}, loss=0.0
+            )
+        found = self._evaluation.read(
+            predicted, pool, trained, wanted, with_confusion=with_confusion
         )
-        shared = self._predict(evaluator, averaged, with_similarities=True) if averaged else None
-        if not self._method.trains:
-            # Features are the same for all clients; only scores are personal.
-            evaluator = replace(evaluator, reference=None)
-        elif pool is not None:
-            own_reference = self._rule.reference_of(self._name, pool)
-            evaluator = replace(evaluator, reference=own_reference)
-        own = self._predict(evaluator, personal) if personal else None
-        predicted = self._predict_local(shared, own)
-        released = released_predictors(self._method)
-        primary = predicted.get(self._method.predictor_on("local_test"))
-        if with_confusion and primary is not None:
-            counts = count_confusions(primary, truth, self._data.num_classes)
-        table["local_test"] |= {
-            name: percent_correct(classes == truth)
-            for name, classes in predicted.items()
-            if name in released
-        }
-        return ReportedEvaluation(table, is_personal, counts)
-
-    def _predict_local(
-        self, averaged: Predictions | None, personal: Predictions | None
-    ) -> dict[PredictorName, Tensor]:
-        """Return the predicted classes of the local test set by predictor."""
-        tests = self._engine.predictors.tests
-        predicted: dict[PredictorName, Tensor | None] = {}
-        if averaged is not None:
-            shared = GlobalScorer(tests, averaged, tests.sizes.new_zeros(1))
-            predicted |= {
-                r: shared.predict(r, 0) for r in PREDICTORS if PredictorKind.of(r).model == "global"
-            }
-        if personal is not None:
-            own = PersonalScorer(tests, 0, personal, True)
-            predicted |= {
-                r: own.predict("local_test", r)
-                for r in PREDICTORS
-                if PredictorKind.of(r).model == "personal"
-            }
-        return {predictor: each for predictor, each in predicted.items() if each is not None}
-
-    def final_state(
-        self, broadcast: Broadcast, state: Tensors, evaluation: ReportedEvaluation
-    ) -> FinalState:
-        """Return the client's models after the last round."""
-        averaged, pool = self.received_models(broadcast)
-        personal = self.personal_model(broadcast, state)
-        return FinalState(broadcast.round - 1, averaged, pool, personal, evaluation)
-
-    def _predict(
-        self, evaluator: Evaluator, params: Tensors, *, with_similarities: bool = False
-    ) -> Predictions:
-        def apply(inputs: Tensor) -> tuple[Tensor, Tensor]:
-            return as_stack(self._model.apply(params, inputs))
-
-        (predictions,) = evaluator.predict(apply, with_similarities=with_similarities)
-        return predictions
+        columns = found.columns["local_test"]
+        table["local_test"] |= {r: columns[r][0] for r in released_predictors(self._method)}
+        return ReportedEvaluation(table, is_personal, found.confusion.get(self._name))
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
         """Return the state updated by the delay of the client's last accepted answer."""
-        own = _group(state, "own")
+        prefix = f"own/{self._name}/"
+        own = take_group(state, prefix)
         if not own or not isinstance(self._method, Asynchronous):
             return state
         noted = self._method.note_delay(own, seconds)
-        return {**state, **{f"own/{name}": value for name, value in noted.items()}}
+        return {**state, **{f"{prefix}{name}": value for name, value in noted.items()}}
 
     def train(self, broadcast: Broadcast, state: Tensors) -> tuple[Update, Tensors]:
         """Train; return the update, and the new state in case the server accepts it."""
-        kept_before = {n: value for n, value in state.items() if not n.startswith("personal/")}
-        kept = {_add_client(name, self._name): value for name, value in kept_before.items()}
+        kept = {name: each for name, each in state.items() if not name.startswith("personal/")}
         self._engine.restore(kept, {})
         (update,) = self._engine.train(broadcast, [self._name], keep=[self._name])
         self._engine.keep([self._name])
         personal = dict(self._engine.personal_models(broadcast.params)).get(self._name, {})
-        kept = {
-            _remove_client(name, self._name): value for name, value in self._engine.state().items()
-        }
-        return update.written_out(), kept | as_personal(personal)
+        return update.written_out(), self._engine.state() | as_personal(personal)
+
+
+class _Evaluation(ClientEvaluation):
+    """Compares with the prototypes that the server sends, which are the reference already."""
+
+    def _evaluator(self, pool: PrototypePool | None) -> Evaluator:
+        return replace(super()._evaluator(None), reference=pool)
 
 
 def as_personal(params: Tensors) -> Tensors:
     """Return a personalized model under the names of a client's state."""
     return {f"personal/{name}": value for name, value in params.items()}
-
-
-def _group(tensors: Tensors, name: str) -> Tensors:
-    prefix = f"{name}/"
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _add_client(key: str, client: str) -> str:
-    """Return the engine's key for a key of the client's state: kept/CLIENT/x for kept/x."""
-    kind, _, name = key.partition("/")
-    return f"{kind}/{client}/{name}"
-
-
-def _remove_client(key: str, client: str) -> str:
-    kind, _, name = key.partition("/")
-    return f"{kind}/{name.removeprefix(f'{client}/')}"

@@ -10,7 +10,8 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.client import ClientRefusal
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
@@ -36,19 +38,10 @@ _ROUNDS_REMEMBERED = 16
 """Rounds whose opened sums are remembered."""
 
 
-class SumRefusal(InvalidInput):
-    """An error of the protocol that is sent to the server."""
-
-
 class SecureAggregation:
     """One client's part in the secure aggregation of one round.
 
-    Args:
-        name: The client's name.
-        folder: The client's state folder.
-        key: The client's private key; None without keys (--insecure).
-        experiment: The server's experiment.
-        message: The server's request.
+    `key` is the client's private key, None without keys (--insecure).
     """
 
     def __init__(
@@ -56,9 +49,8 @@ class SecureAggregation:
     ) -> None:
         run = message.value("run", str)
         self._store = ClientStateStore(folder, run)
-        self._name, self._message = name, message
-        self._identity = Identity(key) if key is not None else None
-        self._known = KnownClients(folder / "known-clients.json")
+        self._name, self._message, self._key = name, message, key
+        self._known = folder / "known-clients.json"
         self._file = self._store.folder / "secure-sum.json"
         self._round = message.value("round", int)
         self._session = Session(run, self._round, experiment.secure.threshold)
@@ -69,26 +61,25 @@ class SecureAggregation:
         stage = self._message.value("stage", str)
         if stage not in stages:
             raise MessageError(f"stage is {stage[:40]!r}; it must be one of {', '.join(stages)}")
-        return self._guarded(stages[stage])
+        with _refusals():
+            return stages[stage]()
 
     def mask(self, encode: Callable[[int], Ring]) -> Message:
         """Return the masked values; `encode` computes the values for a number of clients."""
-        return self._guarded(lambda: self._mask(encode))
-
-    def _guarded(self, make: Callable[[], Message]) -> Message:
-        try:
-            return make()
-        except (ProtocolError, NothingOpened) as error:
-            raise SumRefusal(f"it stops the secure aggregation: {error}.") from None
-        except OutOfRange as error:
-            raise SumRefusal(str(error)) from None
+        with _refusals():
+            client = self._load()
+            given = self._message.value("sealed", dict)
+            sealed = {name: read_bytes(each, "a sealed share") for name, each in given.items()}
+            masked = client.mask(encode(client.num_clients), sealed)
+            # Saved before sending: the same masks must not be used for other values.
+            self._save(client)
+        return Message({}, {"masked": masked})
 
     def _advertise(self) -> Message:
         client = SumClient(self._name, self._session)
         advert = client.advertise()
-        if self._identity is not None:
-            signature = self._identity.sign(advert.signed_content(self._session, self._name))
-            advert = advert.signed(signature, self._identity.public)
+        if self._key is not None:
+            advert = sign_advert(self._key, advert, self._session, self._name)
         # This replaces the secrets of an unfinished round.
         self._save(client)
         return Message({"advert": advert.to_values()})
@@ -98,7 +89,7 @@ class SecureAggregation:
         given = self._message.value("adverts", dict)
         adverts = {name: Advert.from_values(each) for name, each in given.items()}
         roster = Roster(self._session, adverts)
-        if self._identity is not None:
+        if self._key is not None:
             self._check_keys(adverts)
         sealed = client.share(roster)
         self._save(client)
@@ -110,21 +101,12 @@ class SecureAggregation:
             if not advert.is_signed(self._session, name):
                 raise ProtocolError(f"the keys of {name} are not signed by that client")
         others = {name: each.identity for name, each in adverts.items() if name != self._name}
-        for name in self._known.meet(others):
+        for name in meet_clients(self._known, others):
             print(
                 f"First secure aggregation with {name}; its key is {fingerprint(others[name])}.",
                 file=sys.stderr,
                 flush=True,
             )
-
-    def _mask(self, encode: Callable[[int], Ring]) -> Message:
-        client = self._load()
-        given = self._message.value("sealed", dict)
-        sealed = {name: read_bytes(each, "a sealed share") for name, each in given.items()}
-        masked = client.mask(encode(client.num_clients), sealed)
-        # Saved before sending: the same masks must not be used for other values.
-        self._save(client)
-        return Message({}, {"masked": masked})
 
     def _reveal(self) -> Message:
         client = self._load()
@@ -166,6 +148,16 @@ class SecureAggregation:
         return values
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (ProtocolError, NothingOpened) as error:
+        raise ClientRefusal(f"it stops the secure aggregation: {error}.") from None
+    except OutOfRange as error:
+        raise ClientRefusal(str(error)) from None
+
+
 def draw_once(
     store: ClientStateStore,
     round_number: int,
@@ -185,25 +177,17 @@ def draw_once(
     return kept["numbers"].numpy().view(numpy.uint64)
 
 
-class Identity:
-    """Signs with a client's private key, a file made by `mpfedcl federation init`."""
+def sign_advert(key: Path, advert: Advert, session: Session, name: str) -> Advert:
+    """Return the advert signed with a client's private key, made by `mpfedcl federation init`."""
+    # Imported here, because clients without keys do not need `cryptography`.
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    def __init__(self, path: Path) -> None:
-        # Imported here, because clients without keys do not need `cryptography`.
-        from mpfedcl.network.setup.keys import load_node_key
+    from mpfedcl.network.setup.keys import load_node_key
 
-        self._key = load_node_key(path)
-
-    @property
-    def public(self) -> bytes:
-        """The public key in OpenSSH format."""
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-        return self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-
-    def sign(self, content: bytes) -> bytes:
-        """Return a signature of the content."""
-        return self._key.sign(content, signature_algorithm())
+    private = load_node_key(key)
+    public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    signature = private.sign(advert.signed_content(session, name), signature_algorithm())
+    return advert.signed(signature, public)
 
 
 def fingerprint(public: bytes) -> str:
@@ -213,36 +197,29 @@ def fingerprint(public: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-class KnownClients:
-    """The keys of other clients, as seen first by this client."""
+def meet_clients(path: Path, keys: Mapping[str, bytes]) -> list[str]:
+    """Reject clients whose key has changed; store new clients and return their names.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def meet(self, keys: Mapping[str, bytes]) -> list[str]:
-        """Reject clients whose key has changed; store new clients and return their names."""
-        known = self._read()
-        for name, key in keys.items():
-            if known.get(name, key.decode()) != key.decode():
-                raise ProtocolError(
-                    f"{name} has another key than before; if that is intended, its line must be "
-                    "removed from known-clients.json on the client"
-                )
-        new = [name for name in keys if name not in known]
-        if new:
-            known |= {name: keys[name].decode() for name in new}
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True).encode())
-        return new
-
-    def _read(self) -> dict[str, str]:
-        try:
-            found = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
-            # A damaged file must not count as empty: then any key would be accepted.
-            raise InvalidInput(f"{self._path} cannot be read; it must be repaired or removed.")
-        return found
+    The file `path` holds the keys of other clients, as this client has seen them first.
+    """
+    try:
+        known: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        known = {}
+    except (OSError, ValueError):
+        known = None
+    if not isinstance(known, dict):
+        # A damaged file must not count as empty: then any key would be accepted.
+        raise InvalidInput(f"{path} cannot be read; it must be repaired or removed.")
+    for name, key in keys.items():
+        if known.get(name, key.decode()) != key.decode():
+            raise ProtocolError(
+                f"{name} has another key than before; if that is intended, its line must be "
+                "removed from known-clients.json on the client"
+            )
+    new = [name for name in keys if name not in known]
+    if new:
+        known |= {name: keys[name].decode() for name in new}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(known, indent=1, sort_keys=True).encode())
+    return new

@@ -4,9 +4,9 @@ The client may be killed at any moment.
 """
 
 import re
-import secrets
 import shutil
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,18 +15,13 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import sync_folder, write_atomically
 from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.methods import Method
-from mpfedcl.network.packing import ReportedEvaluation
 from mpfedcl.network.transport import MessageError
-from mpfedcl.privacy.ledger import Ledger, ReleaseFolder
 from mpfedcl.prototypes import PrototypePool
+from mpfedcl.rounds.evaluation import AccuracyTable
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.run_files import Summary, versions
 
-_NO_LIMIT = 1e9
-"""Limit of a client without --max-epsilon; its spending is recorded anyway."""
 _RUNS_KEPT = 8
 """The state of older runs is deleted."""
 
@@ -72,39 +67,18 @@ class ClientStateStore:
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
-    def keep_release(
-        self,
-        round_number: int,
-        drawn: Tensors,
-        multiplier: float,
-        privacy: PrivacySettings,
-        most: float | None,
+    def keep_drawn(
+        self, round_number: int, drawn: Tensors, charge: Callable[[], None] = lambda: None
     ) -> Tensors:
-        """Return the values already sent in a round, or store the new ones and charge the budget.
-
-        `most` limits epsilon over all runs; the ledger outlives the folders of single runs.
-        """
-        path = self._release_path(round_number)
-        if not path.is_file():
-            budget = ReleaseFolder(self._root)
-            unit = privacy.unit_for(trains=False)
-            limit = most or _NO_LIMIT
-            budget.begin(Ledger(unit, limit, privacy.delta, multiplier))
-            budget.charge(multiplier, limit)
-        return self.keep_drawn(round_number, drawn)
-
-    def keep_drawn(self, round_number: int, drawn: Tensors) -> Tensors:
-        """Return the values already sent in a round, or store the new ones."""
-        path = self._release_path(round_number)
+        """Return the noisy values already sent in a round, or `charge` for the new ones."""
+        path = self.folder / f"released-{round_number:06d}.safetensors"
         if path.is_file():
             # A damaged file is an error: drawing noise again would weaken the protection.
             return load_tensors(path)
+        charge()
         self.make_folder()
         write_atomically(path, pack_tensors(drawn))
         return drawn
-
-    def _release_path(self, round_number: int) -> Path:
-        return self.folder / f"released-{round_number:06d}.safetensors"
 
     def replace(self, round_number: int, kept: Tensors) -> None:
         """Replace the state after a round."""
@@ -112,20 +86,18 @@ class ClientStateStore:
         self.save(round_number, kept, after=_began_from(path) if path else 0)
 
     def make_folder(self) -> None:
-        """Create the folder of this run, closed to other users."""
+        """Create the folder of this run, closed to other users; delete old runs."""
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
-            self._delete_old_runs()
+            found = self._root.iterdir()
+            runs = [each for each in found if re.fullmatch("[0-9a-f]{32}", each.name)]
+            runs.sort(key=lambda each: each.stat().st_mtime_ns)
+            for each in runs[:-_RUNS_KEPT]:
+                shutil.rmtree(each, ignore_errors=True)
         self.folder.chmod(0o700)
 
     def _find(self, round_number: int) -> Path | None:
         return next(self.folder.glob(f"round-{round_number:06d}-after-*.safetensors"), None)
-
-    def _delete_old_runs(self) -> None:
-        runs = [each for each in self._root.iterdir() if re.fullmatch("[0-9a-f]{32}", each.name)]
-        runs.sort(key=lambda each: each.stat().st_mtime_ns)
-        for each in runs[:-_RUNS_KEPT]:
-            shutil.rmtree(each, ignore_errors=True)
 
 
 def _began_from(path: Path) -> int:
@@ -136,52 +108,52 @@ FINAL_FOLDER = "final"
 """Subfolder with the models of a finished run."""
 
 
-@dataclass(frozen=True)
-class FinalState:
-    """A client's models after the last round."""
-
-    round: int
-    averaged: Tensors | None
-    """The global model; None if clients keep a part of it."""
-    pool: PrototypePool | None
-    """The prototype pool; None if the server sends none."""
-    personal: Tensors
-    """The personalized model; empty if there is none."""
-    evaluation: ReportedEvaluation
+FinalModels = tuple[Tensors | None, PrototypePool | None, Tensors]
+"""The global model (None if clients keep a part of it), the prototype pool (None without
+one), and the personalized model (empty if there is none)."""
 
 
-def save_final_state(
-    folder: Path, state: FinalState, method: Method, experiment: Experiment, data: FederatedData
+def save_final_models(
+    store: ClientStateStore,
+    method: Method,
+    data: FederatedData,
+    models: FinalModels,
+    last_round: int,
+    table: AccuracyTable,
 ) -> None:
     """Write a run directory that `mpfedcl predict` and `export` can open; replace it atomically.
 
     Nothing in it leaves the machine.
     """
-    for each in folder.glob(f".{FINAL_FOLDER}-*"):
-        # Left by a killed process.
-        shutil.rmtree(each, ignore_errors=True)
-    new = folder / f".{FINAL_FOLDER}-{secrets.token_hex(4)}"
+    final, old = store.folder / FINAL_FOLDER, store.folder / f".{FINAL_FOLDER}-old"
+    new = store.folder / f".{FINAL_FOLDER}-new"
     try:
-        new.mkdir(parents=True, mode=0o700)
-        _write(RunDirectory(new), state, method, experiment, data)
-        old = folder / f".{FINAL_FOLDER}-old"
-        if (folder / FINAL_FOLDER).exists():
-            (folder / FINAL_FOLDER).rename(old)
-        new.rename(folder / FINAL_FOLDER)
-        sync_folder(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError:
+        store.make_folder()
+        # Left by a killed process.
         shutil.rmtree(new, ignore_errors=True)
-        raise
+        shutil.rmtree(old, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        _write(RunDirectory(new), method, data, models, last_round, table)
+        if final.exists():
+            final.rename(old)
+        new.rename(final)
+        sync_folder(store.folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        # The server still needs this client's evaluation.
+        print(f"the models are not saved: {error}", file=sys.stderr, flush=True)
 
 
 def _write(
     directory: RunDirectory,
-    state: FinalState,
     method: Method,
-    experiment: Experiment,
     data: FederatedData,
+    models: FinalModels,
+    last_round: int,
+    table: AccuracyTable,
 ) -> None:
+    experiment = method.experiment
     name, (counts,) = data.names[0], data.label_counts().tolist()
     directory.write_experiment(experiment)
     shapes = ("input_shape", "encoder", "image_shape")
@@ -193,15 +165,14 @@ def _write(
             **{each: data.partition[each] for each in shapes if each in data.partition},
         }
     )
-    personal = [(name, state.personal)] if state.personal else []
-    directory.write_models(state.averaged, state.pool, personal)
-    table = state.evaluation.table
+    averaged, pool, personal = models
+    directory.write_models(averaged, pool, [(name, personal)] if personal else [])
     own = method.predictor_on("local_test")
     summary = Summary(
         method=experiment.method,
         dataset=experiment.dataset.name,
         seed=experiment.seed,
-        rounds=state.round,
+        rounds=last_round,
         predictor=own,
         predictor_global=method.predictor_on("global_test"),
         accuracy=table["local_test"][own],

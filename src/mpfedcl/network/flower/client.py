@@ -1,12 +1,10 @@
-"""The client side of a run in Flower: the ClientApp, and the executor of a federation's client.
+"""The process of a federation's client.
 
-The executor is one resident process. It speaks to the server as Flower's SuperNode does, with
-Flower's own parts, and trains in the same process. Unlike a SuperNode it fetches no app, starts no
-process and listens on no port, so that neither the server nor another user can run code here.
+It speaks to the server as Flower's SuperNode does, with Flower's own parts, and trains in the same
+process. Unlike a SuperNode it fetches no app, starts no process and listens on no port, so that
+neither the server nor another user can run code here.
 
     python -m mpfedcl.network.flower.client FOLDER
-
-In a Flower federation without this executor, `flwr run` starts the ClientApp for each message.
 """
 
 import contextlib
@@ -23,22 +21,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from flwr.app import Context, Error
+from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from flwr.app.message import remove_content_from_message
-from flwr.clientapp import ClientApp
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-)
+from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.message_pb2 import Message as ProtobufMessage
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import (
@@ -62,7 +51,6 @@ from mpfedcl.network.flower.records import (
     MESSAGE_TYPES,
     MOST_ARRAYS,
     NotYetError,
-    from_records,
     open_answer,
     read_object,
     to_records,
@@ -103,8 +91,6 @@ RequestHandler = Callable[[Kind, Message], Message]
 Report = Callable[[str], None]
 """Prints a sentence for the operator of the client."""
 
-client_app = ClientApp()
-
 
 def answer(
     request: FlowerMessage, read: Callable[[], Message], handle: RequestHandler
@@ -122,22 +108,6 @@ def answer(
         traceback.print_exc()
         reason = f"it failed with {type(error).__name__}"
     return FlowerMessage(Error(FAILED, reason), reply_to=request)
-
-
-@client_app.query()
-@client_app.query("secure")
-@client_app.train()
-@client_app.evaluate()
-def answer_alone(request: FlowerMessage, context: Context) -> FlowerMessage:
-    """Answer a message in a process that Flower started for it."""
-
-    def handle(kind: Kind, message: Message) -> Message:
-        # Imported here, because torch takes a second to load and listing apps does not need it.
-        from mpfedcl.network.client.client import ClientSettings, NetworkClient
-
-        return NetworkClient(ClientSettings.parse(context.node_config)).answer(kind, message)
-
-    return answer(request, lambda: from_records(request.content), handle)
 
 
 class RefusedError(Exception):
@@ -159,15 +129,14 @@ class SuperNode:
         """Response time of the last poll."""
         self._has_key = key is not None
         private = generate_key_pairs()[0] if key is None else load_node_key(key)
-        public = private.public_key()
-        self._public = public_key_to_bytes(public)
+        self._public = public_key_to_bytes(private.public_key())
         self._client = FleetHttpClient.from_server_address(
             address,
             insecure=authority is None,
             root_certificates=None if authority is None else authority.read_bytes(),
             interceptors=[
                 RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(private, public),
+                NodeAuthHttpInterceptor(private, private.public_key()),
             ],
         )
         self._insist = RetryInvoker(
@@ -181,33 +150,33 @@ class SuperNode:
 
     def enter(self, lost: int | None) -> int:
         """Register with the server; `lost` is the node number of a killed process to take over."""
-        try:
-            if lost is None or not self._show_alive(lost):
+        if lost is None or not self._beat(lost):
+            try:
                 lost = self._activate()
-        except httpx.HTTPStatusError as error:
-            code = error.response.status_code
-            if code not in _REASONS:
-                # A proxy answers while the server is down.
-                raise httpx.ConnectError(f"the answer is {code}") from None
-            raise RefusedError(_REASONS[code]) from None
+            except httpx.HTTPStatusError as error:
+                code = error.response.status_code
+                if code not in _REASONS:
+                    # A proxy answers while the server is down.
+                    raise httpx.ConnectError(f"the answer is {code}") from None
+                raise RefusedError(_REASONS[code]) from None
         self.number = lost
         self._stop_heartbeat()
-        self._heartbeat = HeartbeatSender(self._beat)
+        self._heartbeat = HeartbeatSender(partial(self._beat, lost))
         self._heartbeat.start()
         return lost
+
+    def close(self) -> None:
+        """Leave, and close the connection."""
+        self.leave()
+        self._client.close()
 
     def leave(self) -> None:
         """Notify the server that this client disconnects."""
         if self.number:
             self._stop_heartbeat()
             with contextlib.suppress(httpx.HTTPError):
-                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.number))
+                self._client.DeactivateNode(fleet_pb2.DeactivateNodeRequest(node_id=self.number))
             self.number = 0
-
-    def close(self) -> None:
-        """Leave, and close the connection."""
-        self.leave()
-        self._client.close()
 
     def receive(self) -> FlowerMessage | None:
         """Return the next request, without its content, or None if there is none.
@@ -215,13 +184,13 @@ class SuperNode:
         The server sends each request once, so it must be answered.
         """
 
-        def poll(request: PullMessagesRequest) -> Any:
+        def poll(request: fleet_pb2.PullMessagesRequest) -> Any:
             began = time.monotonic()
             found = self._client.PullMessages(request)
             self.poll_seconds = time.monotonic() - began
             return found
 
-        found = self._call(poll, PullMessagesRequest(node=Node(node_id=self.number)))
+        found = self._call(poll, fleet_pb2.PullMessagesRequest(node=Node(node_id=self.number)))
         return message_from_proto(found.messages_list[0]) if found.messages_list else None
 
     def open(self, request: FlowerMessage) -> Message:
@@ -232,12 +201,14 @@ class SuperNode:
 
         def fetch(identity: str, most: int) -> bytes:
             if identity not in fetched:
-                wanted = PullObjectRequest(node=node, run_id=run, object_id=identity)
+                wanted = message_pb2.PullObjectRequest(node=node, run_id=run, object_id=identity)
                 found = self._call(self._client.PullObject, wanted)
                 fetched[identity] = read_object(found, identity, most)
             return fetched[identity]
 
-        received = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=root)
+        received = message_pb2.ConfirmMessageReceivedRequest(
+            node=node, run_id=run, message_object_id=root
+        )
         while True:
             try:
                 message = open_answer(root, fetch, LIMIT)
@@ -256,22 +227,18 @@ class SuperNode:
         message.metadata.__dict__["_message_id"] = message.object_id
         node, run = Node(node_id=self.number), message.metadata.run_id
         with no_object_id_recompute():
-            request = PushMessagesRequest(
+            request = fleet_pb2.PushMessagesRequest(
                 node=node,
                 messages_list=[message_to_proto(remove_content_from_message(message))],
                 message_object_trees=[get_object_tree(message)],
                 clientapp_runtime_list=[0.0],
             )
             taken = self._call(self._client.PushMessages, request)
+            push = partial(self._call, self._client.PushObject)
             try:
                 push_objects(
                     get_all_nested_objects(message),
-                    make_push_object_fn_protobuf(
-                        lambda request: self._call(self._client.PushObject, request),
-                        node,
-                        run,
-                        taken.session_id,
-                    ),
+                    make_push_object_fn_protobuf(push, node, run, taken.session_id),
                     object_ids_to_push=set(taken.objects_to_push),
                 )
             except ObjectPushError as error:
@@ -290,25 +257,21 @@ class SuperNode:
     def _activate(self) -> int:
         if not self._has_key:
             with contextlib.suppress(httpx.HTTPStatusError):
-                self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
-        request = ActivateNodeRequest(
+                self._client.RegisterNode(
+                    fleet_pb2.RegisterNodeFleetRequest(public_key=self._public)
+                )
+        request = fleet_pb2.ActivateNodeRequest(
             public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
         )
         return int(self._client.ActivateNode(request).node_id)
 
-    def _show_alive(self, number: int) -> bool:
+    def _beat(self, number: int) -> bool:
+        """Send a heartbeat of a node; return whether the server has accepted it."""
         request = SendNodeHeartbeatRequest(
             node=Node(node_id=number), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
         )
-        try:
+        with contextlib.suppress(httpx.HTTPError):
             return bool(self._client.SendNodeHeartbeat(request).success)
-        except httpx.HTTPStatusError:
-            return False
-
-    def _beat(self) -> bool:
-        """Send a heartbeat."""
-        with contextlib.suppress(httpx.TransportError):
-            return self._show_alive(self.number)
         return False
 
     def _stop_heartbeat(self) -> None:
@@ -332,7 +295,11 @@ def take_part(folder: ClientFolder, handle: RequestHandler, report: Report) -> N
     )
     try:
         _enter(node, folder, place, report)
-        _give_up_unfinished(node, place)
+        if (request := place.unfinished()) is not None:
+            # First, because answering again might kill this process, too.
+            place.finish()
+            error = Error(FAILED, "its process was killed during this work")
+            _send(node, FlowerMessage(error, reply_to=request))
         wait = _SHORTEST_POLL
         while True:
             if (request := _receive(node, folder, place, report)) is not None:
@@ -354,24 +321,28 @@ class _Place:
     def __init__(self, folder: ClientFolder) -> None:
         self._node = folder.flower_home / "node.json"
         self._request = folder.flower_home / "request"
-        # A copy of the folder elsewhere must not replace this client.
-        self._here = {"folder": str(folder.root.resolve()), "boot": _identify_boot()}
+        # A copy of the folder elsewhere must not replace this client, nor one before a reboot.
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        number = boot.read_text(encoding="ascii").strip() if boot.is_file() else ""
+        self._here = {"folder": str(folder.root.resolve()), "boot": number}
         folder.flower_home.mkdir(exist_ok=True)
 
     def enter(self, node: int) -> None:
         """Store the node number that the server has assigned."""
-        self._write({"node": node, "is_in": True, **self._here})
+        write_atomically(self._node, json.dumps({"node": node, **self._here}).encode())
 
     def leave(self) -> None:
         """Record that the client has left."""
-        if known := self._read():
-            self._write({**known, "is_in": False})
+        self._node.unlink(missing_ok=True)
 
     def lost_node(self) -> int | None:
         """Return the node number of a process of this folder that was killed."""
-        known = self._read()
-        is_ours = known.get("is_in") and self._here.items() <= known.items()
-        return known["node"] if is_ours else None
+        # A damaged file may fail in any way.
+        with contextlib.suppress(Exception):
+            known = json.loads(self._node.read_bytes())
+            if known == {**self._here, "node": int(known["node"])}:
+                return int(known["node"])
+        return None
 
     def begin(self, request: FlowerMessage) -> None:
         """Store the request that is being answered, without its content."""
@@ -386,25 +357,8 @@ class _Place:
         """Return the request during which the previous process was killed."""
         # A damaged file may fail in any way.
         with contextlib.suppress(Exception):
-            return message_from_proto(ProtobufMessage.FromString(self._request.read_bytes()))
+            return message_from_proto(message_pb2.Message.FromString(self._request.read_bytes()))
         return None
-
-    def _read(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self._node.read_bytes())
-            if isinstance(found, dict) and isinstance(found.get("node"), int):
-                return found
-        return {}
-
-    def _write(self, values: dict[str, Any]) -> None:
-        write_atomically(self._node, json.dumps(values).encode())
-
-
-def _identify_boot() -> str:
-    """Return the boot id of this machine (Linux only)."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
 
 
 def _enter(node: SuperNode, folder: ClientFolder, place: _Place, report: Report) -> None:
@@ -452,15 +406,6 @@ def _receive(
     return None
 
 
-def _give_up_unfinished(node: SuperNode, place: _Place) -> None:
-    """Answer the request of a killed process with an error, so that the server does not wait."""
-    if (request := place.unfinished()) is not None:
-        # First, because answering again might kill this process, too.
-        place.finish()
-        error = Error(FAILED, "its process was killed during this work")
-        _send(node, FlowerMessage(error, reply_to=request))
-
-
 def _send(node: SuperNode, reply: FlowerMessage) -> None:
     try:
         node.reply(reply)
@@ -488,8 +433,8 @@ def main() -> None:
     try:
         from mpfedcl.network.client.client import ClientSettings, NetworkClient
 
-        values = tomllib.loads(folder.settings.read_text(encoding="utf-8"))
-        take_part(folder, NetworkClient(ClientSettings.parse(values)).answer, report)
+        client = NetworkClient(ClientSettings.read(folder.settings))
+        take_part(folder, client.answer, report)
     except (InvalidInput, MessageError) as error:
         print(error, file=sys.stderr, flush=True)
         report(f"{LAST_WORDS}{error}")

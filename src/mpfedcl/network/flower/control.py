@@ -13,21 +13,9 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
-from flwr.cli.constant import (
-    ACCESS_TOKEN_STORE_KEY,
-    AUTHN_TYPE_STORE_KEY,
-    REFRESH_TOKEN_STORE_KEY,
-)
-from flwr.common.constant import AuthnType
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-)
+from flwr.proto import control_pb2
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -45,55 +33,44 @@ if TYPE_CHECKING:
 def register_clients(folder: ServerFolder) -> list[str]:
     """Register the keys of all clients; return the names of new ones."""
     with _connect(folder) as client:
-        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
         known = {node.name for node in nodes}
         new = [name for name in folder.clients if name not in known]
         for name in new:
             key = load_ssh_public_key(folder.public_key(name).read_bytes())
             assert isinstance(key, ec.EllipticCurvePublicKey)
-            request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
+            request = control_pb2.RegisterNodeRequest(
+                public_key=public_key_to_bytes(key), name=name
+            )
             try:
                 client.RegisterNode(request)
             except httpx.HTTPStatusError as error:
+                found = FlowerError.from_json(error.response.text)
                 # Flower's list may be incomplete.
-                if _find_error(error)[0] != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+                if found is None or found.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                     raise
     return new
 
 
-def lend_secret(folder: ServerFolder) -> None:
-    """Store the secret where Flower's own `flwr` command finds it."""
-    address, _ = read_connection(folder)
-    store = FileCredentialStore(folder.flower_home / "credentials.yaml")
-    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
-    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
-        store.set(key % address, folder.read_secret().encode())
-
-
 def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:
     """Submit a run to the server; return its Flower run id."""
-    with _connect(folder) as client:
-        request = StartRunRequest(
-            fab=fab_to_proto(_pack_app(folder)),
-            override_config=user_config_to_proto(dict(run_config)),
-        )
-        return int(client.StartRun(request).run_id)
-
-
-def _pack_app(folder: ServerFolder) -> Fab:
-    """Return the app that Flower requires with a run; it is never unpacked."""
+    # Flower requires an app with a run. Ours contains no code, and is never unpacked.
     write_app(folder.app)
     with warnings.catch_warnings():
         # Flower's packer uses a deprecated function.
         warnings.simplefilter("ignore", DeprecationWarning)
         packed = build_fab_from_disk(folder.app)
-    return Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+    app = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
+    config = user_config_to_proto(dict(run_config))
+    with _connect(folder) as client:
+        request = control_pb2.StartRunRequest(fab=fab_to_proto(app), override_config=config)
+        return int(client.StartRun(request).run_id)
 
 
 def stop_run(folder: ServerFolder, number: int) -> None:
     """Stop a run at once."""
     with _connect(folder) as client:
-        client.StopRun(StopRunRequest(run_id=number))
+        client.StopRun(control_pb2.StopRunRequest(run_id=number))
 
 
 @contextmanager
@@ -114,17 +91,11 @@ def _connect(folder: ServerFolder) -> Iterator[ControlHttpClient]:
                 f"the server at {address} does not accept the secret in {folder.secret}; it must "
                 "be the one that the server was started with."
             ) from None
+        found = FlowerError.from_json(error.response.text)
+        why = error if found is None else f"{found.message} {found.public_details or ''}".strip()
         raise InvalidInput(
-            f"the server of {folder.root} refuses {error.request.url.path}: {_find_error(error)[1]}"
+            f"the server of {folder.root} refuses {error.request.url.path}: {why}"
         ) from None
-
-
-def _find_error(error: httpx.HTTPStatusError) -> tuple[int, str]:
-    """Return the code and the text of Flower's error."""
-    found = FlowerError.from_json(error.response.text)
-    if found is None:
-        return 0, str(error)
-    return int(found.code), f"{found.message} {found.public_details or ''}".strip()
 
 
 _Client = TypeVar("_Client", bound=ProtobufClient)

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import ipaddress
+import json
 import os
 import shutil
 import signal
@@ -12,20 +13,15 @@ import ssl
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import tomli_w
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 
-_CONNECTION = "mpfedcl"
-"""Name of the server in Flower's own configuration."""
+_CONNECTION = "address.json"
 LAST_WORDS = "cannot continue: "
 """Prefix of the final error message of a client's process."""
 _CONNECT_SECONDS = 5.0
@@ -96,14 +92,11 @@ def superlink_command(folder: ServerFolder, bind: str, *, is_insecure: bool) -> 
     ]
 
 
-def server_executor_command(folder: ServerFolder) -> list[str]:
-    """Return the command that starts the process for the next run."""
-    return [sys.executable, "-m", "mpfedcl.flower_app", str(folder.root)]
-
-
-def client_executor_command(client: ClientFolder) -> list[str]:
-    """Return the command that starts a client's process."""
-    return [sys.executable, "-m", "mpfedcl.network.flower.client", str(client.root)]
+def executor_command(folder: ServerFolder | ClientFolder) -> list[str]:
+    """Return the command that starts a client's process, or the server's for the next run."""
+    is_client = isinstance(folder, ClientFolder)
+    module = "mpfedcl.network.flower.client" if is_client else "mpfedcl.flower_app"
+    return [sys.executable, "-m", module, str(folder.root)]
 
 
 def local_address(bind: str) -> str:
@@ -119,24 +112,17 @@ def is_loopback(bind: str) -> bool:
 
 
 def write_connection(folder: ServerFolder, bind: str, *, is_insecure: bool) -> None:
-    """Write the server's address in the format of Flower's own configuration."""
-    place: dict[str, Any] = {"address": f"{local_address(bind)}:{folder.port}"}
-    if is_insecure:
-        place["insecure"] = True
-    else:
-        place["root-certificates"] = str(folder.authority.resolve())
-    folder.flower_home.mkdir(parents=True, exist_ok=True)
-    content = {"superlink": {"default": _CONNECTION, _CONNECTION: place}}
-    write_atomically(folder.flower_home / "config.toml", tomli_w.dumps(content).encode())
+    """Store how the programs of this machine reach the server."""
+    content = {"address": f"{local_address(bind)}:{folder.port}", "insecure": is_insecure}
+    write_atomically(folder.server / _CONNECTION, json.dumps(content).encode())
 
 
 def read_connection(folder: ServerFolder) -> tuple[str, bytes | None]:
     """Return the server's address and the CA certificate; None without TLS."""
-    path = folder.flower_home / "config.toml"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        place = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][_CONNECTION]
-        authority = None if place.get("insecure") else folder.authority.read_bytes()
-        return str(place["address"]), authority
+    path = folder.server / _CONNECTION
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_bytes())
+        return str(found["address"]), None if found["insecure"] else folder.authority.read_bytes()
     raise InvalidInput(
         f"{path} has no address of the server; the server must have been started "
         f"(mpfedcl federation server {folder.root})."
@@ -157,7 +143,14 @@ def check_connection(server: str, authority: Path | None) -> str | None:
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
         raise InvalidInput(f"server is {server!r}; it must be host:port.")
-    context = _trust_any() if authority is None else _trust_authority(authority)
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(f"{authority} cannot be read as a certificate: {error}.") from None
+    if authority is None:
+        # Only to find out whether there is TLS at all.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as opened,
@@ -182,20 +175,6 @@ def check_connection(server: str, authority: Path | None) -> str | None:
     if authority is None:
         raise InvalidInput(f"server is {server!r}; it uses TLS: --insecure must be left out.")
     return None
-
-
-def _trust_authority(authority: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=authority)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidInput(f"{authority} cannot be read as a certificate: {error}.") from None
-
-
-def _trust_any() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 from safetensors.numpy import load, save
 
 from mpfedcl.network.transport import (
-    MOST_BYTES,
     AnswerLimit,
     Arrays,
     Kind,
@@ -64,30 +63,6 @@ def to_records(message: Message) -> RecordDict:
             "arrays": ArrayRecord(packed),
         }
     )
-
-
-def from_records(content: RecordDict) -> Message:
-    """Read a message from Flower's records; check sizes before unpacking."""
-    try:
-        text = content.config_records["values"]["json"]
-        arrays = content.array_records["arrays"]
-    except KeyError as error:
-        raise MessageError(f"the record {error} is missing") from None
-    if not isinstance(text, str):
-        raise MessageError("its values are not text")
-    if len(text) > LONGEST_TEXT or sum(len(each.data) for each in arrays.values()) > MOST_BYTES:
-        raise MessageError("it is too large")
-    if not is_packed(arrays):
-        return Message(from_json(text))
-    packed = arrays[PACKED]
-    return Message(from_json(text), open_arrays(packed.stype, packed.data, MOST_ARRAYS))
-
-
-def is_packed(names: "ArrayRecord | dict[str, str]") -> bool:
-    """Return whether a record has arrays; they must be packed into one."""
-    if names and set(names) != {PACKED}:
-        raise MessageError(f"its arrays must be packed into one called {PACKED!r}")
-    return bool(names)
 
 
 def open_arrays(kind: str, data: bytes, most: int) -> Arrays:
@@ -163,8 +138,10 @@ def open_answer(root: str, fetch: Fetch, limit: AnswerLimit) -> Message:
 def _read_arrays(record: str, fetch: Fetch, limit: AnswerLimit) -> Arrays:
     """Fetch the packed array chunk by chunk; a chunk counts as often as it is named."""
     names = _references(fetch(record, _LONGEST_LIST), ArrayRecord)
-    if not is_packed(names):
+    if not names:
         return {}
+    if set(names) != {PACKED}:
+        raise MessageError(f"its arrays must be packed into one called {PACKED!r}")
     content = fetch(names[PACKED], _LONGEST_LIST)
     chunks = get_object_children_ids_from_object_content(content)
     table = json.loads(get_object_body(content, Array))

@@ -1,8 +1,8 @@
-"""The server side of a run in Flower: the ServerApp, and the executor that runs it.
+"""The server's executor, the process that runs an experiment with the clients of a federation.
 
 Flower's own executor would unpack and run the app that is submitted with a run, which may contain
-any code. The executor of this module never opens that app, and runs the installed package. One
-process executes one run; it starts before it is needed.
+any code. This one never opens that app, and runs the installed package. One process executes one
+run; it starts before it is needed.
 """
 
 import os
@@ -13,19 +13,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import httpx
-from flwr.app import Context
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PullTaskInputResponse,
-    PushTaskOutputRequest,
-)
-from flwr.serverapp import Grid, ServerApp
+from flwr.proto import runtime_pb2
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.run import Run
@@ -34,63 +27,46 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from mpfedcl.core.errors import InvalidInput, LostWorker
+from mpfedcl.experiment import Experiment
+from mpfedcl.methods import find_method
 from mpfedcl.network.flower.control import ShowSecret, open_client
 from mpfedcl.network.flower.programs import read_connection
 from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.network.setup.folders import ServerFolder
-
-if TYPE_CHECKING:
-    from mpfedcl.runs.observer import Callbacks
+from mpfedcl.network.server.serve import resume_serving, serve
+from mpfedcl.network.server.status import Status
+from mpfedcl.network.setup.folders import REQUEST_KEYS, ServerFolder
+from mpfedcl.runs.observer import Callbacks, Observer
 
 _POLL_SECONDS = 0.5
-_OUR_APPS = ("mpfedcl/mpfedcl-app", "mpfedcl/mpfedcl")
-"""Accepted names of a run's app: from `federation start` and from a checkout."""
+_OUR_APP = "mpfedcl/mpfedcl-app"
+"""The accepted name of a run's app."""
 _GRACE_SECONDS = 5.0
 """Time for a process to end after its parent has ended."""
 
 
-def make_server_app(find_callbacks: "Callable[[], Callbacks]") -> ServerApp:
-    """Return the Flower app that runs or resumes an experiment."""
-    server_app = ServerApp()
-
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
-        run_experiment(cast("HttpGrid", grid), context.run_config, find_callbacks())
-
-    return server_app
-
-
-def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: "Callbacks") -> None:
-    """Run or resume an experiment with the clients of this Flower federation."""
-    # Imported here, because torch takes a second to load and listing apps does not need it.
-    from mpfedcl.network.flower.run_config import parse_run_config
-    from mpfedcl.network.server.serve import resume_serving, serve
-    from mpfedcl.network.server.status import Status
-    from mpfedcl.runs.observer import Observer
-
+def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: Callbacks) -> None:
+    """Execute a request with the clients of this federation; its keys are `REQUEST_KEYS`."""
     transport = FlowerTransport(grid)
-    # Output goes to the server's log.
-    observer = Observer(on_round=lambda record: print(_describe(record)), on_warning=print)
-    place = run_config.get("status")
-    status = Status(Path(str(place)) if place else None)
+    # Warnings go to the server's log; all else is in the run directory.
+    observer = Observer(on_warning=print)
+    given = {key: str(run_config.get(key, "")) for key in REQUEST_KEYS}
+    place = Path(given["status"]) if given["status"] else None
+    status, shared = Status(place), (place, observer, callbacks)
     _end_with_parent(status.show_alive)
     try:
-        request = parse_run_config(run_config)
-        shared = (request.status, observer, callbacks)
-        if request.update is not None:
+        if given["update"]:
+            path, leave = Path(given["update"]), given["leave"] == "true"
             change = callbacks.change_exchange(
-                transport,
-                request.update,
-                request.client,
-                leave=request.leave,
-                status=request.status,
+                transport, path, given["client"], leave=leave, status=place
             )
-            status.write("done", path=str(request.update.resolve()), change=dict(change))
+            status.write("done", path=str(path.resolve()), change=dict(change))
             return
-        if request.resume is not None:
-            result = resume_serving(transport, request.resume, request.rounds, *shared)
+        if given["resume"]:
+            rounds = int(given["rounds"]) if given["rounds"] else None
+            result = resume_serving(transport, Path(given["resume"]), rounds, *shared)
         else:
-            result = serve(transport, request.experiment, request.out, *shared)
+            out = Path(given["out"]) if given["out"] else None
+            result = serve(transport, _read_experiment(given["experiment"]), out, *shared)
     except Exception as error:
         is_explained = isinstance(error, (InvalidInput, LostWorker))
         status.write(
@@ -99,6 +75,13 @@ def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: "Ca
         raise
     is_done = result.summary is not None
     status.write("done" if is_done else "stopped", path=str(result.path.resolve()))
+
+
+def _read_experiment(document: str) -> Experiment:
+    experiment = Experiment.parse_toml(document, Path("experiment"))
+    # Importing the method registers its settings, which are checked only then.
+    find_method(experiment.method)
+    return experiment.replace()
 
 
 def _end_with_parent(show_alive: Callable[[], object]) -> None:
@@ -118,16 +101,6 @@ def _end_with_parent(show_alive: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _describe(record: Mapping[str, Any]) -> str:
-    known = [value for value in (record["accuracy_per_client"] or {}).values() if value is not None]
-    accuracy = f", accuracy {sum(known) / len(known):.1f} %" if known else ""
-    clients = record["clients"]
-    absent = "".join(
-        f", {what}: {', '.join(clients[what])}" for what in ("missing", "rejected") if clients[what]
-    )
-    return f"round {record['round']}: {len(clients['answered'])} answered{accuracy}{absent}"
-
-
 class _Grid(HttpGrid):
     """Flower's grid with the server's secret on every request."""
 
@@ -142,7 +115,7 @@ class _Grid(HttpGrid):
         client._interceptors = (*client._interceptors, ShowSecret(self._secret))
 
 
-def execute_next_run(folder: ServerFolder, find_callbacks: "Callable[[], Callbacks]") -> int:
+def execute_next_run(folder: ServerFolder, callbacks: Callbacks) -> int:
     """Wait for a run, execute it, and return the exit code of this process."""
     token = _wait_for_task(folder)
     signal.signal(signal.SIGINT, _end_now)
@@ -150,11 +123,11 @@ def execute_next_run(folder: ServerFolder, find_callbacks: "Callable[[], Callbac
     client = grid._runtime_client
     # The heartbeat interrupts this process when the run is stopped.
     HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
-    task = client.PullTaskInput(PullTaskInputRequest())
+    task = client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
     try:
         run = _open(task)
         grid.set_run(run)
-        run_experiment(grid, run.override_config, find_callbacks())
+        run_experiment(grid, run.override_config, callbacks)
         status, details = SubStatus.COMPLETED, ""
     except (InvalidInput, LostWorker) as error:
         status, details = SubStatus.FAILED, str(error)
@@ -162,13 +135,13 @@ def execute_next_run(folder: ServerFolder, find_callbacks: "Callable[[], Callbac
     except Exception as error:
         status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
         traceback.print_exc()
-    client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+    client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=status, details=details))
     return 0
 
 
 def _wait_for_task(folder: ServerFolder) -> str:
     """Return the token of the next run, which authorizes its messages."""
-    wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+    wanted = runtime_pb2.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
     with open_client(RuntimeHttpClient, folder) as client:
         while True:
             try:
@@ -181,12 +154,12 @@ def _wait_for_task(folder: ServerFolder) -> str:
             time.sleep(_POLL_SECONDS)
 
 
-def _open(task: PullTaskInputResponse) -> Run:
+def _open(task: runtime_pb2.PullTaskInputResponse) -> Run:
     """Return the run without opening the app that was submitted with it."""
     run = run_from_proto(task.run)
     TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, run.run_id
     TaskIdentity.node_id = task.context.node_id
-    if run.fab_id not in _OUR_APPS:
+    if run.fab_id != _OUR_APP:
         raise InvalidInput(
             f"the run's app is {run.fab_id[:80]!r}; this server runs only mpfedcl's, which is "
             "installed here."

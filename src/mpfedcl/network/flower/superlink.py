@@ -2,12 +2,9 @@
 
     python -m mpfedcl.network.flower.superlink SECRET FLAGS
 
-This is Flower's own app with one more middleware: requests without the secret in the file SECRET
-reach only /v1/fleet/, in which Flower authenticates clients by their keys. Flower itself protects
-nothing else. FLAGS are Flower's.
-
-The number of worker threads is reduced. Flower's forty block each other's writes to the database,
-and after five seconds requests fail with 500, which loses clients' answers.
+One more middleware in Flower's own app: requests without the secret in the file SECRET reach only
+/v1/fleet/, where Flower authenticates clients by their keys. Flower itself protects nothing else.
+FLAGS are Flower's.
 """
 
 import hmac
@@ -29,13 +26,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mpfedcl.network.setup.folders import read_secret
 
+FLEET = "/v1/fleet/"
+"""The clients' API, in which each request is signed with a client's key."""
+MOST_BODY = 8 * 2**20
+"""Maximum bytes of a client's request, which is read before its signature is checked. Requests of
+Flower stay below 6 MB."""
+_LOG_SECONDS = 1.0
+"""Minimum seconds between two log lines about refusals, so that they cannot fill the disk."""
 _THREADS = 4
-"""Requests that are handled at the same time; others wait."""
+"""Requests that are handled at the same time; others wait. Flower's forty block each other's writes
+to the database, and after five seconds requests fail with 500, which loses clients' answers."""
 
 
 class _Lifespan(SuperLinkLifespan):
-    """Flower's own lifespan with fewer threads."""
-
     def startup(self) -> None:
         """Limit the threads and start Flower."""
         to_thread.current_default_thread_limiter().total_tokens = _THREADS
@@ -74,15 +77,6 @@ def main() -> None:
         # The database allows one process.
         workers=1,
     )
-
-
-FLEET = "/v1/fleet/"
-"""The clients' API, in which each request is signed with a client's key."""
-MOST_BODY = 8 * 2**20
-"""Maximum bytes of a client's request, which is read before its signature is checked. Requests of
-Flower stay below 6 MB."""
-_LOG_SECONDS = 1.0
-"""Minimum seconds between two log lines about refusals, so that they cannot fill the disk."""
 
 
 class RequireSecret:

@@ -18,7 +18,7 @@ import httpx
 from flwr.app import Message as FlowerMessage
 from flwr.proto.error_pb2 import Error as FlowerError
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.superlink.grid import HttpGrid
 
@@ -65,12 +65,17 @@ class FlowerTransport:
 
     def __init__(self, grid: HttpGrid) -> None:
         self._grid = grid
-        self._store = ObjectStore(grid)
         self._arrivals: dict[str, _Arrival] = {}
         """By message id of the request."""
-        self._looking: Future[list[tuple[str, _Arrival]]] | None = None
+        self._looking: Future[PullAppMessagesResponse] | None = None
         self._ends: dict[str, float] = {}
         """When each message expires; until then its answer is kept."""
+        self._thread = threading.local()
+        connection = getattr(grid._runtime_client, "_client", None)
+        if isinstance(connection, httpx.Client):
+            # Called after the headers of a response, before its body.
+            hooks = connection.event_hooks
+            connection.event_hooks = {**hooks, "response": [*hooks["response"], self._measure]}
 
     def connected_nodes(self) -> Mapping[int, str]:
         """Return the nodes that are online with their registered names."""
@@ -127,11 +132,12 @@ class FlowerTransport:
         for request_id, arrival in asked.items():
             if time.monotonic() > end:
                 break
-            work = partial(self._open, request_id, arrival, limits[request_id])
-            opening = arrival.opening or call(work)
             # A hanging fetch is not waited for again.
             patience = 0.0 if arrival.opening else min(OPEN_SECONDS, end - time.monotonic())
-            arrival.opening = opening
+            if arrival.opening is None:
+                work = partial(self._open, request_id, arrival, limits[request_id])
+                arrival.opening = call(work)
+            opening = arrival.opening
             if is_done(opening, patience):
                 arrival.opening = None
                 if reply := opening.result():
@@ -140,31 +146,34 @@ class FlowerTransport:
         return []
 
     def _look(self, limits: Mapping[str, AnswerLimit], end: float) -> None:
-        """Record announced answers."""
+        """Record announced answers, each once; the server has checked their senders."""
         wanted = [each for each in limits if each not in self._arrivals]
         if self._looking is None and wanted:
-            self._looking = call(lambda: self._store.announced(wanted))
+            request = PullAppMessagesRequest(message_ids=wanted)
+            self._looking = call(lambda: self._grid._runtime_client.PullMessages(request))
         if self._looking is None or not is_done(self._looking, end - time.monotonic()):
             return
         announced, self._looking = self._looking.result(), None
-        for request_id, arrival in announced:
-            self._arrivals.setdefault(request_id, arrival)
+        for each in announced.messages_list:
+            error = each.error if each.HasField("error") else None
+            arrival = _Arrival(each.metadata.message_id, error)
+            self._arrivals.setdefault(each.metadata.reply_to_message_id, arrival)
 
     def _open(self, request_id: str, arrival: _Arrival, limit: AnswerLimit) -> Reply | None:
         """Read one client's answer; None if a part has not arrived."""
         try:
             if arrival.missing is not None:
-                self._store.fetch(arrival.missing, limit.array_bytes)
+                self.fetch(arrival.missing, limit.array_bytes)
                 arrival.missing = None
-            reply = Reply(request_id, open_answer(arrival.root, self._store.fetch, limit))
+            reply = Reply(request_id, open_answer(arrival.root, self.fetch, limit))
         except NotYetError as missing:
             arrival.missing = missing.object_id
             return None
-        except MessageError as error:
-            reply = _unreadable(request_id, f": {error}")
         # A bad answer affects only the client that sent it.
         except Exception as error:
-            reply = _unreadable(request_id, f" ({type(error).__name__})")
+            why = f": {error}" if isinstance(error, MessageError) else f" ({type(error).__name__})"
+            reason = _on_one_line(f"its answer cannot be read{why}")
+            reply = Reply(request_id, failure="unreadable", reason=reason)
         self._discard(arrival.root)
         return reply
 
@@ -174,61 +183,6 @@ class FlowerTransport:
         self._ends = {each: end for each, end in self._ends.items() if end > now or each in limits}
         for request_id in self._arrivals.keys() - self._ends.keys() - limits.keys():
             self._discard(self._arrivals.pop(request_id).root)
-
-    def _discard(self, root: str) -> None:
-        """Delete an answer on the server."""
-
-        def discard() -> None:
-            with contextlib.suppress(Exception):
-                self._store.discard(root)
-
-        call(discard)
-
-
-def _describe(request_id: str, error: FlowerError) -> Reply:
-    if error.code in _GONE:
-        return Reply(request_id, failure="gone", reason=_GONE[error.code])
-    reason = _on_one_line(error.reason) or f"Flower's error {error.code}"
-    return Reply(request_id, failure="failed", reason=reason)
-
-
-def _unreadable(request_id: str, why: str) -> Reply:
-    reason = _on_one_line(f"its answer cannot be read{why}")
-    return Reply(request_id, failure="unreadable", reason=reason)
-
-
-def _on_one_line(text: str) -> str:
-    """Return a client's text made safe for records and terminals."""
-    line = " ".join(text[: 4 * _LONGEST_REASON].split())
-    return "".join(sign for sign in line if sign.isprintable())[:_LONGEST_REASON]
-
-
-class ObjectStore:
-    """The stored objects of a run's answers, read over the grid's connection."""
-
-    def __init__(self, grid: HttpGrid) -> None:
-        self._grid = grid
-        self._thread = threading.local()
-        connection = getattr(grid._runtime_client, "_client", None)
-        if isinstance(connection, httpx.Client):
-            # Called after the headers of a response, before its body.
-            hooks = connection.event_hooks
-            connection.event_hooks = {**hooks, "response": [*hooks["response"], self._measure]}
-
-    def announced(self, request_ids: Sequence[str]) -> list[tuple[str, _Arrival]]:
-        """Return new answers, each once, with the message ids of their requests.
-
-        The server has checked the senders.
-        """
-        request = PullAppMessagesRequest(message_ids=request_ids)
-        found = self._grid._runtime_client.PullMessages(request)
-        return [
-            (
-                each.metadata.reply_to_message_id,
-                _Arrival(each.metadata.message_id, each.error if each.HasField("error") else None),
-            )
-            for each in found.messages_list
-        ]
 
     def fetch(self, object_id: str, most: int) -> bytes:
         """Return an object of at most `most` bytes; raise `NotYetError` if it has not arrived."""
@@ -241,18 +195,35 @@ class ObjectStore:
             self._thread.most = None
         return read_object(found, object_id, most)
 
-    def discard(self, root: str) -> None:
-        """Delete an answer with all its objects on the server."""
-        run_id = self._grid.run.run_id
-        request = ConfirmMessageReceivedRequest(
-            node=self._grid.node, run_id=run_id, message_object_id=root
-        )
-        self._grid._runtime_client.ConfirmMessageReceived(request)
-
     def _measure(self, response: httpx.Response) -> None:
         most = getattr(self._thread, "most", None)
         if most is not None and response.is_success:
             check_size(int(response.headers.get("content-length", 0)), most + _ENVELOPE)
+
+    def _discard(self, root: str) -> None:
+        """Delete an answer with all its objects on the server."""
+        request = ConfirmMessageReceivedRequest(
+            node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=root
+        )
+
+        def discard() -> None:
+            with contextlib.suppress(Exception):
+                self._grid._runtime_client.ConfirmMessageReceived(request)
+
+        call(discard)
+
+
+def _describe(request_id: str, error: FlowerError) -> Reply:
+    if error.code in _GONE:
+        return Reply(request_id, failure="gone", reason=_GONE[error.code])
+    reason = _on_one_line(error.reason) or f"Flower's error {error.code}"
+    return Reply(request_id, failure="failed", reason=reason)
+
+
+def _on_one_line(text: str) -> str:
+    """Return a client's text made safe for records and terminals."""
+    line = " ".join(text[: 4 * _LONGEST_REASON].split())
+    return "".join(sign for sign in line if sign.isprintable())[:_LONGEST_REASON]
 
 
 def call(work: Callable[[], _Result]) -> "Future[_Result]":

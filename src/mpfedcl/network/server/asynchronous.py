@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.methods.messages import Broadcast, Failure, Update
 from mpfedcl.network.packing import ReportedEvaluation, gather_evaluations, unpack_update
-from mpfedcl.network.server.engine import NetworkEngine, read_reply, select
+from mpfedcl.network.server.engine import NetworkEngine, limit_answer, read_reply
 from mpfedcl.network.server.registry import POLL_SECONDS
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply
 from mpfedcl.rounds.engine import RemoteArrivalEngine
@@ -81,7 +81,8 @@ class AsynchronousEngine(NetworkEngine, RemoteArrivalEngine):
         end = time.monotonic() + seconds
         for node, request_id in sent.items():
             name, broadcast = asked[node]
-            self._open[request_id] = _Open(name, node, broadcast, end, self._limit_answer(name))
+            limit = limit_answer(self._assembly, self.sizes[name])
+            self._open[request_id] = _Open(name, node, broadcast, end, limit)
         self._unsent |= {asked[node][0] for node in asked.keys() - sent.keys()}
 
     def arrivals(self, seconds: float) -> dict[str, bool]:
@@ -151,7 +152,7 @@ class AsynchronousEngine(NetworkEngine, RemoteArrivalEngine):
     ) -> None:
         """Continue from the result of `state`."""
         super().restore(state, record, folder)
-        self._delays = {name: float(each) for name, each in select(state, _DELAY).items()}
+        self._delays = {name: float(each) for name, each in take_group(state, _DELAY).items()}
 
     def _compose(
         self, kind: Kind, broadcast: Broadcast, names: Sequence[str], *, reads: bool

@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl.core.errors import RunCutShort
-from mpfedcl.core.tensors import Tensors, digest, pack_tensors
+from mpfedcl.core.tensors import Tensors, digest, pack_tensors, take_group
 from mpfedcl.methods import SharesPrototypes
 from mpfedcl.methods.messages import Broadcast, Failure, StackMember, Total, Update
 from mpfedcl.network.packing import (
     ReportedEvaluation,
-    count_left_out,
     gather_evaluations,
     pack_broadcast,
     pack_experiment,
@@ -73,7 +72,7 @@ _PER_CLIENT = 2048
 """Bytes of text per client in an answer: a name and a sealed share."""
 
 _Content = TypeVar("_Content")
-_Read = Callable[[str, Message], Any]
+_Take = Callable[[str, Message], None]
 
 
 class NetworkEngine(Engine):
@@ -95,20 +94,16 @@ class NetworkEngine(Engine):
         """The accepted clients' evaluation of the previous round."""
         self.read_versions: tuple[int, int] | None = None
         """Asynchronous methods: the first and the last version in that evaluation."""
-        self._sizes: dict[str, int] = dict(registry.sizes)
-        """Training samples by client name; updated in place as clients join."""
-        self._label_counts: dict[str, list[int]] = registry.label_counts
-        """The same by class."""
-        self.members = Members(self._sizes, self._label_counts)
         self.sums_digests: dict[str, str] = {}
         """SHA-256 of each accepted client's statistics, which it must send again to leave."""
-        self._assembly = assembly
-        self._experiment = experiment = assembly.experiment
-        self._num_classes = assembly.method.num_classes
+        self._sizes: dict[str, int] = dict(registry.sizes)
+        self._label_counts: dict[str, list[int]] = registry.label_counts
+        self.members = Members(self._sizes, self._label_counts)
+        self._assembly, self._experiment = assembly, assembly.experiment
         self._transport, self._registry = transport, registry
         self._run, self._status, self._folder = run, status, folder
         self._device, self._clock = assembly.device, assembly.clock
-        self._document = pack_experiment(experiment)
+        self._document = pack_experiment(assembly.experiment)
         self._connected: dict[str, int] = {}
         """Nodes by client, as of the start of the round."""
         self._resting: dict[str, str] = {}
@@ -122,9 +117,6 @@ class NetworkEngine(Engine):
         """Public keys of the clients in secure aggregation."""
         self._round = 0
         self._broadcast: Broadcast | None = None
-        self._bytes_to_read = 0
-        """Bytes sent only for evaluating the previous round: the rest of the model for clients
-        that train a part of it."""
         self._missing: dict[str, str] = {}
         self._warnings: list[str] = []
         self._replied: set[str] = set()
@@ -138,19 +130,16 @@ class NetworkEngine(Engine):
         came_back = self._connected.keys() - before.keys() if before else set()
         self._silent.note_answers(came_back | self._registry.introduced)
         self._registry.introduced.clear()
+        # In place, because the members share these dictionaries.
         self._sizes.clear()
         self._sizes.update(self._registry.sizes)
         self._label_counts.clear()
         self._label_counts.update(self._registry.label_counts)
-        self._resting = self._find_resting()
-        return self.sizes.keys() - (self._connected.keys() - self._resting.keys())
-
-    def _find_resting(self) -> dict[str, str]:
-        """Return the connected clients to skip; none if too few would remain."""
         silent = self._silent.resting(self._round + 1)
         resting = {name: why for name, why in silent.items() if name in self._connected}
         is_enough = len(self._connected) - len(resting) >= self._experiment.min_clients
-        return resting if is_enough else {}
+        self._resting = resting if is_enough else {}
+        return self.sizes.keys() - (self._connected.keys() - self._resting.keys())
 
     def train(
         self, broadcast: Broadcast, names: Sequence[str], *, keep: Collection[str]
@@ -162,7 +151,6 @@ class NetworkEngine(Engine):
         self._round, self._replied, self._late = broadcast.round, set(), {}
         self._warnings, self._broadcast = [], broadcast
         reads = broadcast.round > 1 and self._experiment.evaluates(broadcast.round - 1)
-        self._bytes_to_read = count_left_out(broadcast, names) if reads else 0
         self._note_absent()
         messages = self._compose("round", broadcast, names, reads=reads)
         if self._experiment.secure_aggregation:
@@ -178,15 +166,17 @@ class NetworkEngine(Engine):
         """Yield the total of the clients' updates, unless too few clients remain to open it."""
         session = Session(self._run, broadcast.round, self._experiment.secure.threshold)
         common = {"format": FORMAT, "experiment": self._document}
-        layout = SumLayout(self._assembly)
-        secure = SecureRound(self._exchange, session, layout, common, self._identities)
+        common |= {"run": session.run, "round": session.round}
+        secure = SecureRound(self._exchange, common)
+        total: Total | None = None
         try:
-            total = secure.run(messages, self._note_late)
+            layout = SumLayout(self._assembly)
+            total = secure.run(session, layout, self._identities, messages, self._note_late)
         except NothingOpened as error:
             warning = describe_lost_round(broadcast.round, error)
             if broadcast.round == self._experiment.rounds:
                 raise RunCutShort(warning) from None
-            self._warnings, total = [warning], None
+            self._warnings = [warning]
         self._replied.update(each.client for each in secure.failures)
         yield from secure.failures
         if total is not None:
@@ -197,28 +187,22 @@ class NetworkEngine(Engine):
     ) -> tuple[RoundEvaluation | None, dict[str, Any]]:
         """Ask all connected clients to evaluate the last round; also return remarks."""
         self.absent_clients()
-        late: dict[str, ReportedEvaluation] = {}
         rejected: dict[str, str] = {}
+        self._late = {}
         names = sorted(self._connected.keys() - self._resting.keys())
         self._note_absent()
         messages = self._compose("close", broadcast, names, reads=True)
-        for each in self._exchange("close", messages, self._read_late):
+        for each in self._exchange("close", messages, self._take_late):
             if isinstance(each, Failure):
                 rejected[each.client] = each.reason
-            else:
-                late |= each
         rejections = {"rejected": dict(sorted(rejected.items()))} if rejected else {}
-        return gather_evaluations(late), {**self.remarks(), **rejections}
+        return gather_evaluations(self._late), {**self.remarks(), **rejections}
 
     def remarks(self) -> dict[str, Any]:
         """Return the reasons why clients are missing or refused, and warnings."""
         reasons = {"missing": self._missing, "refused": self._registry.refused}
-        remarks: dict[str, Any] = {
-            n: dict(sorted(each.items())) for n, each in reasons.items() if each
-        }
-        if self._bytes_to_read:
-            remarks["bytes_to_read"] = self._bytes_to_read
-        return {**remarks, **({"warnings": self._warnings} if self._warnings else {})}
+        remarks: dict[str, Any] = {n: dict(sorted(e.items())) for n, e in reasons.items() if e}
+        return remarks | ({"warnings": self._warnings} if self._warnings else {})
 
     def keep(self, accepted: Sequence[str], following: Callable[[], Broadcast]) -> None:
         """Record the accepted updates; each client's next message reports its own."""
@@ -243,9 +227,9 @@ class NetworkEngine(Engine):
         self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
     ) -> None:
         """Continue from the result of `state`."""
-        self._accepted = {name: int(each) for name, each in select(state, _SETTLED).items()}
+        self._accepted = {name: int(each) for name, each in take_group(state, _SETTLED).items()}
         self.sums_digests = {
-            name: bytes(each.tolist()).hex() for name, each in select(state, _SUMS).items()
+            name: bytes(each.tolist()).hex() for name, each in take_group(state, _SUMS).items()
         }
         self._silent.restore(state)
         self._round = int(record.get("round", 0))
@@ -275,7 +259,10 @@ class NetworkEngine(Engine):
             asked = {node: messages[name] for node, name in clients.items()}
             sent = self._transport.send(kind, asked, seconds, seconds=seconds)
         waiting = {request_id: clients[node] for node, request_id in sent.items()}
-        limits = {each: limit or self._limit_answer(name) for each, name in waiting.items()}
+        limits = {
+            each: limit or limit_answer(self._assembly, self.sizes[name])
+            for each, name in waiting.items()
+        }
         unsent = clients.keys() - sent.keys()
         self._missing |= {clients[node]: "the message could not be sent" for node in unsent}
         # The closing evaluation waits for every connected client.
@@ -304,9 +291,6 @@ class NetworkEngine(Engine):
             why = f"no answer within {seconds:g} s"
             self._silent.note_silence(waiting.values(), self._round)
         self._missing |= dict.fromkeys(waiting.values(), why)
-
-    def _limit_answer(self, name: str) -> AnswerLimit:
-        return limit_answer(self._assembly, self.sizes[name])
 
     def _compose(
         self, kind: Kind, broadcast: Broadcast, names: Sequence[str], *, reads: bool
@@ -349,10 +333,11 @@ class NetworkEngine(Engine):
 
     def _note_late(self, name: str, message: Message) -> None:
         if "late" in message.values:
-            self._late |= self._read_late(name, message)
+            self._take_late(name, message)
 
-    def _read_late(self, name: str, message: Message) -> dict[str, ReportedEvaluation]:
-        return {name: unpack_evaluation(message.value("late", dict), self._num_classes)}
+    def _take_late(self, name: str, message: Message) -> None:
+        late, num_classes = message.value("late", dict), self._assembly.method.num_classes
+        self._late[name] = unpack_evaluation(late, num_classes)
 
     def _write_status(
         self, kind: Kind, number: int, waiting: Mapping[str, str], answered: int
@@ -362,11 +347,6 @@ class NetworkEngine(Engine):
         self._status.write(
             what, **details, waiting=sorted(waiting.values()), missing=sorted(self._missing)
         )
-
-
-def select(state: Tensors, prefix: str) -> Tensors:
-    """Return the entries of a state under a prefix, without the prefix."""
-    return {n.removeprefix(prefix): each for n, each in state.items() if n.startswith(prefix)}
 
 
 def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
@@ -392,24 +372,19 @@ def read_reply(
 def limit_answer(assembly: Assembly, num_samples: int) -> AnswerLimit:
     """Return the size limit of an update from a client with this many samples."""
     method = assembly.method
-    template = assembly.template
-    expected = _num_bytes(template) + _num_bytes(assembly.sums)
+    tensors = [*assembly.template.values(), *assembly.sums.values()]
+    expected = sum(each.nbytes for each in tensors)
     if isinstance(method, SharesPrototypes):
         itemsize = max(each.element_size() for each in assembly.initial.values())
         row = assembly.model.embedding_size * itemsize + _LABEL_AND_COUNT
         most = method.max_prototypes
         rows = num_samples if most is None else min(num_samples, most * method.num_classes)
         expected += rows * row
-    names = len(template) + len(assembly.sums)
     return AnswerLimit(
-        num_arrays=2 * names + _EXTRA_ARRAYS,
+        num_arrays=2 * len(tensors) + _EXTRA_ARRAYS,
         array_bytes=min(MOST_BYTES, _SPARE * expected + _ALLOWANCE),
         text_bytes=min(_LONGEST_TEXT, _TEXT + _COUNT_BYTES * method.num_classes**2),
     )
-
-
-def _num_bytes(tensors: Tensors) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors.values())
 
 
 def spill_to_disk(update: Update, folder: Path | None) -> Update:
@@ -433,77 +408,51 @@ def spill_to_disk(update: Update, folder: Path | None) -> Update:
 
 
 class SecureRound:
-    """One round; a client that fails at a stage is left out while enough clients remain.
+    """The stages of one secure aggregation; a client that fails at a stage is left out."""
 
-    Args:
-        exchange: `NetworkEngine._exchange`.
-        session: The run, the round and the threshold.
-        layout: The values that clients add up.
-        common: Values of every message.
-        identities: Public keys of the clients seen before in this run; new ones are added.
-    """
-
-    def __init__(
-        self,
-        exchange: Callable[..., Iterator[Any]],
-        session: Session,
-        layout: SumLayout,
-        common: Mapping[str, Any],
-        identities: dict[str, bytes],
-    ) -> None:
+    def __init__(self, exchange: Callable[..., Iterator[Any]], common: Mapping[str, Any]) -> None:
         self.failures: list[Failure] = []
         """Reasons why single clients are not in the total."""
-        self._exchange, self._session, self._layout = exchange, session, layout
-        self._identities = identities
-        self._common = {**common, "run": session.run, "round": session.round}
+        self._exchange = exchange
+        self._common = common
+        """Values of every message."""
 
-    def run(self, messages: Mapping[str, Message], note: Callable[[str, Message], None]) -> Total:
+    def run(
+        self,
+        session: Session,
+        layout: SumLayout,
+        identities: dict[str, bytes],
+        messages: Mapping[str, Message],
+        note: Callable[[str, Message], None],
+    ) -> Total:
         """Return the total of the remaining clients; raise `NothingOpened` if they are too few.
 
         Args:
+            session: The run, the round and the threshold.
+            layout: The values that clients add up.
+            identities: Public keys of the clients seen before in this run; new ones are added.
             messages: The training message for each client; shares are added to it.
             note: Called with each answer to it.
         """
         adverts: dict[str, Advert] = {}
-        for found in self._stage("advertise", list(messages), {}, _read_advert):
-            adverts |= found
-        for name, reason in find_odd(self._session, adverts, self._identities).items():
+
+        def take_advert(name: str, message: Message) -> None:
+            adverts[name] = Advert.from_values(message.value("advert", dict))
+
+        self._stage("advertise", list(messages), {}, take_advert)
+        for name, reason in find_odd(session, adverts, identities).items():
             del adverts[name]
             self.failures.append(Failure(name, reason))
-        self._identities.update({name: each.identity for name, each in adverts.items()})
-        server = SumServer(self._session, self._layout.size, adverts)
+        identities |= {name: each.identity for name, each in adverts.items()}
+        server = SumServer(session, layout.size, adverts)
+
+        def take_shares(name: str, message: Message) -> None:
+            server.take_shares(name, _read_table(message, "sealed"))
+
         values = {name: advert.to_values() for name, advert in adverts.items()}
-        self._stage(
-            "share",
-            server.roster.names,
-            {"adverts": values},
-            lambda name, message: server.take_shares(name, _read_table(message, "sealed")),
-        )
-        self._train(server, messages, note)
-        survivors = server.survivors
-        # A client that fails from here on is still in the total.
-        before = len(self.failures)
-        self._stage(
-            "reveal",
-            survivors,
-            {"survivors": survivors},
-            lambda name, message: server.take_revealed(
-                name, Revealed(_read_table(message, "seeds"), _read_table(message, "keys"))
-            ),
-        )
-        del self.failures[before:]
-        taken_part = len(server.roster.names)
-        return self._layout.total(server.open(), survivors, taken_part, server.bytes_up)
+        self._stage("share", server.roster.names, {"adverts": values}, take_shares)
 
-    def _train(
-        self,
-        server: SumServer,
-        messages: Mapping[str, Message],
-        note: Callable[[str, Message], None],
-    ) -> None:
-        """Let clients train, and add up their masked values."""
-
-        def take(name: str, message: Message) -> None:
+        def take_masked(name: str, message: Message) -> None:
             if "masked" not in message.arrays:
                 raise MessageError("its masked values are missing")
             server.take_masked(name, message.arrays["masked"])
@@ -514,45 +463,47 @@ class SecureRound:
             sealed = {other: each.hex() for other, each in server.shares_for(name).items()}
             message = messages[name]
             with_shares[name] = Message({**message.values, "sealed": sealed}, message.arrays)
-        size = 8 * self._layout.size + _STAGE_BYTES
+        size = 8 * layout.size + _STAGE_BYTES
         limit = AnswerLimit(num_arrays=1, array_bytes=size, text_bytes=_TEXT)
-        self._gather("round", with_shares, take, limit, _HEAVY_SHARE)
+        self._gather("round", with_shares, take_masked, limit, _HEAVY_SHARE)
+        survivors = server.survivors
+
+        def take_revealed(name: str, message: Message) -> None:
+            seeds, keys = _read_table(message, "seeds"), _read_table(message, "keys")
+            server.take_revealed(name, Revealed(seeds, keys))
+
+        # A client that fails from here on is still in the total.
+        before = len(self.failures)
+        self._stage("reveal", survivors, {"survivors": survivors}, take_revealed)
+        del self.failures[before:]
+        return layout.total(server.open(), survivors, len(server.roster.names), server.bytes_up)
 
     def _stage(
-        self, stage: str, names: Sequence[str], values: Mapping[str, Any], read: _Read
-    ) -> list[Any]:
+        self, stage: str, names: Sequence[str], values: Mapping[str, Any], take: _Take
+    ) -> None:
         message = Message({**self._common, "stage": stage, **values})
         text = _STAGE_BYTES + _PER_CLIENT * len(names)
         limit = AnswerLimit(num_arrays=0, array_bytes=_STAGE_BYTES, text_bytes=text)
-        return self._gather("secure", dict.fromkeys(names, message), read, limit, _LIGHT_SHARE)
+        self._gather("secure", dict.fromkeys(names, message), take, limit, _LIGHT_SHARE)
 
     def _gather(
         self,
         kind: Kind,
         messages: Mapping[str, Message],
-        read: _Read,
+        take: _Take,
         limit: AnswerLimit,
         share: float,
-    ) -> list[Any]:
-        """Ask clients, record failures, and return the content of the other answers."""
+    ) -> None:
+        """Ask clients, take their answers, and record failures."""
 
-        def read_checked(name: str, message: Message) -> Any:
+        def take_checked(name: str, message: Message) -> None:
             try:
-                return read(name, message)
+                take(name, message)
             except ProtocolError as error:
                 raise MessageError(str(error)) from None
 
-        found = []
-        for each in self._exchange(kind, messages, read_checked, limit=limit, share=share):
-            if isinstance(each, Failure):
-                self.failures.append(each)
-            else:
-                found.append(each)
-        return found
-
-
-def _read_advert(name: str, message: Message) -> dict[str, Advert]:
-    return {name: Advert.from_values(message.value("advert", dict))}
+        answers = self._exchange(kind, messages, take_checked, limit=limit, share=share)
+        self.failures += [each for each in answers if isinstance(each, Failure)]
 
 
 def _read_table(message: Message, name: str) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from mpfedcl.core.tensors import Tensors
+from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.packing import DataFormat, Introduction, pack_experiment
 from mpfedcl.network.server.status import Status
@@ -49,8 +49,6 @@ class ClientRegistry:
         only: str | None = None,
     ) -> None:
         self.members: dict[str, Introduction] = {}
-        self.refused: dict[str, str] = {}
-        """Reasons for refusals, by the name of the client or its node."""
         self.introduced: set[str] = set()
         """Clients introduced since the engine last looked."""
         self.data_format = data_format
@@ -64,8 +62,8 @@ class ClientRegistry:
         """Nodes asked for an introduction, by message id."""
         self.seen: set[int] = set()
         """Nodes that are not asked again."""
-        self.refused_nodes: dict[int, str] = {}
-        """The key in `refused` of each refused node."""
+        self._refusals: dict[int, tuple[str, str]] = {}
+        """Name and reason by node."""
         self.use_experiment(experiment)
 
     @property
@@ -78,6 +76,11 @@ class ClientRegistry:
         """Training samples by client and class, in the experiment's class order."""
         classes = self._experiment.dataset.classes
         return {name: _count_by_class(self.members[name], classes) for name in sorted(self.members)}
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Reasons for refusals, by the name of the client or its node."""
+        return dict(self._refusals.values())
 
     def use_experiment(self, experiment: Experiment) -> None:
         """Send and check introductions for this experiment from now on."""
@@ -98,9 +101,7 @@ class ClientRegistry:
     def wait_for_only(self) -> None:
         """Wait for the only client, at most `network.patience` seconds."""
         if not self._wait_for(1, f"waiting for {self._only}"):
-            reasons = self._list_refusals()
-            patience = self._experiment.network.patience
-            raise RunCutShort(f"{self._only} was not connected after {patience:g} s.{reasons}")
+            raise self._cut_short(f"{self._only} was not connected after")
 
     def find_connected(self, *, is_new_round: bool = True) -> dict[str, int]:
         """Return the node of each connected client; ask new nodes for an introduction.
@@ -115,7 +116,7 @@ class ClientRegistry:
         if len(here) < needed:
             here = self._wait_for(needed, "waiting for clients to come back")
         if len(here) < needed:
-            raise RunCutShort(self._explain_too_few("are left"))
+            raise self._too_few("are left")
         return here
 
     def exclude(self, reasons: Mapping[str, str]) -> None:
@@ -125,7 +126,7 @@ class ClientRegistry:
                 del self.members[name]
                 self._remove(node, name, reasons[name])
         if len(self.members) < self._experiment.min_clients:
-            raise RunCutShort(self._explain_too_few("were connected"))
+            raise self._too_few("were connected")
 
     def ask_for_introduction(self, names: Collection[str]) -> None:
         """Ask clients for a new introduction, because their data may have changed."""
@@ -133,7 +134,7 @@ class ClientRegistry:
 
     def _ask_refused_again(self) -> None:
         """Ask refused clients again: they may have been repaired."""
-        self.seen -= self.refused_nodes.keys() - set(self._asked.values())
+        self.seen -= self._refusals.keys() - set(self._asked.values())
 
     def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
         now = time.monotonic()
@@ -143,8 +144,9 @@ class ClientRegistry:
             if now > again:
                 self._ask_refused_again()
                 again = now + _AGAIN_SECONDS
-            self._status.write(what, here=sorted(here), wanted=wanted, refused=dict(self.refused))
-            self._status.raise_if_stop_requested()
+            self._status.write(what, here=sorted(here), wanted=wanted, refused=self.refused)
+            if self._status.stop_requested():
+                raise RunCutShort("stopped while waiting for clients; completed rounds are kept.")
             time.sleep(POLL_SECONDS)
             here = self._poll()
         return here
@@ -192,17 +194,15 @@ class ClientRegistry:
             return
         try:
             member = Introduction.from_message(reply.message)
-        except MessageError as error:
-            self._remove(node, name, str(error))
-            return
         # A bad introduction affects only the client that sent it.
         except Exception as error:
-            self._remove(node, name, f"its introduction cannot be read ({type(error).__name__})")
+            why = f"its introduction cannot be read ({type(error).__name__})"
+            self._remove(node, name, str(error) if isinstance(error, MessageError) else why)
             return
         if reason := self._check(member, registered, node, present):
             self._remove(node, registered or member.name, reason)
             return
-        self._forget_refusal(node)
+        self._refusals.pop(node, None)
         # The same client at a new node: the newest node counts.
         self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
         self._nodes[node] = member.name
@@ -214,13 +214,10 @@ class ClientRegistry:
         self._nodes.pop(node, None)
 
     def _refuse(self, node: int, name: str, reason: str) -> None:
-        self._forget_refusal(node)
-        self.refused_nodes[node], self.refused[name] = name, reason
-        for oldest in list(self.refused_nodes)[:-_MOST_REFUSED]:
-            self._forget_refusal(oldest)
-
-    def _forget_refusal(self, node: int) -> None:
-        self.refused.pop(self.refused_nodes.pop(node, ""), None)
+        self._refusals.pop(node, None)
+        self._refusals[node] = name, reason
+        for oldest in list(self._refusals)[:-_MOST_REFUSED]:
+            del self._refusals[oldest]
 
     def _check(
         self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
@@ -258,28 +255,24 @@ class ClientRegistry:
                 "images": "images must be of one size, or go through the same encoder",
                 "vectors": "vectors must be of one width",
             }[wanted.samples]
-            return (
-                f"its inputs have {member.input_size} values, the others' {wanted.input_size}: "
-                f"{rule}"
-            )
-        shapes = member.image_shape, wanted.image_shape
-        if all(shapes) and shapes[0] != shapes[1]:
-            own, others = (" x ".join(map(str, each)) for each in shapes)
+            sizes = f"{member.input_size} values, the others' {wanted.input_size}"
+            return f"its inputs have {sizes}: {rule}"
+        own, others = (" x ".join(map(str, e)) for e in (member.image_shape, wanted.image_shape))
+        if own and others and own != others:
             return (
                 f"its images are {own}, the others' {others}: images must be of one size and color"
             )
         return "its encoder is not the others'"
 
-    def _list_refusals(self) -> str:
-        refusals = sorted(self.refused.items())
-        return "".join(f" {name}: {why.removesuffix('.')}." for name, why in refusals)
+    def _too_few(self, words: str) -> RunCutShort:
+        most = self._experiment.min_clients
+        return self._cut_short(f"min_clients is {most}; fewer {words} after", " of waiting")
 
-    def _explain_too_few(self, words: str) -> str:
-        reasons = self._list_refusals()
-        return (
-            f"min_clients is {self._experiment.min_clients}; fewer {words} after "
-            f"{self._experiment.network.patience:g} s of waiting.{reasons}"
-        )
+    def _cut_short(self, words: str, more: str = "") -> RunCutShort:
+        patience = self._experiment.network.patience
+        refusals = sorted(self.refused.items())
+        reasons = "".join(f" {name}: {why.removesuffix('.')}." for name, why in refusals)
+        return RunCutShort(f"{words} {patience:g} s{more}.{reasons}")
 
 
 def _count_by_class(member: Introduction, classes: Collection[str]) -> list[int]:
@@ -390,42 +383,37 @@ class SilentClients:
     """
 
     def __init__(self) -> None:
-        self._times: dict[str, int] = {}
-        self._asked_in: dict[str, int] = {}
-        """The round in which each silent client is asked next."""
+        self._silences: dict[str, tuple[int, int]] = {}
+        """The silences in a row of each client, and the round in which it is asked next."""
 
     def note_answers(self, names: Collection[str]) -> None:
         """Record that clients have answered, reconnected or introduced themselves."""
         for name in names:
-            self._times.pop(name, None)
-            self._asked_in.pop(name, None)
+            self._silences.pop(name, None)
 
     def note_silence(self, names: Collection[str], round_number: int) -> None:
         """Record that clients missed the deadline of a round."""
+        is_new = any(name not in self._silences for name in names)
         for name in names:
-            times = self._times[name] = self._times.get(name, 0) + 1
+            times = self._silences.get(name, (0, 0))[0] + 1
             rest = 2 ** (times - 1) if times >= _PATIENCE else 0
-            self._asked_in[name] = round_number + 1 + min(rest, _LONGEST_REST)
-        if any(self._times[name] == 1 for name in names):
-            self._asked_in = dict.fromkeys(self._asked_in, round_number + 1)
+            self._silences[name] = times, round_number + 1 + min(rest, _LONGEST_REST)
+        if is_new:
+            self._silences = {n: (t, round_number + 1) for n, (t, _) in self._silences.items()}
 
     def resting(self, round_number: int) -> dict[str, str]:
         """Return the clients to skip in a round, with the reason for its record."""
         return {
-            name: f"silent {self._times[name]} times in a row; asked again in round {asked_in}"
-            for name, asked_in in self._asked_in.items()
+            name: f"silent {times} times in a row; asked again in round {asked_in}"
+            for name, (times, asked_in) in self._silences.items()
             if asked_in > round_number
         }
 
     def state(self) -> Tensors:
         """Return the state for a checkpoint."""
-        return {
-            f"{_SILENT}{name}": torch.tensor([times, self._asked_in[name]])
-            for name, times in self._times.items()
-        }
+        return {f"{_SILENT}{name}": torch.tensor(each) for name, each in self._silences.items()}
 
     def restore(self, state: Tensors) -> None:
         """Continue from the result of `state`; other entries are ignored."""
-        found = {n.removeprefix(_SILENT): v for n, v in state.items() if n.startswith(_SILENT)}
-        self._times = {name: int(each[0]) for name, each in found.items()}
-        self._asked_in = {name: int(each[1]) for name, each in found.items()}
+        found = take_group(state, _SILENT)
+        self._silences = {name: (int(each[0]), int(each[1])) for name, each in found.items()}

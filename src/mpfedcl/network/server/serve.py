@@ -48,16 +48,11 @@ def serve(
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> RunResult:
     """Wait for clients, and run an experiment with them into a new run directory."""
-    run_status = Status(status)
-    experiment = _plan(experiment, observer)
-    # Report missing packages before waiting for clients.
-    attach = callbacks.attach(experiment)
-    registry = ClientRegistry(experiment, transport, run_status)
-    experiment = _wait_for_clients(registry, experiment)
+    run = _NetworkRun(transport, status, observer, callbacks)
+    experiment = run.wait_for_clients(experiment)
     path = out if out is not None else unused_folder(Path("runs") / f"{experiment.method}-network")
     with RunDirectory.create(path, experiment) as directory:
-        attached = attach(path, observer or Observer())
-        return _run(transport, experiment, registry, directory, run_status, attached)
+        return run.execute(experiment, directory)
 
 
 def resume_serving(
@@ -69,7 +64,7 @@ def resume_serving(
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> RunResult:
     """Resume a run from its newest valid checkpoint."""
-    run_status = Status(status)
+    run = _NetworkRun(transport, status, observer, callbacks)
     with RunDirectory.resume(path) as directory:
         experiment = directory.read_experiment()
         if rounds is not None:
@@ -79,73 +74,131 @@ def resume_serving(
             raise InvalidInput(
                 f"resume is {str(path)!r}; it must be a run over a network, and this one is not."
             )
-        experiment = _plan(experiment, observer, path)
-        attach = callbacks.attach(experiment)
+        experiment = run.wait_for_clients(experiment, known, path)
+        return run.execute(experiment, directory)
+
+
+class _NetworkRun:
+    """A run: the wait for its clients, its rounds, and the files about its clients."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        status: Path | None,
+        observer: Observer | None,
+        callbacks: Callbacks,
+    ) -> None:
+        self._transport, self._callbacks = transport, callbacks
+        self._status = Status(status)
+        self._observer = observer or Observer()
+        self._idle = 0
+
+    def wait_for_clients(
+        self,
+        experiment: Experiment,
+        known: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+    ) -> Experiment:
+        """Wait for clients; return the experiment with their classes.
+
+        `known` is the federation.json of the run at `path`, if it is resumed.
+        """
+        planned = plan(experiment, over_network=True, run=path)
+        for notice in planned.notices:
+            self._observer.on_warning(notice)
+        experiment = planned.experiment
+        # Report missing packages before waiting for clients.
+        self._attach = self._callbacks.attach(experiment)
         data_format = DataFormat.from_json(known) if known else None
-        registry = ClientRegistry(experiment, transport, run_status, data_format)
-        experiment = _wait_for_clients(registry, experiment)
-        attached = attach(path, observer or Observer())
-        return _run(transport, experiment, registry, directory, run_status, attached)
+        self._registry = ClientRegistry(experiment, self._transport, self._status, data_format)
+        self._registry.wait_for_clients()
+        experiment, odd = agree_on_classes(experiment, self._registry.members)
+        self._registry.exclude(odd)
+        assert self._registry.data_format is not None
+        self._format = self._registry.data_format
+        if self._format.samples == "vectors":
+            experiment = experiment.replace(encoder__name="none")
+        if all(member.own_data for member in self._registry.members.values()):
+            # Such clients have local test sets.
+            experiment = experiment.replace(partition__test="matched")
+        experiment = resolve(experiment)
+        self._registry.use_experiment(experiment)
+        return experiment
 
+    def execute(self, experiment: Experiment, directory: RunDirectory) -> RunResult:
+        """Run the remaining rounds."""
+        observer = self._observer = self._attach(directory.path, self._observer)
+        cap_threads()
+        for notice in describe_secure_aggregation(experiment):
+            observer.on_warning(notice)
+        device = find_device(experiment.device)
+        known = directory.read_json("federation.json") or {
+            "run": secrets.token_hex(16),
+            **self._format._asdict(),
+        }
+        directory.write_json("federation.json", known)
+        assembly = assemble(
+            experiment,
+            make_network_model(experiment, self._format, device),
+            num_classes=len(experiment.dataset.classes),
+            input_size=self._format.input_size,
+            device=device,
+            public=_load_public(experiment, self._format, device),
+        )
+        kind = AsynchronousEngine if isinstance(assembly.method, Asynchronous) else NetworkEngine
+        engine = kind(
+            assembly, self._transport, self._registry, known["run"], self._status, directory.path
+        )
 
-def _plan(experiment: Experiment, observer: Observer | None, run: Path | None = None) -> Experiment:
-    planned = plan(experiment, over_network=True, run=run)
-    for notice in planned.notices:
-        (observer or Observer()).on_warning(notice)
-    return planned.experiment
+        def on_start(started: Experiment, rounds_done: int) -> None:
+            self._write_partition(directory, experiment)
+            observer.on_start(started, rounds_done)
 
+        def on_round(record: Any) -> None:
+            self._write_partition(directory, experiment)
+            if sums := engine.sums_digests:
+                directory.write_json("federation.json", {**known, "sums": sums})
+            observer.on_round(record)
+            self._idle = self._idle + 1 if record["unchanged"] else 0
+            if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < experiment.rounds:
+                raise RunCutShort(f"no client was accepted in {self._idle} rounds.")
 
-def _wait_for_clients(registry: ClientRegistry, experiment: Experiment) -> Experiment:
-    """Wait for clients; return the experiment with their classes."""
-    registry.wait_for_clients()
-    experiment, odd = agree_on_classes(experiment, registry.members)
-    registry.exclude(odd)
-    assert registry.data_format is not None
-    if registry.data_format.samples == "vectors":
-        experiment = experiment.replace(encoder__name="none")
-    if all(member.own_data for member in registry.members.values()):
-        # Such clients have local test sets.
-        experiment = experiment.replace(partition__test="matched")
-    experiment = resolve(experiment)
-    registry.use_experiment(experiment)
-    return experiment
+        watching = replace(
+            observer,
+            on_start=on_start,
+            on_round=on_round,
+            should_stop=lambda: observer.should_stop() or self._status.stop_requested(),
+        )
+        run_loop = NetworkRunLoop(assembly, engine, experiment.dataset.classes)
+        try:
+            return run_loop.run(directory, watching)
+        except RunCutShort as error:
+            raise RunCutShort(f"{error} Resume it with --resume {directory.path}") from None
 
-
-def _run(
-    transport: Transport,
-    experiment: Experiment,
-    registry: ClientRegistry,
-    directory: RunDirectory,
-    status: Status,
-    observer: Observer,
-) -> RunResult:
-    cap_threads()
-    for notice in describe_secure_aggregation(experiment):
-        observer.on_warning(notice)
-    device = find_device(experiment.device)
-    classes = experiment.dataset.classes
-    assert registry.data_format is not None
-    known = directory.read_json("federation.json") or {
-        "run": secrets.token_hex(16),
-        **registry.data_format._asdict(),
-    }
-    directory.write_json("federation.json", known)
-    assembly = assemble(
-        experiment,
-        make_network_model(experiment, registry.data_format, device),
-        num_classes=len(classes),
-        input_size=registry.data_format.input_size,
-        device=device,
-        public=_load_public(experiment, registry.data_format, device),
-    )
-    kind = AsynchronousEngine if isinstance(assembly.method, Asynchronous) else NetworkEngine
-    engine = kind(assembly, transport, registry, known["run"], status, directory.path)
-    run_loop = NetworkRunLoop(assembly, engine, classes)
-    monitor = _RunMonitor(registry, directory, classes, status, observer, engine)
-    try:
-        return run_loop.run(directory, monitor.observer)
-    except RunCutShort as error:
-        raise RunCutShort(f"{error} Resume it with --resume {directory.path}") from None
+    def _write_partition(self, directory: RunDirectory, experiment: Experiment) -> None:
+        """Write the reported label counts; clients that have left stay in the file."""
+        before = directory.read_json("partition.json") or {"clients": {}}
+        members, data_format = self._registry.members, self._format
+        introduced = {
+            name: {"train": counts, "test": members[name].test}
+            for name, counts in self._registry.label_counts.items()
+        }
+        encoders = {each.encoder for each in members.values() if each.encoder}
+        content: dict[str, Any] = {
+            "classes": list(experiment.dataset.classes),
+            "clients": dict(sorted({**before["clients"], **introduced}.items())),
+            "input_means": {},
+            # The experiment's data settings do not describe clients with their own data.
+            "network": True,
+        }
+        if encoders:
+            content["encoder"] = encoders.pop()
+        if data_format.samples == "vectors":
+            content["input_shape"] = [data_format.input_size]
+        if data_format.image_shape:
+            content["image_shape"] = list(data_format.image_shape)
+        if content != before:
+            directory.write_partition(content)
 
 
 def _load_public(
@@ -170,93 +223,24 @@ def make_network_model(
     experiment: Experiment, data_format: DataFormat, device: torch.device
 ) -> Model:
     """Return the model for the clients' data format."""
-    num_classes, settings = len(experiment.dataset.classes), experiment.model
-    if experiment.encoder.train:
+    encoder, is_trained = None, experiment.encoder.train
+    if is_trained:
         encoder = find_experiment_encoder(experiment, device)
         if data_format.encoder != encoder.fingerprint:
             raise InvalidInput(
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
             )
-        return make_model(
-            encoder, data_format.input_size, num_classes, settings, trains_encoder=True
-        )
     is_encoded = data_format.samples == "vectors" or experiment.encoder.name not in (None, "none")
     return make_model(
-        None,
+        encoder,
         data_format.input_size,
-        num_classes,
-        settings,
-        takes_features=is_encoded,
-        image_shape=data_format.image_shape or None,
+        len(experiment.dataset.classes),
+        experiment.model,
+        trains_encoder=is_trained,
+        takes_features=is_encoded and not is_trained,
+        image_shape=None if is_trained else data_format.image_shape or None,
     )
-
-
-class _RunMonitor:
-    """Keeps partition.json current, and ends a run without accepted updates."""
-
-    def __init__(
-        self,
-        registry: ClientRegistry,
-        directory: RunDirectory,
-        classes: tuple[str, ...],
-        status: Status,
-        observer: Observer,
-        engine: NetworkEngine,
-    ) -> None:
-        self._engine = engine
-        self._registry, self._directory, self._classes = registry, directory, classes
-        self._idle = self._rounds = 0
-        self._observer = observer
-        self.observer = replace(
-            observer,
-            on_start=self._on_start,
-            on_round=self._on_round,
-            should_stop=lambda: observer.should_stop() or status.stop_requested(),
-        )
-
-    def _on_start(self, experiment: Experiment, rounds_done: int) -> None:
-        self._rounds = experiment.rounds
-        self._write_partition()
-        self._observer.on_start(experiment, rounds_done)
-
-    def _on_round(self, record: Any) -> None:
-        self._write_partition()
-        if sums := self._engine.sums_digests:
-            known = self._directory.read_json("federation.json") or {}
-            self._directory.write_json("federation.json", {**known, "sums": sums})
-        self._observer.on_round(record)
-        self._idle = self._idle + 1 if record["unchanged"] else 0
-        if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < self._rounds:
-            raise RunCutShort(f"no client was accepted in {self._idle} rounds.")
-
-    def _write_partition(self) -> None:
-        """Write the reported label counts; clients that have left stay in the file."""
-        before = self._directory.read_json("partition.json") or {"clients": {}}
-        introduced = {
-            name: {"train": counts, "test": self._registry.members[name].test}
-            for name, counts in self._registry.label_counts.items()
-        }
-        clients = {**before["clients"], **introduced}
-        encoders = {each.encoder for each in self._registry.members.values() if each.encoder}
-        data_format = self._registry.data_format
-        assert data_format is not None
-        content = {
-            "classes": list(self._classes),
-            "clients": {name: clients[name] for name in sorted(clients)},
-            "input_means": {},
-            # The experiment's data settings do not describe clients with their own data.
-            "network": True,
-            **({"encoder": encoders.pop()} if encoders else {}),
-            **(
-                {"input_shape": [data_format.input_size]}
-                if data_format.samples == "vectors"
-                else {}
-            ),
-            **({"image_shape": list(shape)} if (shape := data_format.image_shape) else {}),
-        }
-        if content != before:
-            self._directory.write_partition(content)
 
 
 class NetworkRunLoop(RunLoop):
@@ -328,12 +312,8 @@ class NetworkRunLoop(RunLoop):
 class SingleClient:
     """One client of a finished run; other connected clients are ignored.
 
-    Args:
-        transport: Carries the messages.
-        experiment: The run's experiment, with the current classes of the federation.
-        known: The content of the run's federation.json.
-        name: The client's name.
-        status: Receives progress.
+    `experiment` is the run's, with the current classes of the federation, and `known` is the
+    content of its federation.json.
     """
 
     def __init__(
@@ -371,23 +351,20 @@ class SingleClient:
         """
         broadcast = replace(current, round=self._round)
         self._engine.absent_clients()
-        answers = list(self._engine.train(broadcast, [self.name], keep=[]))
-        if not answers:
+        answer = next(self._engine.train(broadcast, [self.name], keep=[]), None)
+        if answer is None:
             missing = self._engine.remarks().get("missing", {})
             raise RunCutShort(f"{self.name} did not answer: {missing.get(self.name, 'no answer')}.")
-        method = self._assembly.method
-        server = method.init_server(self._assembly.initial)
-        members = self._engine.members
-        validator = UpdateValidator(self._assembly, members.sizes, members.label_counts)
-        collector = UpdateCollector(method, validator, server, broadcast, [self.name])
-        (answer,) = answers
-        collector.add(answer)
         if isinstance(answer, Failure):
             raise RunCutShort(f"{self.name} failed: {answer.reason}")
         # Secure aggregation, the only source of totals, cannot change single clients.
         assert isinstance(answer, Update)
-        rejected = collector.rejected.get(self.name)
-        if rejected is not None:
+        method, members = self._assembly.method, self._engine.members
+        server = method.init_server(self._assembly.initial)
+        validator = UpdateValidator(self._assembly, members.sizes, members.label_counts)
+        collector = UpdateCollector(method, validator, server, broadcast, [self.name])
+        collector.add(answer)
+        if (rejected := collector.rejected.get(self.name)) is not None:
             return answer, rejected
         return ProcessorChain(method.experiment).unpack(answer, broadcast), None
 

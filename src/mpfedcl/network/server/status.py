@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.files import write_atomically
 
 _WRITE_SECONDS = 0.5
@@ -44,11 +43,6 @@ class Status:
     def stop_requested(self) -> bool:
         """Return whether the run should stop after the current round."""
         return self._path is not None and stop_file(self._path).exists()
-
-    def raise_if_stop_requested(self) -> None:
-        """Raise `RunCutShort` if the run should stop."""
-        if self.stop_requested():
-            raise RunCutShort("stopped while waiting for clients; completed rounds are kept.")
 
 
 def read_status(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ DIR/clients/<name>/                    the files for that client's machine
 """
 
 import contextlib
+import re
 import secrets
 import tomllib
 from collections.abc import Sequence
@@ -20,8 +21,15 @@ import tomli_w
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.network.flower.run_config import KEYS
 
+REQUEST_KEYS = (
+    *("experiment", "out", "resume", "rounds", "status"),
+    *("update", "client", "leave"),
+)
+"""The keys of a request to the server's executor; an empty text is a key that is not given.
+experiment: a TOML document. out, resume: the run directory on the server. rounds: of a run that is
+resumed. status: the status file. update: a finished one-shot run that the client named `client`
+joins, or leaves if `leave` is true."""
 FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
 _SHORTEST_SECRET = 32
@@ -152,7 +160,10 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
     parts = {"server", "clients", "README.md"}
     if existing is None and root.exists() and {each.name for each in root.iterdir()} - parts:
         raise InvalidInput(f"{root} is not empty; it must be a new folder, or a federation's.")
-    _check_host(host)
+    if host is not None and not re.fullmatch(r"[A-Za-z0-9.-]{1,253}", host):
+        raise InvalidInput(
+            f"host is {host!r}; it must be a host name or an IPv4 address, without port."
+        )
     if existing is not None and host not in (None, existing.host):
         raise InvalidInput(
             f"host is {host!r}; it must be {existing.host!r}, as in the server's certificate: make "
@@ -209,11 +220,9 @@ def write_app(folder: Path) -> None:
     """Write the Flower app, which only refers to the installed package."""
     flower = {
         "publisher": "mpfedcl",
-        "components": {
-            "serverapp": "mpfedcl.flower_app:server_app",
-            "clientapp": "mpfedcl.flower_app:client_app",
-        },
-        "config": dict.fromkeys(KEYS, ""),
+        # Flower requires these names; our executors load neither.
+        "components": dict.fromkeys(("serverapp", "clientapp"), "mpfedcl.flower_app:main"),
+        "config": dict.fromkeys(REQUEST_KEYS, ""),
     }
     content = {
         "project": {
@@ -258,20 +267,10 @@ def _write_page(path: Path, template: str, **values: object) -> None:
 
 def _check_client_name(name: str) -> None:
     """Reject names that are unsafe as folder or argument."""
-    plain = name.replace("-", "a").replace("_", "a").replace(".", "a")
-    if not (plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= 64):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise InvalidInput(
             f"names has {name!r}; a client's name must be of letters, digits, '-', '_' and '.', "
             "begin with a letter or digit, and have at most 64 characters."
-        )
-
-
-def _check_host(host: str | None) -> None:
-    """Reject anything but a host name or an IPv4 address."""
-    plain = (host or "a").replace("-", "a").replace(".", "a")
-    if not (plain.isalnum() and plain.isascii() and len(plain) <= 253) or host == "":
-        raise InvalidInput(
-            f"host is {host!r}; it must be a host name or an IPv4 address, without port."
         )
 
 

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -30,12 +31,11 @@ def make_authority(certificate: Path, key: Path) -> None:
     """Create the certificate authority (CA)."""
     private = _find_key(key, PrivateFormat.PKCS8)
     name = _name("mpfedcl federation")
-    builder = _builder(name, name, private, _YEARS_OF_AUTHORITY)
     # path_length 0: it may sign servers, but no other CA.
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    signed = builder.sign(private, hashes.SHA384())
-    write_atomically(certificate, signed.public_bytes(Encoding.PEM))
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    extensions = [(constraints, True), (_usage(signs_certificates=True), True)]
+    signed = _sign(name, private, name, private, _YEARS_OF_AUTHORITY, extensions)
+    write_atomically(certificate, signed)
 
 
 def make_server_certificate(
@@ -46,20 +46,16 @@ def make_server_certificate(
     signer = load_pem_private_key(authority_key.read_bytes(), password=None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     private = _find_key(key, PrivateFormat.PKCS8)
-    builder = _builder(_name(hosts[0]), issuer.subject, private, _YEARS_OF_SERVER)
-    builder = builder.add_extension(
-        x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False
-    )
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-    )
-    builder = builder.add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-    )
-    signed = builder.sign(signer, hashes.SHA384())
-    write_atomically(certificate, signed.public_bytes(Encoding.PEM))
+    extensions = [
+        (x509.SubjectAlternativeName([_alternative(host) for host in hosts]), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+    ]
+    name, years = _name(hosts[0]), _YEARS_OF_SERVER
+    signed = _sign(name, private, issuer.subject, signer, years, extensions)
+    write_atomically(certificate, signed)
 
 
 def make_node_key(private: Path, public: Path) -> None:
@@ -122,18 +118,25 @@ def _find_key(path: Path, form: PrivateFormat) -> ec.EllipticCurvePrivateKey:
     return found
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, years: int
-) -> x509.CertificateBuilder:
+def _sign(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    years: int,
+    extensions: Sequence[tuple[x509.ExtensionType, bool]],
+) -> bytes:
+    """Return a certificate; each extension comes with whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     # Clocks of clients may be wrong.
     builder = builder.not_valid_before(now - datetime.timedelta(days=1))
     builder = builder.not_valid_after(now + datetime.timedelta(days=365 * years))
-    return builder.add_extension(
-        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    for extension, is_critical in ((identifier, False), *extensions):
+        builder = builder.add_extension(extension, is_critical)
+    return builder.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
