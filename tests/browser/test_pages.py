@@ -216,7 +216,6 @@ def test_a_search_is_shown_whole(opened: Any) -> None:
     assert found.locator(".results tbody tr").count() == 5
     assert found.locator("svg text", has_text="chosen").count() == 1
     assert "chosen" in found.locator(".results tr", has=page.locator(".strong")).inner_text()
-    assert "mpfedcl tune" in block(page, "Reproduce").locator("code").inner_text()
 
 
 def test_hostile_names_do_nothing(opened: Any) -> None:

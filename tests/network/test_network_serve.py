@@ -17,8 +17,7 @@ from mpfedcl.cli.run import show_result
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.network.server.status import Status, read_status, stop_file
-from mpfedcl.report.comparison import run_predictors_table
-from mpfedcl.report.document import build_document
+from mpfedcl.report.document import build_document, run_predictors_table
 from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.run import RunRecords, describe_settings

@@ -1,7 +1,6 @@
-"""The figures of a comparison: every seed, intervals, diverged seeds, few columns."""
+"""The figures of a comparison: every seed, intervals, diverged seeds, clients."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +12,9 @@ from report_documents import document_of, groups_in
 from scipy import stats
 from test_document import write_comparison
 
+from mpfedcl import load
 from mpfedcl.methods import TESTS
-from mpfedcl.report.comparison import (
-    MOST_CLIENTS,
-    PARTS,
-    client_grid,
-    describe_comparison,
-    sorted_parts,
-)
+from mpfedcl.report.document import MOST_CLIENTS, client_grid, describe_heat
 from mpfedcl.report.drawings import (
     comparison_drawings,
     differences_drawing,
@@ -43,9 +37,9 @@ def groups_of(values: Values) -> list[Json]:
             "end": dict.fromkeys(TESTS, numbers),
             "seeds": [*range(len(numbers))],
             "diverged": [False] * len(numbers),
-            "costs": [{"bytes": 0 if name == "local" else 10**6, "seconds": 1.0}] * len(numbers),
-            "costs_by_round": {"round": [1, 2]},
-            "curves": {"accuracy": {test: {} for test in TESTS}, "loss": None},
+            "bytes": {"up": 0 if name == "local" else 10**6},
+            "seconds": {"train": 1.0},
+            "curves": {"accuracy": {test: {} for test in TESTS}, "virtual_seconds": None},
             "judged_by": dict.fromkeys(TESTS, "global_classifier"),
             "calibration": dict.fromkeys(TESTS),
             "one_shot": False,
@@ -53,10 +47,6 @@ def groups_of(values: Values) -> list[Json]:
         }
         for name, numbers in values.items()
     ]
-
-
-def section_of(groups: Sequence[Json]) -> Json:
-    return describe_comparison(groups, is_paired=True)
 
 
 THREE: Values = {
@@ -99,7 +89,9 @@ def test_every_seed_is_a_mark_and_a_diverged_one_a_cross() -> None:
 
 def test_the_forest_has_the_intervals_of_a_paired_t_test() -> None:
     groups = groups_of(THREE)
-    drawn = differences_drawing(groups, section_of(groups)).figure()
+    drawing = differences_drawing(groups)
+    assert drawing
+    drawn = drawing.figure()
     (axes,) = drawn.axes
     expected = stats.ttest_rel(THREE["mp-fedcl"], THREE["fedavg"]).confidence_interval(0.95)
     lines: list[Any] = list(axes.lines)
@@ -109,25 +101,27 @@ def test_the_forest_has_the_intervals_of_a_paired_t_test() -> None:
     assert sorted(x for x, _ in points(axes, 0.24)) == [8, 11, 14]
     assert "Difference in accuracy to fedavg" in texts(drawn)
     assert "95 % interval" in texts(drawn)
-    assert any("1 ✗ without a number" in each.get_text() for each in axes.texts)
     assert [each.get_text() for each in axes.get_yticklabels()] == ["mp-fedcl", "local"]
 
 
-def test_the_best_as_reference_and_one_seed() -> None:
-    groups = groups_of({"a": [1.0], "b": [3.0]})
-    drawn = differences_drawing(groups, section_of(groups), "best").figure()
-    assert points(drawn.axes[0], 0)[0][0] == -2
+def test_one_seed_has_no_interval_and_one_method_no_difference() -> None:
+    drawing = differences_drawing(groups_of({"a": [1.0], "b": [3.0]}))
+    assert drawing
+    drawn = drawing.figure()
+    assert points(drawn.axes[0], 0)[0][0] == 2
     assert "no interval" in texts(drawn)
+    assert differences_drawing(groups_of({"a": [1.0]})) is None
 
 
 def test_all_figures_with_and_without_probabilities(tmp_path: Path) -> None:
     groups = groups_of(THREE)
-    drawn = comparison_drawings(groups, section_of(groups))
+    drawn = comparison_drawings(groups, is_ranked=True)
     assert [*drawn] == ["accuracy", "seeds", "differences", "clients", "costs"]
     found = {"error": "4.0", "bins": [[10.0, 5.0, 0.4], [30.0, 29.0, 0.95]]}
     groups[0]["calibration"] = dict.fromkeys(TESTS, found)
-    drawn = comparison_drawings(groups, section_of(groups))
+    drawn = comparison_drawings(groups, is_ranked=True)
     assert "reliability" in drawn
+    assert "differences" not in comparison_drawings(groups, is_ranked=False)
     for name, drawing in drawn.items():
         drawing.save(tmp_path / f"{name}.png")
         assert all(each.startswith("<svg ") for each in drawing.svgs())
@@ -153,16 +147,10 @@ def test_clients_of_a_partition_are_sorted_in_each_run() -> None:
 
 def test_a_thousand_clients_are_few_columns() -> None:
     values = {f"client-{n}": [float(n) / 10, None] for n in range(1000)}
-    found = client_grid([values])
-    assert len(found["columns"]) == PARTS < MOST_CLIENTS
-    assert found["values"][0][0] == pytest.approx(sum(range(50)) / 500)
-    assert found["values"][0][-1] == pytest.approx(sum(range(950, 1000)) / 500)
-
-
-def test_parts_of_fewer_numbers_than_parts() -> None:
-    found = sorted_parts([3.0, None, 1.0], parts=4)
-    assert [each for each in found if not math.isnan(each)] == [1, 3]
-    assert len(found) == 4
+    found = client_grid([values, {"client-0": [None]}])
+    assert len(found["columns"]) == 20 < MOST_CLIENTS
+    assert found["values"][0] == pytest.approx([99.9 * rank / 19 for rank in range(20)])
+    assert all(map(math.isnan, found["values"][1]))
 
 
 # The page
@@ -172,15 +160,15 @@ def test_the_page_has_differences_clients_and_looks(tmp_path: Path) -> None:
     path = write_comparison(tmp_path / "both", ("fedavg", "mp-fedcl"), (0, 1, 2))
     document = document_of(path)
     (section,) = document["sections"]
-    first = section["differences"]["tests"]["local_test"]["first"]
-    assert first["reference"] == 0
     # The difference is 10 for every seed.
-    (row,) = first["rows"]
-    assert (row["group"], row["lost"]) == (1, [False] * 3)
-    assert [row["mean"], row["low"], row["high"], *row["seeds"]] == pytest.approx([10] * 6)
-    assert section["differences"]["tests"]["local_test"]["best"]["reference"] == 1
-    assert section["heat"]["columns"] == ["worst", "2", "best"]
-    assert section["heat"]["values"] == [pytest.approx([29, 36, 43])] * 2
+    differences = load(path).frame("differences", "columns")
+    assert (differences["method"], differences["than"]) == (["fedavg"] * 2, ["mp-fedcl"] * 2)
+    for name in ("difference", "low", "high"):
+        assert differences[name] == pytest.approx([-10] * 2)
+    heat = describe_heat(section["groups"])
+    assert heat
+    assert heat["columns"] == ["worst", "50 %", "best"]
+    assert heat["values"] == [pytest.approx([29, 36, 43])] * 2
     assert [group["style"].color for group in groups_in(document)] == [2, 1]
     fairness = section["tables"][1]
     assert [cell["text"] for cell in fairness["rows"][0]][1:4] == ["29.0(0.0)"] * 2 + ["43.0(0.0)"]
@@ -200,5 +188,3 @@ def test_a_diverged_seed_is_named_on_the_page(tmp_path: Path) -> None:
     ]
     notes = " ".join(document["sections"][0]["tables"][0]["notes"])
     assert "Diverged: local, seed 1." in notes
-    (row,) = document["sections"][0]["differences"]["tests"]["local_test"]["first"]["rows"]
-    assert row["lost"] == [False, True, False]

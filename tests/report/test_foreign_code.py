@@ -84,7 +84,7 @@ def test_several_runs_and_a_search(trace: Path, tmp_path: Path) -> None:
     sections = report(tmp_path / "both", tmp_path / "tuned")["sections"]
     assert not trace.exists()
     assert [section["kind"] for section in sections] == ["comparison", "tuning"]
-    assert [section["command"] for section in sections] == [None, None]
+    assert sections[0]["command"] is None
 
 
 def test_an_encoder_that_is_a_program_is_not_opened(tmp_path: Path) -> None:

@@ -78,8 +78,6 @@ def read_table(source: str) -> Json:
 
 def _cell(source: str) -> str:
     text = source.strip()
-    if stacked := re.fullmatch(r"\\shortstack\[[lr]\]\{(.*)\}", text):
-        return " ".join(printed(part.strip()) for part in stacked[1].split(r"\\"))
     if bold := re.fullmatch(r"\\textbf\{(.*)\}", text):
         return f"<{printed(bold[1])}>"
     text = text.removeprefix(r"\footnotesize ")

@@ -1,14 +1,13 @@
-"""Any name stays text in Markdown and YAML."""
+"""Any name stays text in Markdown."""
 
 import re
 
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from mpfedcl.core.errors import enumerate_names
-from mpfedcl.report.card import code_block, escape_markdown, yaml_string
+from mpfedcl.report.card import code_block, escape_markdown
 from mpfedcl.report.wording import printable_name
 
 _READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -39,11 +38,6 @@ def test_a_fence_ends_where_it_should(text: str) -> None:
     tokens = _READER.parse(code_block(text, "sh") + "\nafter\n")
     assert [each.type for each in tokens][:2] == ["fence", "paragraph_open"]
     assert tokens[0].content.split("\n")[:-1] == text.split("\n")
-
-
-@given(_NASTY)
-def test_yaml_reads_a_quoted_name(name: str) -> None:
-    assert yaml.safe_load(f"name: {yaml_string(name)}") == {"name": printable_name(name)}
 
 
 def test_long_lists_and_names_are_cut() -> None:

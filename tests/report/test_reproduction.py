@@ -16,7 +16,7 @@ from mpfedcl.experiment.datasets import SPECIFICATIONS
 from mpfedcl.experiment.method_settings import built_in_sections
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods import built_in_methods, find_method
-from mpfedcl.report.reproduction import compare_command, file_command, run_command, tune_command
+from mpfedcl.report.reproduction import compare_command, file_command, run_command
 
 pytestmark = pytest.mark.whole
 
@@ -141,32 +141,6 @@ def test_the_command_gives_the_comparison(
         resolved(found.settings.replace(method=each, seed=seed))
         for each in found.methods
         for seed in found.seeds
-    ]
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    experiments(plain_texts),
-    st.lists(st.sampled_from([*built_in_methods()]), min_size=1, max_size=3, unique=True),
-    st.fixed_dictionaries(
-        {
-            "budget": st.integers(1, 10**6),
-            "seeds": st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3).map(tuple),
-            "validation": st.floats(0.01, 0.99),
-            "tolerance": st.floats(0, 100).map(abs),
-        }
-    ),
-)
-def test_the_command_gives_the_search(
-    base: Experiment, methods: list[str], asked: dict[str, Any]
-) -> None:
-    bases = [resolved(base.replace(method=each)) for each in methods]
-    command = tune_command(bases, asked)
-    assert command is not None
-    found = parsed(command)
-    assert {name: getattr(found, name) for name in asked} == asked
-    assert [resolved(found.settings.replace(method=each)) for each in found.methods] == [
-        each.replace(seed=0) for each in bases
     ]
 
 

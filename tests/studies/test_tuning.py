@@ -158,7 +158,6 @@ def test_report_shows_the_search(tuned: Path, tmp_path: Path, said: Say) -> None
             ]  # fmt: skip
         (chosen,) = [line for line in search["table"]["rows"] if line[-1]["text"] == "chosen"]
         assert chosen[0]["text"] == str(found.chosen)
-    assert "mpfedcl tune --methods mp-fedcl fedavg --budget 5" in section["command"]
 
 
 def test_several_seeds_are_averaged(images: Path, tmp_path: Path) -> None:

@@ -1,32 +1,74 @@
-"""The content of a report, gathered from folders into sections of groups, tables and commands."""
+"""The content of a report: groups of runs that differ only in their seed, tables and sections."""
 
+import math
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import accumulate, compress, zip_longest
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy
 
 from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.wording import describe_budget, describe_by_method, describe_data
-from mpfedcl.report.comparison import (
-    comparison_tables,
-    describe_comparison,
-    describe_seed_group,
-    find_ranking_obstacles,
-    run_predictors_table,
-)
-from mpfedcl.report.figures import style_of
+from mpfedcl.methods import PREDICTORS, TESTS, Test, find_method, is_built_in
+from mpfedcl.report.figures import MethodStyle, style_of
 from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
-from mpfedcl.report.run import RunRecords, describe_run_prototypes, describe_settings
+from mpfedcl.report.run import (
+    RunRecords,
+    add_costs,
+    describe_run_prototypes,
+    describe_settings,
+    find_worst_client_and_class,
+)
+from mpfedcl.report.tables import cell, predictors_table
 from mpfedcl.report.tuning import describe_tuning
+from mpfedcl.report.wording import (
+    ONE_TEST,
+    PREDICTOR_TITLES,
+    choose_evenly,
+    describe_mean,
+    describe_server_model,
+    deviation,
+    explain_divergence,
+    explain_marks,
+    explain_prior,
+    known_values,
+    mean_and_deviation,
+    name_seeds,
+    title_tests,
+)
+from mpfedcl.rounds.metrics import pool_bins
+from mpfedcl.rounds.record import training_seconds
+from mpfedcl.studies.statistics import mark_best
 
 _MOST_DETAILED = 12
 """Runs that a comparison shows in detail: one per method."""
+MOST_CLIENTS = 40
+"""Columns of a heat map with a client each; more clients are percentiles."""
+_MOST_RANKS = 20
+_MOST_POINTS = 400
+"""Points of a curve, so that a page stays small."""
+_DEALT = re.compile(r"client-\d+")
+"""Clients that a partition has made: with another seed, such a client is another one."""
+_FAIRNESS_TITLES = {
+    "worst": "worst client",
+    "worst_decile": "worst tenth",
+    "best_decile": "best tenth",
+    "std": "std",
+}
 
 OnRun = Callable[[str], None]
 """Called with the name of each run before it is read."""
+
+
+# Sections
 
 
 def build_document(folders: Sequence[ResultFolder], on_run: OnRun = lambda _: None) -> Json:
@@ -58,7 +100,7 @@ def build_document(folders: Sequence[ResultFolder], on_run: OnRun = lambda _: No
 
 
 def compare_runs(runs: Sequence[RunRecords]) -> Json:
-    """Return groups, tables, differences and clients of runs as a section."""
+    """Return groups and tables of runs as a section."""
     groups = _describe_groups(runs)
     obstacles = find_ranking_obstacles(groups)
     return {
@@ -66,7 +108,7 @@ def compare_runs(runs: Sequence[RunRecords]) -> Json:
         "about": _describe_setup(runs),
         "groups": groups,
         "tables": comparison_tables(groups, obstacles),
-        **describe_comparison(groups, is_paired=not obstacles),
+        "is_ranked": not obstacles,
     }
 
 
@@ -99,40 +141,31 @@ def _describe_folder(folder: ResultFolder, runs: Sequence[RunRecords]) -> Json:
     return section | {"folder": str(folder.path), "details": details}
 
 
-def _describe_groups(runs: Sequence[RunRecords]) -> list[Json]:
-    """Return groups of runs that differ only in their seed."""
-    alike: dict[tuple[str, int], list[RunRecords]] = {}
-    for run in runs:
-        settings, copy = _without_seed(run.experiment), 0
-        # The same seed twice is the same run twice, not a second measurement.
-        while any(
-            other.experiment.seed == run.experiment.seed
-            for other in alike.get((settings, copy), ())
-        ):
-            copy += 1
-        alike.setdefault((settings, copy), []).append(run)
-    names = _name_groups([members[0] for members in alike.values()])
-    seen = Counter[str]()
-    groups = []
-    for name, members in zip(names, alike.values(), strict=True):
-        method = members[0].method_name
-        groups.append(describe_seed_group(name, members, style_of(method, seen[method])))
-        seen[method] += 1
-    return groups
-
-
 def _describe_setup(runs: Sequence[RunRecords]) -> list[str]:
-    splits = ((each.method_name, _describe_split(each)) for each in runs)
+    splits = (
+        (
+            each.method_name,
+            ", ".join(
+                describe_data(each.experiment, {"network": each.is_network}, with_seed=False)
+            ),
+        )
+        for each in runs
+    )
+    trained = [each for each in runs if not each.is_one_shot]
+    effort = ["one-shot"]
+    if trained:
+        rounds = ((each.method_name, f"{each.experiment.rounds} rounds") for each in trained)
+        rates = ((each.method_name, f"{each.experiment.train.lr:g}") for each in trained)
+        effort = [describe_by_method(rounds), f"learning rate {describe_by_method(rates)}"]
     # A run that has only begun may not say how many clients it has.
     populations = [
         (each.method_name, f"{each.num_clients:,} clients") for each in runs if each.num_clients
     ]
-    seeds = sorted({each.experiment.seed for each in runs})
     words = [
         describe_by_method(splits),
         describe_by_method(populations or [("", "0 clients")]),
-        *_describe_effort(runs),
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
+        *effort,
+        name_seeds(sorted({each.experiment.seed for each in runs})),
     ]
     about = ["; ".join(words) + "."]
     unfinished = [
@@ -152,27 +185,31 @@ def _describe_setup(runs: Sequence[RunRecords]) -> list[str]:
     return about
 
 
-def _describe_split(records: RunRecords) -> str:
-    """Return the data set and how its samples are split between clients."""
-    place = {"network": records.is_network}
-    return ", ".join(describe_data(records.experiment, place, with_seed=False))
+# Groups
 
 
-def _describe_effort(records: Sequence[RunRecords]) -> list[str]:
-    """Return rounds and learning rates of the methods that train."""
-    trained = [each for each in records if not each.is_one_shot]
-    if not trained:
-        return ["one-shot"]
-    rounds = ((each.method_name, f"{each.experiment.rounds} rounds") for each in trained)
-    rates = ((each.method_name, f"{each.experiment.train.lr:g}") for each in trained)
-    return [describe_by_method(rounds), f"learning rate {describe_by_method(rates)}"]
-
-
-def _without_seed(experiment: Experiment) -> str:
-    """Return the settings that runs of one group share."""
-    # Engine, workers and trackers do not change the result.
-    changes = {**CHOSEN_BY_A_RUN, **RESULT_NEUTRAL_SETTINGS, "seed": 0}
-    return experiment.replace(**changes).to_toml()
+def _describe_groups(runs: Sequence[RunRecords]) -> list[Json]:
+    """Return groups of runs that differ only in their seed."""
+    alike: dict[tuple[str, int], list[RunRecords]] = {}
+    for run in runs:
+        # Engine, workers and trackers do not change the result.
+        changes = {**CHOSEN_BY_A_RUN, **RESULT_NEUTRAL_SETTINGS, "seed": 0}
+        settings, copy = run.experiment.replace(**changes).to_toml(), 0
+        # The same seed twice is the same run twice, not a second measurement.
+        while any(
+            other.experiment.seed == run.experiment.seed
+            for other in alike.get((settings, copy), ())
+        ):
+            copy += 1
+        alike.setdefault((settings, copy), []).append(run)
+    names = _name_groups([members[0] for members in alike.values()])
+    seen = Counter[str]()
+    groups = []
+    for name, members in zip(names, alike.values(), strict=True):
+        method = members[0].method_name
+        groups.append(describe_seed_group(name, members, style_of(method, seen[method])))
+        seen[method] += 1
+    return groups
 
 
 def _name_groups(records: Sequence[RunRecords]) -> list[str]:
@@ -180,20 +217,339 @@ def _name_groups(records: Sequence[RunRecords]) -> list[str]:
     methods = [each.method_name for each in records]
     if len(set(methods)) == len(methods):
         return methods
-    folders = [
-        each.path.resolve().parent.name
-        if len(records) > 1 and _is_of_comparison(each)
-        else each.name
-        for each in records
-    ]
-    names = [f"{method} ({folder})" for method, folder in zip(methods, folders, strict=True)]
+    names = [f"{method} ({each.name})" for method, each in zip(methods, records, strict=True)]
     if len(set(names)) == len(names):
         return names
     return [f"{method} ({each.path})" for method, each in zip(methods, records, strict=True)]
 
 
-def _is_of_comparison(records: RunRecords) -> bool:
-    """Return whether a folder belongs to a comparison and is named by method and seed."""
-    return records.name.endswith(f"-seed{records.experiment.seed}") and (
-        (records.path.resolve().parent / "comparison.json").is_file()
-    )
+def describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodStyle) -> Json:
+    """Return curves and costs of runs of one name."""
+    accuracy: Json = {test: {} for test in TESTS}
+    for test in TESTS:
+        for predictor in PREDICTORS:
+            if curve := _mean_curve([_accuracy_by_round(run, test, predictor) for run in runs]):
+                accuracy[test][predictor] = curve
+    return {
+        "name": name,
+        "style": style,
+        "shared_test": all(run.has_shared_test for run in runs),
+        "end": {test: [run.primary_metric(test) for run in runs] for test in TESTS},
+        "diverged": [run.has_diverged for run in runs],
+        "calibration": {test: _describe_calibration(runs, test) for test in TESTS},
+        "judged_by": runs[0].predictors,
+        "one_shot": runs[0].is_one_shot,
+        "runs": runs,
+        "seeds": [run.experiment.seed for run in runs],
+        "curves": {
+            "accuracy": accuracy,
+            "loss": _mean_curve([{line.round: line.loss for line in run.rounds} for run in runs]),
+            "megabytes": _mean_curve([_megabytes_by_round(run) for run in runs]),
+            "virtual_seconds": _mean_curve([_clock_by_round(run) for run in runs]),
+        },
+        "seconds": _mean_cost([run.seconds for run in runs]),
+        "bytes": _mean_cost([run.bytes for run in runs]),
+    }
+
+
+def _accuracy_by_round(run: RunRecords, test: Any, predictor: Any) -> dict[int, float | None]:
+    """Return a predictor's accuracy in the rounds in which it was evaluated."""
+    tables = {line.round: line.accuracy.get(test, {}) for line in run.rounds if line.accuracy}
+    return {number: table[predictor] for number, table in tables.items() if predictor in table}
+
+
+def _mean_curve(several: Sequence[dict[int, float | None]]) -> Json | None:
+    """Return mean and deviation in the rounds that all runs have; of many rounds in some.
+
+    `lost` counts the runs without a value there: they diverged.
+    """
+    known = {
+        number: known_values([each[number] for each in several])
+        for number in several[0]
+        if all(number in each for each in several)
+    }
+    common = [number for number, values in known.items() if values]
+    if not common:
+        return None
+    chosen = [common[place] for place in choose_evenly(len(common), _MOST_POINTS)]
+    values = [known[number] for number in chosen]
+    curve: Json = {"x": chosen, "mean": [fmean(each) for each in values]}
+    if len(several) > 1:
+        curve["std"] = [deviation(each) or 0.0 for each in values]
+        lost = [len(several) - len(each) for each in values]
+        curve |= {"lost": lost} if any(lost) else {}
+    return curve
+
+
+def _megabytes_by_round(run: RunRecords) -> dict[int, float | None]:
+    """Return the megabytes sent by the end of each round."""
+    sent = accumulate(sum(line.bytes.values()) / 1e6 for line in run.rounds)
+    return {line.round: megabytes for line, megabytes in zip(run.rounds, sent, strict=True)}
+
+
+def _clock_by_round(run: RunRecords) -> dict[int, float | None]:
+    clock = {line.round: line.virtual_seconds for line in run.rounds}
+    return {number: seconds for number, seconds in clock.items() if seconds is not None}
+
+
+def _mean_cost(runs: Sequence[Mapping[str, float]]) -> Json:
+    """Return the cost of a run, part by part, as the mean over runs."""
+    return {part: cost / len(runs) for part, cost in add_costs(runs).items()}
+
+
+def _describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
+    """Return calibration error and bins of runs on a test set; None if they have none."""
+    last = [run.rounds[-1] for run in runs if run.rounds]
+    bins = pool_bins((line.calibration_bins or {}).get(test, []) for line in last)
+    errors = [(line.calibration_error or {}).get(test) for line in last]
+    return {"error": mean_and_deviation(errors), "bins": bins} if bins else None
+
+
+# Differences between groups
+
+
+def find_ranking_obstacles(groups: Sequence[Json]) -> list[str]:
+    """Return why groups cannot be ranked, each reason in a few words."""
+    found = []
+    tasks, encoders = set(), set()
+    for experiment in (run.experiment for group in groups for run in group["runs"]):
+        data = (experiment.dataset, experiment.partition)
+        tasks.add(repr([experiment.clients, *(part.model_dump_json() for part in data)]))
+        if not _has_own_encoder(experiment):
+            encoders.add(experiment.encoder.model_dump_json())
+    if len(tasks) > 1:
+        found.append("data, clients or partitions differ")
+    if len(encoders) > 1:
+        found.append("encoders differ")
+    if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
+        found.append("seeds differ")
+    # A one-shot method is complete after one round.
+    ends: dict[str, list[int]] = {
+        group["name"]: sorted({run.last_evaluated_round for run in group["runs"]})
+        for group in groups
+        if not group["one_shot"]
+    }
+    if len({number for numbers in ends.values() for number in numbers}) > 1:
+        words = [
+            f"{name} {numbers[0]}" + (f" to {numbers[-1]}" if len(numbers) > 1 else "")
+            for name, numbers in ends.items()
+        ]
+        found.append(f"the last evaluated rounds differ ({', '.join(words)})")
+    return found
+
+
+def _has_own_encoder(experiment: Experiment) -> bool:
+    """Return whether the encoder is the method's own default, and so a part of the method."""
+    if not is_built_in(experiment.method):
+        return False
+    own = find_method(experiment.method).defaults.get("encoder__name")
+    return own is not None and own == experiment.encoder.name
+
+
+def accuracy_by_seed(groups: Sequence[Json], test: Test) -> dict[str, list[float | None]]:
+    """Return the primary metric of each group by its name, for the seeds of all groups."""
+    seeds = _all_seeds(groups)
+    ends = {
+        group["name"]: dict(zip(group["seeds"], group["end"][test], strict=True))
+        for group in groups
+    }
+    return {name: [by_seed.get(seed) for seed in seeds] for name, by_seed in ends.items()}
+
+
+def _all_seeds(groups: Sequence[Json]) -> list[int]:
+    return sorted({seed for group in groups for seed in group["seeds"]})
+
+
+# Accuracy per client
+
+
+def describe_heat(groups: Sequence[Json]) -> Json | None:
+    """Return accuracy per client, a row per group; None if runs list different clients."""
+    by_group = []
+    for group in groups:
+        by_client: dict[str, list[float | None]] = {}
+        for run in group["runs"]:
+            clients = run.described["clients"]
+            if run.num_clients > len(clients):
+                return None
+            for client in clients:
+                by_client.setdefault(client["name"], []).append(client["accuracy"])
+        by_group.append(by_client)
+    found = client_grid(by_group)
+    return found if len(found["columns"]) > 1 else None
+
+
+def client_grid(by_group: Sequence[Mapping[str, Sequence[float | None]]]) -> Json:
+    """Return accuracy per client, a row per group, the worst first: values, columns, about.
+
+    A client is a column if it is the same one for every seed. If a partition makes the clients
+    again for each seed, or there are too many, columns are percentiles of the clients of each run,
+    averaged over seeds; of few clients these are the clients from worst to best.
+    """
+    clients = list(dict.fromkeys(client for row in by_group for client in row))
+    seeds = max((len(each) for row in by_group for each in row.values()), default=0)
+    dealt = all(_DEALT.fullmatch(client) for client in clients)
+    if len(clients) <= MOST_CLIENTS and (seeds < 2 or not dealt):
+        means = [{c: _mean_or_nan(values) for c, values in row.items()} for row in by_group]
+        served = {c: _mean_or_nan([row.get(c) for row in means]) for c in clients}
+        ordered = sorted(clients, key=lambda client: (math.isnan(served[client]), served[client]))
+        return {
+            "values": [[row.get(each, math.nan) for each in ordered] for row in means],
+            "columns": ordered,
+            "about": "clients from worst to best by the mean over methods and seeds",
+        }
+    ranks = numpy.linspace(0, 100, min(_MOST_RANKS, len(clients)))
+    rows = []
+    for row in by_group:
+        runs = [known for run in zip_longest(*row.values()) if (known := known_values(run))]
+        found = [numpy.percentile(run, ranks) for run in runs] or [ranks * math.nan]
+        rows.append(numpy.mean(found, axis=0).tolist())
+    return {
+        "values": rows,
+        "columns": ["worst", *(f"{rank:.0f} %" for rank in ranks[1:-1]), "best"][: len(ranks)],
+        "about": "percentiles over the clients of each run, mean over seeds",
+    }
+
+
+def _mean_or_nan(values: Sequence[float | None]) -> float:
+    known = [value for value in known_values(values) if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
+# Tables
+
+
+def run_predictors_table(run: RunRecords) -> Json:
+    """Return all predictors of one run on both test sets."""
+    values = {test: {each: run.value(test, each) for each in PREDICTORS} for test in TESTS}
+    last = run.last_evaluated
+    caption = "Accuracy in %" + (f" in round {last.round}, the last one evaluated" if last else "")
+    table = predictors_table(caption, values, run.predictors)
+    if last is not None:
+        known = run.partition.clients if run.partition else {}
+        spread = last.accuracy_spread.to_json() if last.accuracy_spread else None
+        told = describe_mean(last.accuracy_per_client, known, spread)
+        if "not evaluated" in told:
+            table["notes"].append(f"Personalized models: {told}.")
+        if run.is_network and last.accuracy:
+            table["notes"] += describe_server_model(last.accuracy, run.predictors)
+    return table
+
+
+def comparison_tables(groups: Sequence[Json], obstacles: Sequence[str]) -> list[Json]:
+    """Return the primary metrics of several groups, their fairness, then all predictors.
+
+    With obstacles to a ranking none is marked as best, and the obstacles are named.
+    """
+    return [_primary_table(groups, obstacles), _fairness_table(groups), *_predictor_tables(groups)]
+
+
+def _primary_table(groups: Sequence[Json], obstacles: Sequence[str]) -> Json:
+    titles = title_tests(groups)
+    rows = []
+    for group in groups:
+        predictors = dict.fromkeys(PREDICTOR_TITLES[group["judged_by"][test]] for test in titles)
+        rows.append([cell(group["name"], note="; ".join(predictors))])
+    for test in titles:
+        is_ranked = not obstacles and len(groups) > 1
+        marks = mark_best(accuracy_by_seed(groups, test)) if is_ranked else {}
+        for row, group in zip(rows, groups, strict=True):
+            text = mean_and_deviation(group["end"][test])
+            row.append(cell(text, mark=marks.get(group["name"])))
+    for row, group in zip(rows, groups, strict=True):
+        row.append(cell(_megabytes(sum(group["bytes"].values()))))
+        row.append(cell(f"{training_seconds(group['seconds']):,.1f}"))
+    counts = {len(group["seeds"]) for group in groups}
+    number = f"{counts.pop()}" if len(counts) == 1 else "its"
+    over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
+    return {
+        "caption": f"Accuracy in % of the last round: {over}, each method by its primary metric",
+        "columns": ["method", *titles.values(), "MB sent", "seconds"],
+        "rows": rows,
+        "notes": _primary_notes(groups, obstacles),
+    }
+
+
+def _primary_notes(groups: Sequence[Json], obstacles: Sequence[str]) -> list[str]:
+    num_seeds = len(_all_seeds(groups))
+    predictors = [each for group in groups for each in group["judged_by"].values()]
+    encoders = {group["name"]: group["runs"][0].experiment.encoder.name for group in groups}
+    one_shot = [group["name"] for group in groups if group["one_shot"]]
+    notes = [
+        ONE_TEST if len(title_tests(groups)) == 1 else "",
+        "(std): standard deviation over seeds, ddof 1." if num_seeds > 1 else "",
+        explain_divergence(
+            {group["name"]: compress(group["seeds"], group["diverged"]) for group in groups}
+        ),
+        explain_marks(num_seeds) if len(groups) > 1 and not obstacles else "",
+        f"None is marked as best: {'; '.join(obstacles)}." if obstacles else "",
+        f"One-shot, without rounds of training: {', '.join(one_shot)}." if one_shot else "",
+        explain_prior(predictors),
+        "MB and seconds: a whole run without evaluation and checkpoints.",
+    ]
+    if len(set(encoders.values())) > 1:
+        named = describe_by_method((name, each or "none") for name, each in encoders.items())
+        notes.insert(-1, f"The methods use different encoders: {named}.")
+    return [note for note in notes if note]
+
+
+def _megabytes(count: float) -> str:
+    """Return megabytes with one decimal, and more if one would read as nothing."""
+    return f"{count / 1e6:,.1f}" if not 0 < count < 50_000 else f"{count / 1e6:.3f}"
+
+
+def _fairness_table(groups: Sequence[Json]) -> Json:
+    """Return the worst client, tenths, spread and the worst class of each group."""
+    rows = []
+    for group in groups:
+        runs = [run.described for run in group["runs"]]
+        worst = [find_worst_client_and_class(run) for run in runs]
+        measured = [run["fairness"] or {} for run in runs]
+        classes = [each["accuracy"] if each else None for _, each in worst]
+        names = [
+            ", ".join(dict.fromkeys(each["name"] for each in column if each))
+            for column in zip(*worst, strict=True)
+        ]
+        jain = known_values([each.get("jain") for each in measured])
+        numbers = [
+            mean_and_deviation([each.get(key) for each in measured]) for key in _FAIRNESS_TITLES
+        ]
+        rows.append([
+            cell(group["name"]),
+            cell(numbers[0], note=names[0]),
+            *(cell(each) for each in numbers[1:]),
+            cell(f"{fmean(jain):.3f}" if jain else "-"),
+            cell(mean_and_deviation(classes), note=names[1]),
+        ])  # fmt: skip
+    return {
+        "caption": "Fairness: accuracy in % over clients, local test sets, primary metric",
+        "columns": ["method", *_FAIRNESS_TITLES.values(), "Jain's index", "worst class"],
+        "rows": rows,
+        "notes": [
+            "worst tenth: mean of the worst tenth of the clients, at least one; std: standard "
+            "deviation over clients (ddof 1); Jain's index: 1 if all clients have the same "
+            "accuracy."
+        ],
+    }
+
+
+def _predictor_tables(groups: Sequence[Json]) -> list[Json]:
+    """Return all predictors, a row each, on each test set."""
+    tables = []
+    for test, title in title_tests(groups).items():
+        rows = []
+        for predictor, name in PREDICTOR_TITLES.items():
+            row = [cell(name)]
+            for group in groups:
+                values = [run.value(test, predictor) for run in group["runs"]]
+                is_primary = predictor == group["judged_by"][test]
+                row.append(cell(mean_and_deviation(values), strong=is_primary))
+            rows.append(row)
+        tables.append({
+            "caption": f"All predictors on the {title}, accuracy in % of the last round",
+            "later": True,
+            "columns": ["predictor", *(group["name"] for group in groups)],
+            "rows": rows,
+            "notes": ["*: the primary metric on this test set.", explain_prior(PREDICTORS)],
+        })  # fmt: skip
+    return tables

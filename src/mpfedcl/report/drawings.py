@@ -4,20 +4,23 @@ They are drawn from the descriptions in `run` and `comparison`. A method has the
 marker in each figure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.inference.contribution import ClientContribution
+from mpfedcl.methods import Test
+from mpfedcl.report.document import accuracy_by_seed, describe_heat
 from mpfedcl.report.figures import (
     DASHES,
     INK,
@@ -34,13 +37,17 @@ from mpfedcl.report.figures import (
     name_columns,
     name_rows,
 )
+from mpfedcl.report.run import RunRecords
 from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     choose_evenly,
     deviation,
     known_values,
+    percent,
     title_tests,
 )
+from mpfedcl.rounds.record import PHASES
+from mpfedcl.studies.statistics import LEVEL, paired_difference
 
 _AXES = {
     "round": "round",
@@ -67,7 +74,6 @@ def draw_lines(
     *,
     x: str = "round",
     y: str = "accuracy (%)",
-    percent: bool = True,
 ) -> None:
     """Draw lines {name, x, mean, std?, lost?, style?, level?} with bands over seeds.
 
@@ -98,7 +104,7 @@ def draw_lines(
             foot = numpy.full(len(lost), 0.02)
             axes.plot(lost, foot, "x", transform=axes.get_xaxis_transform(), **cross)
     axes.set(xlabel=x, ylabel=y)
-    if percent:
+    if "%" in y:
         axes.set_ylim(0, 100)
     elif lines:
         axes.set_ylim(bottom=0)
@@ -110,7 +116,7 @@ def draw_lines(
 
 def accuracy_drawing(groups: Sequence[Json], axis: str = "round", title: str = "") -> Drawing:
     """Return accuracy per round, or over its costs: a line per method, or per predictor of one."""
-    known = [group for group in groups if group["costs_by_round"].get(axis)]
+    known = [group for group in groups if axis == "round" or group["curves"][axis]]
     by_test = {test: _accuracy_lines(known, test, axis) for test in title_tests(groups)}
     panels = [
         Panel(partial(draw_lines, lines=by_test[test], x=_AXES[axis]), heading)
@@ -134,9 +140,10 @@ def _accuracy_lines(groups: Sequence[Json], test: str, axis: str) -> list[Json]:
         drawn = [name for name in curves if len(curves[name]["x"]) > 1] or list(curves)
         if len(groups) > 1:
             drawn = [name for name in curves if name == primary]
-        at = dict(zip(group["costs_by_round"]["round"], group["costs_by_round"][axis], strict=True))
         for name in drawn:
-            line = curves[name] | {"x": [at[each] for each in curves[name]["x"]]}
+            line = dict(curves[name])
+            if cost := group["curves"].get(axis):
+                line["x"] = numpy.interp(line["x"], cost["x"], cost["mean"]).tolist()
             if len(groups) > 1:
                 line["name"] = f"{group['name']} (one-shot)" if group["one_shot"] else group["name"]
                 line["style"] = group["style"]
@@ -157,7 +164,7 @@ def loss_drawing(groups: Sequence[Json]) -> Drawing | None:
     ]
     if not lines:
         return None
-    panel = Panel(partial(draw_lines, lines=lines, y="training loss", percent=False))
+    panel = Panel(partial(draw_lines, lines=lines, y="training loss"))
     note = "Mean over the clients that trained. Methods have different losses."
     return Drawing("Training loss per round", note, [panel], legend=len(groups) > 1)
 
@@ -171,14 +178,14 @@ def attendance_drawing(attendance: Json) -> Drawing | None:
         {"name": name, "x": attendance["rounds"], "mean": attendance[key]}
         for key, name in names.items()
     ]
-    panel = Panel(partial(draw_lines, lines=lines, y="clients", percent=False))
+    panel = Panel(partial(draw_lines, lines=lines, y="clients"))
     return Drawing("Answers per round", "", [panel], legend=True)
 
 
 def client_curves_drawing(clients: Json) -> Drawing | None:
     """Return accuracy and loss of some clients per round, or quartiles over many."""
     panels = [
-        Panel(partial(draw_lines, lines=lines, y=y, percent=key == "accuracy"), title)
+        Panel(partial(draw_lines, lines=lines, y=y), title)
         for key, y, title in (
             ("accuracy", "accuracy (%)", "local test set"),
             ("loss", "training loss", "training"),
@@ -207,46 +214,26 @@ def clients_drawing(run: Json) -> Drawing | None:
     note = f"Local test sets, predictor {predictor}, round {run['read_in']}. Dashed: mean."
     if len(rows) < run["population"]:
         note = f"{len(rows):,} of {run['population']:,} clients. {note}"
-    return _bars_drawing("Accuracy per client", note, rows, middle)
-
-
-def classes_drawing(run: Json) -> Drawing | None:
-    """Return the accuracy of each class over all local test sets."""
-    rows = [each for each in run["confusion"].get("by_class", ()) if each["tested"]]
-    if not rows or len(rows) > _MOST_BARS:
-        return None
-    return _bars_drawing("Accuracy per class", "Local test sets of all clients together.", rows)
-
-
-def _bars_drawing(
-    title: str, note: str, rows: Sequence[Json], middle: float | None = None
-) -> Drawing:
-    draw = _draw_histogram if len(rows) > _MOST_BARS else _draw_bars
     height = 3.0 if len(rows) > _MOST_BARS else 0.9 + 0.24 * max(3, len(rows))
-    panel = Panel(partial(draw, rows=rows, middle=middle))
-    return Drawing(title, note, [panel], (5.2, height))
+    panel = Panel(partial(_draw_bars, rows=rows, middle=middle))
+    return Drawing("Accuracy per client", note, [panel], (5.2, height))
 
 
 def _draw_bars(axes: Axes, rows: Sequence[Json], middle: float | None) -> None:
-    """Draw accuracies {name, accuracy} as bars, the lowest in another color."""
+    """Draw accuracies {name, accuracy} as bars, the lowest in another color; many as histogram."""
     values = [row["accuracy"] for row in rows]
-    known = {value for value in values if value is not None}
-    lowest = min(known) if len(known) > 1 else None
-    colors = [PALETTE[1 if value is not None and value == lowest else 0] for value in values]
-    bars = axes.barh(range(len(rows)), [value or 0 for value in values], 0.7, color=colors)
-    labels = ["-" if value is None else f"{value:.1f}" for value in values]
-    axes.bar_label(bars, labels, padding=3, fontsize=8.5)
-    name_rows(axes, [row["name"] for row in rows])
-    axes.set(xlabel="accuracy (%)", xlim=(0, 108))
-    if middle is not None:
-        axes.axvline(middle, color=INK, lw=1.2, ls="--")
-
-
-def _draw_histogram(axes: Axes, rows: Sequence[Json], middle: float | None) -> None:
-    values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    axes.hist(values, bins=20, range=(0, 100), color=PALETTE[0])
-    axes.set(xlabel="accuracy (%)", ylabel="clients", xlim=(0, 100))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    known = known_values(values)
+    if len(rows) > _MOST_BARS:
+        axes.hist(known, bins=20, range=(0, 100), color=PALETTE[0])
+        axes.set(xlabel="accuracy (%)", ylabel="clients", xlim=(0, 100))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        lowest = min(known) if len(set(known)) > 1 else None
+        colors = [PALETTE[1 if value is not None and value == lowest else 0] for value in values]
+        bars = axes.barh(range(len(rows)), [value or 0 for value in values], 0.7, color=colors)
+        axes.bar_label(bars, list(map(percent, values)), padding=3, fontsize=8.5)
+        name_rows(axes, [row["name"] for row in rows])
+        axes.set(xlabel="accuracy (%)", xlim=(0, 108))
     if middle is not None:
         axes.axvline(middle, color=INK, lw=1.2, ls="--")
 
@@ -290,10 +277,12 @@ def costs_drawing(groups: Sequence[Json]) -> Drawing | None:
 
 def _draw_costs(axes: Axes, groups: Sequence[Json], field: str, factor: float, x: str) -> None:
     parts = dict.fromkeys(part for group in groups for part in group[field] if group[field][part])
+    # Both panels have one legend in a file, so each part has a color of its own.
+    order = list(dict.fromkeys([*PHASES, "up", "down", *parts]))
     left = numpy.zeros(len(groups))
-    for number, part in enumerate(parts):
+    for part in parts:
         values = numpy.array([factor * group[field].get(part, 0) for group in groups])
-        color = PALETTE[number % len(PALETTE)]
+        color = PALETTE[order.index(part) % len(PALETTE)]
         axes.barh(range(len(groups)), values, 0.62, left=left, color=color, label=part)
         left += values
     look: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
@@ -313,12 +302,18 @@ def partition_drawing(partition: Mapping[str, Any], title: str) -> Drawing:
     shown = [names[place] for place in choose_evenly(len(names), _MOST_CLIENTS)]
     counts = {name: numpy.array(partition["clients"][name]["train"]) for name in shown}
     note = "The area of a bubble is the number of training samples."
-    left_out = partition.get("left_out", 0) + len(names) - len(shown)
-    if left_out:
-        note += f" {len(shown):,} of {len(shown) + left_out:,} clients, evenly drawn by name."
+    if len(shown) < len(names):
+        note += f" {len(shown):,} of {len(names):,} clients, evenly drawn by name."
     width = min(9.0, max(5.2, 2.0 + 0.42 * len(classes)))
     panel = Panel(partial(_draw_partition, clients=counts, classes=classes))
     return Drawing(title, note, [panel], (width, min(9.0, 1.5 + 0.3 * len(shown))))
+
+
+def run_partition_drawing(run: RunRecords) -> Drawing | None:
+    """Return the partition of a run; None if it is unknown, or not shown under a budget."""
+    if run.partition is None or run.privacy is not None:
+        return None
+    return partition_drawing(run.partition.to_json(), f"Partition: {', '.join(run.data)}")
 
 
 def draw_partition(partition: Mapping[str, Any], title: str, path: Path) -> None:
@@ -442,40 +437,39 @@ def _draw_contributions(axes: Axes, clients: Sequence[ClientContribution]) -> No
     axes.set(xlabel="points of accuracy that the other clients gain from the client")
 
 
-_GUTTER = 3.5
-"""Points of accuracy between two seeds that have none."""
-_COSTS = {"bytes": ("megabytes sent", 1e-6), "seconds": ("seconds of training", 1.0)}
-_LOST = " ✗: a seed that diverged."
+# Several groups
 
 
-def comparison_drawings(groups: Sequence[Json], section: Json) -> dict[str, Drawing]:
-    """Return the figures of several groups by name; `section` has their differences and clients."""
-    found: dict[str, Drawing | None] = {
+def comparison_drawings(groups: Sequence[Json], *, is_ranked: bool) -> dict[str, Drawing]:
+    """Return the figures of several groups by name; without a ranking there are no differences."""
+    found = {
         "accuracy": accuracy_drawing(groups),
         "seeds": seeds_drawing(groups),
-        "differences": section["differences"] and differences_drawing(groups, section),
-        "clients": section["heat"] and client_heat_drawing(groups, section["heat"]),
-        "costs": tradeoff_drawing(groups),
+        "differences": differences_drawing(groups) if is_ranked else None,
+        "clients": client_heat_drawing(groups),
+        "costs": costs_drawing(groups),
         "reliability": reliability_drawing(groups),
     }
-    if any("virtual_seconds" in group["costs_by_round"] for group in groups):
+    if any(group["curves"]["virtual_seconds"] for group in groups):
         found["accuracy-over-time"] = accuracy_drawing(groups, "virtual_seconds")
     return {name: drawing for name, drawing in found.items() if drawing}
 
 
-def _lost(groups: Sequence[Json]) -> str:
-    return _LOST if any(any(group["diverged"]) for group in groups) else ""
+def _panel_per_test(draw: Callable[..., None], groups: Sequence[Json]) -> list[Panel]:
+    return [
+        Panel(partial(draw, groups=groups, test=test), title)
+        for test, title in title_tests(groups).items()
+    ]
 
 
 def seeds_drawing(groups: Sequence[Json]) -> Drawing:
     """Return the accuracy of every seed, with mean and standard deviation."""
-    panels = [
-        Panel(partial(_draw_seeds, groups=groups, test=test), title)
-        for test, title in title_tests(groups).items()
-    ]
+    panels = _panel_per_test(_draw_seeds, groups)
     note = "Small mark: one seed; |: mean; bar: one standard deviation over seeds (ddof 1)."
+    if any(any(group["diverged"]) for group in groups):
+        note += " ✗: a seed that diverged; left of 0 if it has no number."
     size = (5.2, 1.0 + 0.3 * max(3, len(groups)))
-    return Drawing("Accuracy per seed, last round", note + _lost(groups), panels, size)
+    return Drawing("Accuracy per seed, last round", note, panels, size)
 
 
 def _draw_seeds(axes: Axes, groups: Sequence[Json], test: str) -> None:
@@ -483,118 +477,61 @@ def _draw_seeds(axes: Axes, groups: Sequence[Json], test: str) -> None:
         values, style = group["end"][test], group["style"].dot()
         known = known_values(values)
         if known:
-            middle = sum(known) / len(known)
-            color = style["color"]
+            middle, color = fmean(known), style["color"]
             axes.errorbar(middle, row, xerr=deviation(known), c=color, elinewidth=6, alpha=0.28)
             axes.plot(middle, row, "|", color=color, ms=15, mew=2)
-        gone = 0
         for value, is_lost in zip(values, group["diverged"], strict=True):
             look = {"marker": "x", "color": INK, "mew": 1.8} if is_lost or value is None else style
-            gone += value is None
-            place = -_GUTTER * gone if value is None else value
-            axes.plot(place, row, ls="", ms=6, alpha=0.9, **look)
+            axes.plot(-3 if value is None else value, row, ls="", ms=6, alpha=0.9, **look)
     name_rows(axes, [group["name"] for group in groups])
-    # Seeds without a number stand left of 0.
-    most_gone = max(group["end"][test].count(None) for group in groups)
-    axes.set(xlabel="accuracy (%)", xlim=(-2 - _GUTTER * most_gone, 102))
-    axes.set_xticks(range(0, 101, 20))
-    if most_gone:
-        axes.axvline(-_GUTTER / 2, color=SOFT, lw=1, ls=":")
+    axes.set(xlabel="accuracy (%)", xlim=(-5, 102), xticks=range(0, 101, 20))
 
 
-def differences_drawing(groups: Sequence[Json], section: Json, to: str = "first") -> Drawing:
-    """Return the differences to the first group or to the best, paired by seed, with intervals."""
-    found = section["differences"]
-    panels, names = [], []
-    for test, title in title_tests(groups).items():
-        chosen = found["tests"][test].get(to) or found["tests"][test]["first"]
-        names.append(groups[chosen["reference"]]["name"])
-        panels.append(Panel(partial(_draw_differences, groups=groups, chosen=chosen), title))
+def differences_drawing(groups: Sequence[Json]) -> Drawing | None:
+    """Return the differences to the first group, paired by seed, with intervals."""
+    if len(groups) < 2:
+        return None
+    panels = _panel_per_test(_draw_differences, groups)
     bar = (
-        f"bar: {found['level']:g} % interval of the mean (Student's t, paired by seed)"
-        if len(found["seeds"]) > 1
+        f"bar: {100 * LEVEL:g} % interval of the mean (Student's t, paired by seed)"
+        if len(groups[0]["seeds"]) > 1
         else "one seed has no interval"
     )
-    note = f"Dot: one seed; marker: mean; {bar}."
-    if to == "best":
-        note += " The reference was chosen by these numbers, which favors it."
+    title = f"Difference in accuracy to {groups[0]['name']}"
     size = (5.2, 1.1 + 0.34 * max(2, len(groups) - 1))
-    title = f"Difference in accuracy to {' and '.join(dict.fromkeys(names))}"
-    return Drawing(title, note + _lost(groups), panels, size)
+    return Drawing(title, f"Dot: one seed; marker: mean; {bar}.", panels, size)
 
 
-def _draw_differences(axes: Axes, groups: Sequence[Json], chosen: Json) -> None:
+def _draw_differences(axes: Axes, groups: Sequence[Json], test: Test) -> None:
+    reference, *others = accuracy_by_seed(groups, test).items()
     axes.axvline(0, color=SOFT, lw=1)
-    for row, each in enumerate(chosen["rows"]):
-        style = groups[each["group"]]["style"].dot()
-        if each["mean"] is None:
+    for row, (group, (_, values)) in enumerate(zip(groups[1:], others, strict=True)):
+        style = group["style"].dot()
+        if (found := paired_difference(values, reference[1])) is None:
             axes.plot(0, row, "x", color=INK, ms=7, mew=1.8)
             continue
-        if each["low"] is not None:
-            ends, color = [each["low"], each["high"]], style["color"]
-            axes.plot(ends, [row, row], color=color, lw=2.4, marker="|", ms=8, mew=2)
-        for value, is_lost in zip(each["seeds"], each["lost"], strict=True):
-            if value is not None:
-                look = {"marker": "x", "color": INK} if is_lost else {"marker": "."}
-                axes.plot(value, row + 0.24, ls="", ms=5, **{"color": style["color"], **look})
-        axes.plot(each["mean"], row, ls="", ms=7, mec="#ffffff", **style)
-        if missing := each["seeds"].count(None):
-            place: Any = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 8.5}
-            axes.annotate(f"{missing} ✗ without a number", (each["mean"], row), **place)
-    name_rows(axes, [groups[each["group"]]["name"] for each in chosen["rows"]])
-    reference = escape_math(groups[chosen["reference"]]["name"], 24)
-    axes.set(xlabel=f"points of accuracy above {reference}")
+        if found.low is not None:
+            ends: Any = [found.low, found.high]
+            axes.plot(ends, [row, row], color=style["color"], lw=2.4, marker="|", ms=8, mew=2)
+        for one, other in zip(values, reference[1], strict=True):
+            if one is not None and other is not None:
+                axes.plot(one - other, row + 0.24, ".", ms=5, color=style["color"])
+        axes.plot(found.mean, row, ls="", ms=7, mec="#ffffff", **style)
+    name_rows(axes, [name for name, _ in others])
+    axes.set(xlabel=f"points of accuracy above {escape_math(reference[0], 24)}")
 
 
-def client_heat_drawing(groups: Sequence[Json], heat: Json) -> Drawing:
+def client_heat_drawing(groups: Sequence[Json]) -> Drawing | None:
     """Return the accuracy per client, a row per method, the worst on the left."""
-    names = [group["name"] for group in groups]
+    found = describe_heat(groups)
+    if found is None:
+        return None
+    names, columns = [group["name"] for group in groups], found["columns"]
     look: Any = {"colors": "cividis", "ink": ("#fefefe", "#10181f")}
-    draw = partial(draw_matrix, values=heat["values"], rows=names, columns=heat["columns"], **look)
-    size = (max(5.2, 2.2 + 0.36 * len(heat["columns"])), 1.5 + 0.3 * len(groups))
-    note = f"In %, local test sets: {heat['about']}."
+    draw = partial(draw_matrix, values=found["values"], rows=names, columns=columns, **look)
+    size = (max(5.2, 2.2 + 0.36 * len(columns)), 1.5 + 0.3 * len(groups))
+    note = f"In %, local test sets: {found['about']}."
     return Drawing("Accuracy per client", note, [Panel(draw)], size, grid=False)
-
-
-def tradeoff_drawing(groups: Sequence[Json]) -> Drawing:
-    """Return accuracy against megabytes and seconds."""
-    tests = title_tests(groups)
-    panels = [
-        Panel(partial(_draw_tradeoff, groups=groups, test=test, cost=cost), title)
-        for test, title in tests.items()
-        for cost in _COSTS
-    ]
-    note = "All rounds and clients. Small: one seed; large: mean over seeds. Logarithmic axis."
-    title = "Accuracy against traffic and time"
-    return Drawing(title, note + _lost(groups), panels, legend=True, shown=2)
-
-
-def _draw_tradeoff(axes: Axes, groups: Sequence[Json], test: str, cost: str) -> None:
-    words, factor = _COSTS[cost]
-    spent = [[factor * each[cost] for each in group["costs"]] for group in groups]
-    nothing = min((each for several in spent for each in several if each > 0), default=1.0) / 4
-    axes.set_xscale("log")
-    for group, costs in zip(groups, spent, strict=True):
-        seeds = zip(costs, group["end"][test], group["diverged"], strict=True)
-        known = [(max(x, nothing), y, gone) for x, y, gone in seeds if y is not None]
-        style = group["style"].dot()
-        for x, y, gone in known:
-            look: Any = {"marker": "x", "color": INK} if gone else {**style, "alpha": 0.6}
-            axes.plot(x, y, ls="", ms=3.5, **look)
-        middle = [numpy.mean([each[place] for each in known]) for place in (0, 1)] if known else []
-        label = escape_math(group["name"], 40)
-        axes.plot(*(middle or ([], [])), ls="", ms=8, mec="#ffffff", label=label, **style)
-    axes.set(xlabel=words, ylabel="accuracy (%)", ylim=(-3, 103))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-    if any(x == 0 for each in spent for x in each):
-        # A method without costs stands left of the axis, at 0.
-        low, high = axes.get_xlim()
-        shown = [each for each in axes.get_xticks() if nothing * 2 < each < high]
-        axes.set_xticks([nothing, *shown], ["0", *(f"{each:,.4g}" for each in shown)])
-        axes.set_xlim(low, high)
-        axes.axvline(nothing * 2, color=SOFT, lw=1, ls=":")
 
 
 def reliability_drawing(groups: Sequence[Json]) -> Drawing | None:

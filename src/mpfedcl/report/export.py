@@ -2,9 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
@@ -31,10 +30,10 @@ def write_comparison(
     loaded = LoadedComparison(comparison.path, records)
     for name, drawing in loaded.figures.items():
         drawing.save(comparison.path / f"{name}.png")
-    primary, *others = loaded.tables
+    primary, *others = loaded.section["tables"]
     shared = all(run.has_shared_test for run in records)
     noted = "predictor" if shared else "predictor (local; global test set)"
-    tables = [text_table(primary, loaded.setup, noted=noted)]
+    tables = [text_table(primary, loaded.section["about"][0], noted=noted)]
     if all_predictors:
         tables += [text_table(each) for each in others]
     text = "\n".join(f"{table.title}\n\n{table.markdown()}" for table in tables)
@@ -51,14 +50,17 @@ def _collect_results(records: Sequence[RunRecords]) -> Json:
     differences: Json = {"level": LEVEL}
     for test, field in (("local_test", "accuracy"), ("global_test", "accuracy_global")):
         values = {name: each[field] for name, each in methods.items()}
-        best, first = find_best(values), next(iter(values))
-        differences[test] = {
-            "marks": mark_best(values),
-            "best": best,
-            "to_best": _differences(values, best),
-            "first": first,
-            "to_first": _differences(values, first),
-        }
+        differences[test] = {"marks": mark_best(values)}
+        for name, other in (("best", find_best(values)), ("first", next(iter(values)))):
+            found = {
+                method: paired_difference(numbers, values[other]) if other else None
+                for method, numbers in values.items()
+                if method != other
+            }
+            differences[test] |= {
+                name: other,
+                f"to_{name}": {method: each and each.to_json() for method, each in found.items()},
+            }
     return {
         # One-shot methods have one round.
         "rounds": max(run.experiment.rounds for run in records),
@@ -72,24 +74,19 @@ def _collect_results(records: Sequence[RunRecords]) -> Json:
 def _collect_method(runs: Sequence[RunRecords]) -> Json:
     """Return the results of one method, one number per seed."""
     summaries = [run.summary for run in runs if run.summary]
-    predictor, predictor_global = (
-        runs[0].predictors["local_test"],
-        runs[0].predictors["global_test"],
-    )
+    local, union = (runs[0].predictors[test] for test in TESTS)
     predictors = {
-        test: {
-            each: [found.predictors[test].get(each) for found in summaries] for each in PREDICTORS
-        }
+        test: {name: [each.predictors[test].get(name) for each in summaries] for name in PREDICTORS}
         for test in TESTS
     }
     # With many clients a run lists only the last participants, which differ between runs.
     listed = [{} if each.accuracy_spread else each.accuracy_per_client or {} for each in summaries]
     last = [run.rounds[-1] for run in runs]
     return {
-        "predictor": predictor,
-        "predictor_global": predictor_global,
-        "accuracy": predictors["local_test"][predictor],
-        "accuracy_global": predictors["global_test"][predictor_global],
+        "predictor": local,
+        "predictor_global": union,
+        "accuracy": predictors["local_test"][local],
+        "accuracy_global": predictors["global_test"][union],
         "predictors": predictors,
         "accuracy_per_client": {name: [each[name] for each in listed] for name in listed[0]},
         "fairness": [each.fairness and each.fairness.to_json() for each in summaries],
@@ -105,31 +102,6 @@ def _collect_method(runs: Sequence[RunRecords]) -> Json:
         "runs": [run.path.name for run in runs],
         "diverged": [run.experiment.seed for run in runs if run.has_diverged],
     }
-
-
-def _differences(values: Mapping[str, Any], other: str | None) -> Json:
-    """Return each method's paired difference to another; None if they share no seed."""
-    found = {
-        name: None if other is None else paired_difference(numbers, values[other])
-        for name, numbers in values.items()
-        if name != other
-    }
-    return {name: None if each is None else each.to_json() for name, each in found.items()}
-
-
-def write_latex(section: Json, folder: Path, prefix: str = "") -> list[Path]:
-    """Write each table of a section of the report into its own file."""
-    written: dict[str, Path] = {}
-    for title, table in _tables(section):
-        wanted = prefix + name_for_file(title)
-        name, number = wanted, 2
-        while name in written:
-            name, number = f"{wanted}-{number}", number + 1
-        written[name] = folder / f"{name}.tex"
-        # A paper may have tables of several folders.
-        label = f"{name_for_file(folder.resolve().name)}-{name}"
-        write_atomically(written[name], latex_table(table, label=label).encode())
-    return list(written.values())
 
 
 def write_csv(result: ResultFolder) -> list[Path]:
@@ -150,23 +122,30 @@ def write_pdf(result: ResultFolder) -> list[Path]:
     return written
 
 
-def _tables(section: Json) -> Iterator[tuple[str, Json]]:
-    """Return each table with the title that its file is named after.
+def write_latex(section: Json, folder: Path, prefix: str = "") -> list[Path]:
+    """Write each table of a section of the report into its own file.
 
     Data and seeds, with which the section begins, end each caption; the rest is a note.
     """
     # A section of several folders begins with the order of the page.
     about = [] if section["kind"] == "together" else section["about"]
     first, *others = [each for each in about if each] or [""]
-
-    def complete(table: Json, title: str = "") -> Json:
-        sentences = [each.rstrip(".") for each in (title, table["caption"], first) if each]
-        return table | {"caption": ". ".join(sentences), "notes": [*table["notes"], *others]}
-
-    for table in section["tables"]:
-        yield re.split("[,:]", table["caption"].replace("in % ", ""))[0], complete(table)
-    for search in section.get("searches", ()):
-        yield search["title"], complete(search["table"], search["title"])
+    tables = [("", table) for table in section["tables"]]
+    tables += [(search["title"], search["table"]) for search in section.get("searches", ())]
+    written: dict[str, Path] = {}
+    for title, table in tables:
+        short = title or re.split("[,:]", table["caption"].replace("in % ", ""))[0]
+        wanted = prefix + name_for_file(short)
+        name, number = wanted, 2
+        while name in written:
+            name, number = f"{wanted}-{number}", number + 1
+        written[name] = folder / f"{name}.tex"
+        caption = ". ".join(each.rstrip(".") for each in (title, table["caption"], first) if each)
+        complete = table | {"caption": caption, "notes": [*table["notes"], *others]}
+        # A paper may have tables of several folders.
+        label = f"{name_for_file(folder.resolve().name)}-{name}"
+        write_atomically(written[name], latex_table(complete, label=label).encode())
+    return list(written.values())
 
 
 # LaTeX
@@ -225,11 +204,14 @@ def latex_table(table: Json, *, label: str) -> str:
         *(f"    {' & '.join(row)} \\\\" for row in rows),
         r"    \bottomrule",
         r"  \end{tabular}",
-        *_notes(table),
-        r"\end{table}",
     ]
-    text = "\n".join(lines) + "\n"
-    return HEADER + (_OTHER_SCRIPTS if any(map(_is_foreign, text)) else "") + text
+    if notes := escape_latex(" ".join(each for each in table["notes"] if each)):
+        # The table shows these marks as bold.
+        notes = notes.replace("▲ best", "Bold: best", 1).replace("{*}: ", "Bold: ", 1)
+        lines += [r"  \par\medskip", rf"  \parbox{{\linewidth}}{{\footnotesize {notes}}}"]
+    text = "\n".join([*lines, r"\end{table}", ""])
+    is_foreign = any(ord(sign) > _LAST_LATIN for sign in text)
+    return HEADER + (_OTHER_SCRIPTS if is_foreign else "") + text
 
 
 def escape_latex(text: str) -> str:
@@ -254,17 +236,10 @@ def _columns(table: Json, place: int) -> Iterator[tuple[str, list[str]]]:
     """
     cells = [row[place] for row in table["rows"]]
     side = "r" if all(_NUMBER.fullmatch(cell["text"]) for cell in cells) else "l"
-    yield side, [_format_head(table["columns"][place], side), *map(_format_cell, cells)]
+    yield side, [escape_latex(table["columns"][place]), *map(_format_cell, cells)]
     notes = [escape_latex(cell.get("note") or "") for cell in cells]
     if any(notes):
         yield "l", ["", *(rf"\footnotesize {note}" if note else "" for note in notes)]
-
-
-def _format_head(title: str, side: str) -> str:
-    """Return the head of a column; a long one has a line for each part."""
-    parts = [escape_latex(part) for part in re.split(r"(?<=,) ", title)]
-    lines = r" \\ ".join(parts)
-    return rf"\shortstack[{side}]{{{lines}}}" if len(parts) > 1 else lines
 
 
 def _format_cell(cell: Json) -> str:
@@ -272,22 +247,3 @@ def _format_cell(cell: Json) -> str:
     if cell.get("mark") == "within":
         return rf"$\approx$\,{text}"
     return rf"\textbf{{{text}}}" if cell.get("mark") == "best" or cell.get("strong") else text
-
-
-def _notes(table: Json) -> Iterator[str]:
-    """Return the notes below the table, in small letters."""
-    marks = {cell.get("mark") for row in table["rows"] for cell in row}
-    notes = [_name_marks(note, marks) for note in table["notes"] if note]
-    if notes:
-        yield r"  \par\medskip"
-        yield rf"  \parbox{{\linewidth}}{{\footnotesize {escape_latex(' '.join(notes))}}}"
-
-
-def _name_marks(note: str, marks: Collection[str | None]) -> str:
-    """Return a note with the words for what the table shows as bold."""
-    found = note.replace("▲ best", "Bold: best", 1) if "best" in marks else note
-    return re.sub(r"^\*: ", "Bold: ", found)
-
-
-def _is_foreign(sign: str) -> bool:
-    return ord(sign) > _LAST_LATIN

@@ -16,7 +16,6 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy
 from matplotlib import rc_context
@@ -117,8 +116,6 @@ class Drawing:
     """Panels in a row of a file."""
     legend: bool = False
     grid: bool = True
-    shown: int | None = None
-    """Panels that a page shows at once; the others are folded [default: all]."""
 
     def figure(self) -> DrawnFigure:
         """Return all panels in one figure, with title and note."""
@@ -253,7 +250,9 @@ def draw_matrix(
 
 FIGURE_ID = "figure-"
 """Beginning of identifiers in an SVG; a page replaces it, so that those of figures differ."""
-_NAMESPACE = re.compile(r"\{[^}]*\}")
+_NOT_SHOWN = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
+_TAG = re.compile(r"<(\w+)((?:\s[^>]*?)?)(/?)>")
+_ATTRIBUTE = re.compile(r'([\w:-]+)="([^"]*)"')
 _DECIMALS = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"#([\w-]+)")
 
@@ -264,58 +263,33 @@ def _clean_svg(text: str, label: str) -> str:
     Styles become attributes, because a page that forbids inline styles ignores them; the rules of
     the page can then change colors. Identifiers begin with `FIGURE_ID`.
     """
-    root = ElementTree.fromstring(text)
-    used = set(_REFERENCE.findall(re.sub(r"fill: #\w+|stroke: #\w+", "", text)))
-    body = "".join(_write(each, used) for each in root)
-    box = escape(root.attrib["viewBox"], quote=True)
+    root, _, body = _NOT_SHOWN.sub("", text[text.index("<svg") :]).partition(">")
+    used = set(_REFERENCE.findall(re.sub(r"fill: #\w+|stroke: #\w+", "", body)))
+    body = _TAG.sub(lambda found: _clean_tag(found, used), body)
+    body = re.sub(r">\s+<", "><", body)
+    box = dict(_ATTRIBUTE.findall(root))["viewBox"]
     name = escape(printable_name(" ".join(label.split()), 400), quote=True)
-    return f'<svg viewBox="{box}" role="img" aria-label="{name}">{body}</svg>'
+    return f'<svg viewBox="{box}" role="img" aria-label="{name}">{body.strip()}'
 
 
-def _write(element: ElementTree.Element, used: set[str]) -> str:
-    name = _NAMESPACE.sub("", element.tag)
-    if name in ("metadata", "style"):
-        return ""
-    attributes = _read_attributes(element, used)
-    content = "".join(_write(each, used) for each in element)
-    if name == "text":
-        content = escape(element.text or "", quote=False) + content
-    if not content and name in ("g", "defs"):
-        return ""
-    if name == "g" and not attributes:
-        return content
-    words = "".join(f' {each}="{escape(value, quote=True)}"' for each, value in attributes.items())
-    return f"<{name}{words}>{content}</{name}>"
-
-
-def _read_attributes(element: ElementTree.Element, used: set[str]) -> dict[str, str]:
+def _clean_tag(written: re.Match[str], used: set[str]) -> str:
     found: dict[str, str] = {}
-    for full_name, value in element.attrib.items():
-        name = _NAMESPACE.sub("", full_name)
-        if name == "style":
+    for key, value in _ATTRIBUTE.findall(written[2]):
+        if key == "style":
             pairs = (each.partition(":") for each in value.split(";"))
             styles = {left.strip(): right.strip() for left, _, right in pairs if right}
             found |= {k: v for k, v in styles.items() if k not in ("font-family", "font")}
-        elif name == "id" and value not in used:
-            continue
-        elif name == "id":
-            found[name] = f"{FIGURE_ID}{value}"
-        elif name == "href" and value.startswith("data:"):
-            found[name] = re.sub(r"\s", "", value)
-        elif name == "transform" and value.startswith("rotate(-0 "):
-            continue
-        else:
-            found[name] = _REFERENCE.sub(rf"#{FIGURE_ID}\1", value)
-    if "d" in found:
-        found["d"] = " ".join(_DECIMALS.sub(_shorten, found["d"]).split())
-    for name in ("x", "y"):
-        if name in found:
-            found[name] = _DECIMALS.sub(_shorten, found[name])
-    return found
-
-
-def _shorten(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.1f}"
+        elif key == "id":
+            found |= {"id": f"{FIGURE_ID}{value}"} if value in used else {}
+        elif value.startswith("data:"):
+            found["href"] = re.sub(r"\s", "", value)
+        elif not value.startswith("rotate(-0 "):
+            found[key.removeprefix("xlink:")] = _REFERENCE.sub(rf"#{FIGURE_ID}\1", value)
+    for key in found.keys() & {"d", "x", "y"}:
+        shortened = _DECIMALS.sub(lambda number: f"{float(number[0]):.1f}", found[key])
+        found[key] = " ".join(shortened.split())
+    words = "".join(f' {key}="{value}"' for key, value in found.items())
+    return f"<{written[1]}{words}{written[3]}>"
 
 
 def escape_math(name: str, longest: int = _LONGEST_NAME) -> str:

@@ -14,22 +14,21 @@ import numpy
 from mpfedcl.core.json_files import Json
 from mpfedcl.report.drawings import (
     accuracy_drawing,
-    classes_drawing,
     clients_drawing,
     comparison_drawings,
     confusion_drawing,
-    costs_drawing,
-    differences_drawing,
     loss_drawing,
     map_drawing,
-    partition_drawing,
-    reliability_drawing,
+    run_partition_drawing,
 )
 from mpfedcl.report.figures import DARK_COLORS, FIGURE_ID, Drawing
+from mpfedcl.report.run import ALL_EQUAL, find_worst_client_and_class
 from mpfedcl.report.wording import MARKS, fairness_sentence, printable_name
 
 _MOST_MISTAKES = 6
 _MARK_TITLES = {"best": "best mean", "within": "not clearly behind the best"}
+_OF_SEVERAL = ("seeds", "clients")
+"""Figures that only a comparison needs."""
 _COST_AXES = {"megabytes": "By megabytes sent", "virtual_seconds": "By virtual time"}
 
 
@@ -124,9 +123,8 @@ def text_cells(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
 
 
 def show_drawing(drawing: Drawing, *, titled: bool = True) -> Markup:
-    """Return a figure with its title and note; panels beyond those shown at once are folded."""
-    drawn = [Markup(each) for each in drawing.svgs()]
-    shown, folded = drawn[: drawing.shown], drawn[drawing.shown or len(drawn) :]
+    """Return a figure with its title and note."""
+    shown = [Markup(each) for each in drawing.svgs()]
     wide = "wide" if drawing.size[0] > 5.4 else "panel"
     return tag(
         "figure",
@@ -136,7 +134,6 @@ def show_drawing(drawing: Drawing, *, titled: bool = True) -> Markup:
             tag("span", _on_one_line(drawing.note)),
         ),
         tag("div", shown, class_="panels" if len(shown) > 1 else wide),
-        details(drawing.panels[-1].title, tag("div", folded, class_="panels")) if folded else None,
     )
 
 
@@ -181,19 +178,18 @@ def section_blocks(section: Json) -> list[Markup]:
         return result + _search_blocks(section)
     groups, shown = section["groups"], section.get("details", [])
     parts = [*result, _show_rounds(groups)]
-    if len(groups) > 1:
-        parts += _show_differences(groups, section)
-    elif reliability := reliability_drawing(groups):
-        parts.append(show_figure(reliability))
-    if costs := costs_drawing(groups):
-        parts.append(show_figure(costs))
+    found = comparison_drawings(groups, is_ranked=section.get("is_ranked", False))
+    shown_above = ("accuracy", "accuracy-over-time", *(() if len(groups) > 1 else _OF_SEVERAL))
+    parts += [show_figure(each) for name, each in found.items() if name not in shown_above]
     if later := [show_table(table) for table in section["tables"] if table.get("later")]:
         parts.append(block("All predictors", details("Tables", later)))
     if section.get("command"):
         parts.append(block("Reproduce", show_command(section["command"], "The whole comparison:")))
     if not shown:
         return parts
-    parts.append(_show_partition(shown[0]))
+    partition = run_partition_drawing(groups[0]["runs"][0])
+    why = "The run has no partition.json, or a privacy budget, under which it is not shown."
+    parts.append(show_figure(partition) if partition else block("Partition", sentence(why)))
     if section["kind"] == "run":
         return parts + _run_blocks(shown[0])
     detailed = [
@@ -215,8 +211,6 @@ def _search_blocks(section: Json) -> list[Markup]:
     for search in section["searches"]:
         drawn = show_drawing(search["figure"], titled=False) if search["figure"] else None
         parts.append(block(search["title"], show_table(search["table"]), drawn))
-    if section["command"]:
-        parts.append(block("Reproduce", show_command(section["command"], "In one command:")))
     return parts
 
 
@@ -224,7 +218,8 @@ def _show_rounds(groups: Sequence[Json]) -> Markup:
     """Return accuracy per round, with loss and accuracy by costs on request."""
     folded = {"Training loss": loss_drawing(groups)}
     for axis, title in _COST_AXES.items():
-        if any(max(group["costs_by_round"].get(axis) or [0]) > 0 for group in groups):
+        costs = [curve for group in groups if (curve := group["curves"][axis])]
+        if any(max(curve["mean"]) > 0 for curve in costs):
             folded[title] = accuracy_drawing(groups, axis)
     return show_figure(
         accuracy_drawing(groups),
@@ -234,29 +229,6 @@ def _show_rounds(groups: Sequence[Json]) -> Markup:
             if drawing
         ),
     )
-
-
-def _show_differences(groups: Sequence[Json], section: Json) -> list[Markup]:
-    parts = []
-    for name, drawing in comparison_drawings(groups, section).items():
-        if name.startswith("accuracy"):
-            continue
-        best = None
-        if name == "differences":
-            found = differences_drawing(groups, section, "best")
-            best = details("Differences to the best mean", show_drawing(found))
-        parts.append(show_figure(drawing, best))
-    return parts
-
-
-def _show_partition(run: Json) -> Markup:
-    """Return the training samples of each client and class."""
-    held = run["partition"]
-    if "missing" in held:
-        return block("Partition", sentence(held["missing"]))
-    clients = {each["name"]: each for each in held["clients"]}
-    title = f"Partition: {run['setting']}"
-    return show_figure(partition_drawing(held | {"clients": clients}, title))
 
 
 def _run_blocks(run: Json) -> list[Markup]:
@@ -279,19 +251,14 @@ def _show_clients(run: Json) -> Markup:
         notes.append(f"Evaluated clients: {fairness['clients']:,}, mean {fairness['mean']:.1f} %.")
     if spread := fairness_sentence(run):
         notes.append(f"{spread[0].upper()}{spread[1:]}.")
-    tested = [each for each in run["confusion"].get("by_class", ()) if each["tested"]]
-    for noun, rows in (("client", run["clients"]), ("class", tested)):
-        known = [each for each in rows if each["accuracy"] is not None]
-        if len({each["accuracy"] for each in known}) > 1:
-            worst = min(known, key=lambda each: each["accuracy"])
+    for noun, worst in zip(("client", "class"), find_worst_client_and_class(run), strict=True):
+        if worst and worst["name"] != ALL_EQUAL:
             notes.append(f"Worst {noun}: {worst['name']} with {worst['accuracy']:.1f} %.")
-    drawings = [each for each in (clients_drawing(run), classes_drawing(run)) if each]
+    drawing = clients_drawing(run)
     return block(
         "Clients and classes",
         tag("p", " ".join(notes), class_="finding"),
-        tag("div", map(show_drawing, drawings), class_="pair")
-        if drawings
-        else sentence("No client is evaluated yet."),
+        show_drawing(drawing) if drawing else sentence("No client is evaluated yet."),
     )
 
 

@@ -1,5 +1,6 @@
 """The prototype map: the pool of a run and some test images in two principal components."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def describe_prototype_map(
     together = vectors if samples is None else numpy.concatenate([vectors, samples.vectors])
     places, shares = project_to_plane(together)
     (x, y), split = places.T.tolist(), len(chosen)
-    drawn: Json = {
+    return {
         "classes": class_names,
         "shares": shares,
         "prototypes": {
@@ -80,13 +81,10 @@ def describe_prototype_map(
             "class": pool.labels[chosen].tolist(),
             "count": pool.counts[chosen].tolist(),
         },
-        "samples": None,
+        "samples": samples and {"x": x[split:], "y": y[split:], "class": samples.labels},
+        "embedded_by": samples and samples.embedded_by,
         "notes": notes,
     }
-    if samples is not None:
-        drawn["samples"] = {"x": x[split:], "y": y[split:], "class": samples.labels}
-        drawn["embedded_by"] = samples.embedded_by
-    return drawn
 
 
 def project_to_plane(
@@ -118,33 +116,37 @@ def _why_no_pool(path: Path, experiment: Experiment) -> str | None:
         )
     if is_there:
         return None
-    try:
-        is_shared = not is_built_in(experiment.method) or issubclass(
-            find_method(experiment.method), SharesPrototypes
-        )
-    except InvalidInput:
-        is_shared = True
-    if is_shared:
-        return "The run has no pool.safetensors, so there is no map."
-    return f"{experiment.method} shares no prototypes, so there is no map."
+    if is_built_in(experiment.method) and not issubclass(
+        find_method(experiment.method), SharesPrototypes
+    ):
+        return f"{experiment.method} shares no prototypes, so there is no map."
+    return "The run has no pool.safetensors, so there is no map."
 
 
-def _why_not_embedded(experiment: Experiment) -> str | None:
+def _why_not_embedded(experiment: Experiment, partition: Json | None) -> str | None:
     """Return why test images may not be embedded; None if they may.
 
     A report of a foreign run must not execute code that the run names.
     """
-    if not is_built_in(experiment.method):
-        return (
-            f"Only the pool is shown: {experiment.method} is code from outside mpfedcl, which a "
-            "report does not execute."
-        )
     kind, _, rest = str(experiment.encoder.name).partition(":")
+    if not is_built_in(experiment.method):
+        return f"{experiment.method} is code from outside mpfedcl, which a report does not execute."
     if kind in ("onnx", "torchvision") and rest:
         return (
-            f"Only the pool is shown: the encoder {experiment.encoder.name} is a program from "
-            "outside mpfedcl, which a report does not execute."
+            f"the encoder {experiment.encoder.name} is a program from outside mpfedcl, which a "
+            "report does not execute."
         )
+    if partition is None:
+        return "the data here are not those of the run."
+    if partition.get("network"):
+        return "test images stayed with the clients."
+    held = partition["clients"].values()
+    # If all clients share one test set, the test samples of one client are all.
+    count = max((each["test"] for each in held), default=0) + sum(
+        sum(each["train"]) for each in held
+    )
+    if count > MOST_SAMPLES_OPENED:
+        return f"to open {count:,} samples would take too long."
     return None
 
 
@@ -152,23 +154,17 @@ def embed_test_images(
     path: Path, experiment: Experiment, partition: Json | None
 ) -> tuple[EmbeddedImages | None, str | None]:
     """Return embedded test images, or None and the reason."""
-    if reason := _why_not_embedded(experiment):
-        return None, reason
-    if partition is not None and partition.get("network"):
-        return None, "Only the pool is shown: test images stayed with the clients."
-    if partition is not None and (count := _count_samples(partition)) > MOST_SAMPLES_OPENED:
-        return None, f"Only the pool is shown: to open {count:,} samples would take too long."
+    reason = _why_not_embedded(experiment, partition)
+    if reason is not None or partition is None:
+        return None, f"Only the pool is shown: {reason}"
     try:
-        method_class = find_method(experiment.method)
         data, model = load_data_and_model(experiment.replace(device="cpu"), torch.device("cpu"))
-        if partition is None or not is_same_partition(partition, data.partition):
+        if not is_same_partition(partition, data.partition):
             return None, "Only the pool is shown: the data here are not those of the run."
-        method = method_class(experiment, data.num_classes)
+        method = find_method(experiment.method)(experiment, data.num_classes)
         if isinstance(method, ClosedForm):
             model = method.make_model(data.input_size)
-        samples = _embed_with_global_model(
-            path, data, model, method
-        ) or _embed_with_personal_models(path, data, model, method)
+        samples = _embed_samples(path, data, model, method)
     except InvalidInput as error:
         return None, f"Only the pool is shown, because test images cannot be embedded: {error}"
     if samples is None:
@@ -176,52 +172,42 @@ def embed_test_images(
     return samples, None
 
 
-def _count_samples(partition: Json) -> int:
-    # If all clients share one test set, the samples of one client are all.
-    held = partition["clients"].values()
-    tested = max((each["test"] for each in held), default=0)
-    return tested + sum(sum(each["train"]) for each in held)
-
-
-def _embed_with_global_model(
+def _embed_samples(
     path: Path, data: FederatedData, model: Model, method: Method
 ) -> EmbeddedImages | None:
-    if not (path / "model.safetensors").is_file() or not len(data.test_labels):
+    """Embed test images by the global model, or those of some clients by their personal models."""
+    chosen: list[tuple[Path, Tensor, Sequence[str | None]]] = []
+    by_whom = "the global model"
+    if (path / "model.safetensors").is_file() and len(data.test_labels):
+        rows = _draw_rows(data, torch.arange(len(data.test_labels)), MOST_SAMPLES)
+        places = data.table.sole_testers(len(data.test_labels))[rows.numpy()].tolist()
+        owners = [None if place < 0 else data.names[place] for place in places]
+        chosen.append((path / "model.safetensors", rows, owners))
+    else:
+        by_whom = "the personalized model of their client"
+        stored = {file.stem for file in (path / "models").glob("*.safetensors")}
+        tested = zip(data.names, data.table.test_sizes.tolist(), strict=True)
+        here = [name for name, size in tested if size and name in stored]
+        places = choose_evenly(len(here), _MOST_CLIENTS)
+        for client in (data.client(here[place]) for place in places):
+            rows = _draw_rows(data, client.test, max(2, MOST_SAMPLES // len(places)))
+            file = path / "models" / f"{client.name}.safetensors"
+            chosen.append((file, rows, [client.name] * len(rows)))
+    if not chosen:
         return None
-    # Sorted by class, so that an even draw takes about as many of each.
-    order = data.test_labels.argsort(stable=True)
-    rows = order[choose_evenly(len(order), MOST_SAMPLES)]
-    places = data.table.sole_testers(len(data.test_labels))[rows.numpy()].tolist()
-    vectors = _embed(path / "model.safetensors", data.test_inputs[rows], model, method)
-    owners = [None if place < 0 else data.names[place] for place in places]
-    return EmbeddedImages(vectors, data.test_labels[rows].tolist(), owners, "the global model")
+    rule, vectors = prototype_rule(method), []
+    with torch.no_grad():
+        for file, rows, _ in chosen:
+            embeddings, _ = model.apply(read_model(file, model), data.test_inputs[rows])
+            vectors.append(rule.project(embeddings).double().numpy())
+            if not numpy.isfinite(vectors[-1]).all():
+                raise InvalidInput(f"{file} gives embeddings that are not finite.")
+    labels = [label for _, rows, _ in chosen for label in data.test_labels[rows].tolist()]
+    owners = [owner for _, _, several in chosen for owner in several]
+    return EmbeddedImages(numpy.concatenate(vectors), labels, owners, by_whom)
 
 
-def _embed_with_personal_models(
-    path: Path, data: FederatedData, model: Model, method: Method
-) -> EmbeddedImages | None:
-    stored = {file.stem for file in (path / "models").glob("*.safetensors")}
-    tested = zip(data.names, data.table.test_sizes.tolist(), strict=True)
-    here = [name for name, size in tested if size and name in stored]
-    if not here:
-        return None
-    chosen = [data.client(here[place]) for place in choose_evenly(len(here), _MOST_CLIENTS)]
-    vectors, labels, owners = [], [], []
-    for client in chosen:
-        order = client.test[data.test_labels[client.test].argsort(stable=True)]
-        rows = order[choose_evenly(len(order), max(2, MOST_SAMPLES // len(chosen)))]
-        file = path / "models" / f"{client.name}.safetensors"
-        vectors.append(_embed(file, data.test_inputs[rows], model, method))
-        labels += data.test_labels[rows].tolist()
-        owners += [client.name] * len(rows)
-    by_whom = "the personalized model of their client"
-    return EmbeddedImages(numpy.concatenate(vectors), labels, list(owners), by_whom)
-
-
-@torch.no_grad()
-def _embed(file: Path, inputs: Tensor, model: Model, method: Method) -> NDArray[numpy.float64]:
-    embeddings, _ = model.apply(read_model(file, model), inputs)
-    found: NDArray[numpy.float64] = prototype_rule(method).project(embeddings).double().numpy()
-    if not numpy.isfinite(found).all():
-        raise InvalidInput(f"{file} gives embeddings that are not finite.")
-    return found
+def _draw_rows(data: FederatedData, rows: Tensor, most: int) -> Tensor:
+    """Return at most `most` of the rows, of each class about as many."""
+    ordered = rows[data.test_labels[rows].argsort(stable=True)]
+    return ordered[choose_evenly(len(ordered), most)]

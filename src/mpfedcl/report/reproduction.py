@@ -5,7 +5,7 @@ which a report does not execute.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def run_command(experiment: Experiment) -> str | None:
 
     None if flags cannot express it; the run's experiment.toml always does.
     """
-    return _write_command("run", {}, [experiment], leave_out=())
+    return _write_command("run", [experiment])
 
 
 def federation_commands(
@@ -43,7 +43,7 @@ def federation_commands(
     if len(clients) > _MOST_CLIENTS:
         lines.append(f"# and so on for {len(clients) - _MOST_CLIENTS:,} more")
     start = f"federation start {_FEDERATION}"
-    flags = _write_command(start, {}, [experiment], leave_out=())
+    flags = _write_command(start, [experiment])
     return "\n".join([*lines, flags or federation_start(file)])
 
 
@@ -63,52 +63,36 @@ def compare_command(experiments: Sequence[Experiment]) -> str | None:
         if len({each.setting(name) for each in experiments}) > 1:
             # Each run has made its own choice, and would make it again.
             experiments = [each.replace(**{name: left_open}) for each in experiments]
-    several = {"methods": methods, "seeds": seeds}
-    return _write_command("compare", several, experiments, leave_out=("method", "seed"))
-
-
-def tune_command(bases: Sequence[Experiment], asked: Mapping[str, Any]) -> str | None:
-    """Return the command of searches around experiments that differ only in their method.
-
-    `asked` has the other arguments of the command by the names of their flags.
-    """
-    methods = tuple(each.method for each in bases)
-    if len(set(methods)) < len(methods) or not all(map(is_built_in, methods)):
-        return None
-    try:
-        # A search has its own seeds; the seed of its base is not used.
-        complete = [resolve(each.replace(seed=0)) for each in bases]
-    except InvalidInput:
-        return None
-    several = {"methods": methods, **asked}
-    return _write_command("tune", several, complete, leave_out=("method", "seed"))
+    return _write_command("compare", experiments, methods=methods, seeds=seeds)
 
 
 def _write_command(
-    command: str,
-    flags: Mapping[str, Any],
-    experiments: Sequence[Experiment],
-    leave_out: Sequence[str],
+    command: str, experiments: Sequence[Experiment], **several: tuple[str | int, ...]
 ) -> str | None:
-    """Return the command line of exactly these experiments; None if there is none."""
+    """Return the command line of exactly these experiments; None if there is none.
+
+    `several` has the methods and seeds of more than one experiment.
+    """
     if not all(is_built_in(each.method) for each in experiments):
         return None
     try:
         settings: dict[str, Any] = {}
         for each in {each.method: each for each in experiments}.values():
-            settings |= _find_settings(each, leave_out)
+            settings |= _find_settings(each)
+        if several:
+            settings = {n: v for n, v in settings.items() if n not in ("method", "seed")}
         given = Experiment().replace(**{n.replace(".", "__"): v for n, v in settings.items()})
         meant = [resolve(given.replace(method=e.method, seed=e.seed)) for e in experiments]
     except InvalidInput:
         # A method or data set that no longer exists.
         return None
-    several = [_write_flag(name, value) for name, value in {**flags, **settings}.items()]
-    if meant != list(experiments) or not all(several):
+    flags = [_write_flag(name, value) for name, value in {**several, **settings}.items()]
+    if meant != list(experiments) or not all(flags):
         return None
-    return _join([*command.split(), *(word for words in several for word in words or ())])
+    return _join([*command.split(), *(word for words in flags for word in words or ())])
 
 
-def _find_settings(experiment: Experiment, leave_out: Sequence[str]) -> dict[str, Any]:
+def _find_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that are not the defaults, by dotted name."""
     # Other defaults depend on these.
     named = {n: _setting(experiment, n) for n in ("method", "dataset.name", "partition.kind")}
@@ -118,7 +102,7 @@ def _find_settings(experiment: Experiment, leave_out: Sequence[str]) -> dict[str
         known = {n.replace(".", "__"): value for n, value in {**named, **found}.items()}
         resolved = resolve(Experiment().replace(**known))
         found |= {n: settings[n] for n in names if settings[n] != _setting(resolved, n)}
-    return {name: value for name, value in found.items() if name not in leave_out}
+    return found
 
 
 def _setting(experiment: Experiment, name: str) -> Any:

@@ -2,12 +2,13 @@
 
 import csv
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,23 +17,30 @@ from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.methods import TESTS
-from mpfedcl.report.comparison import find_ranking_obstacles, list_differences, run_predictors_table
-from mpfedcl.report.document import compare_runs
-from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, partition_drawing
+from mpfedcl.report.document import accuracy_by_seed, compare_runs, run_predictors_table
+from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, run_partition_drawing
 from mpfedcl.report.figures import Drawing, DrawnFigure
+from mpfedcl.report.html import show_table, tag
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders, find_tuning_files
 from mpfedcl.report.run import RunRecords
 from mpfedcl.report.tables import text_table
 from mpfedcl.report.tuning import describe_tuning, format_settings, read_searches, scores_drawing
+from mpfedcl.report.wording import name_seeds
 from mpfedcl.rounds.record import training_seconds
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.studies.statistics import LEVEL, paired_difference
 from mpfedcl.studies.tuning import TuningResult
 
 Library = Literal["polars", "pandas", "columns"]
 Value = str | int | float | bool | None
-_RUN = {"method": str, "seed": int, "run": str}
-"""The first columns of every row: method, seed and the folder of the run."""
-_ROUND = {"round": int, "last": bool}
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("seed", "round", "rounds", "bytes_up", "bytes_down"), int),
+    **dict.fromkeys(("answered", "missing", "rejected", "trial", "pairs"), int),
+    **dict.fromkeys(("accuracy", "accuracy_global", "loss", "megabytes", "seconds"), float),
+    **dict.fromkeys(("virtual_seconds", "score", "difference", "low", "high", "level"), float),
+    **dict.fromkeys(("last", "judged", "finished", "chosen", "changed"), bool),
+}
+"""The types of the columns of all tables; every other column is text."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,10 @@ class LongTable:
         return text.getvalue()
 
 
+def _long_table(columns: str, rows: Iterable[tuple[Value, ...]]) -> LongTable:
+    return LongTable({name: _TYPES.get(name, str) for name in columns.split()}, list(rows))
+
+
 # Runs
 
 
@@ -82,7 +94,6 @@ def long_accuracies(runs: Sequence[RunRecords]) -> LongTable:
 
     `last` is the last evaluated round, and `judged` the predictor of the primary metric.
     """
-    columns = {**_ROUND, "test": str, "predictor": str, "judged": bool, "accuracy": float}
     rows: list[tuple[Value, ...]] = []
     for run in runs:
         values = [
@@ -97,88 +108,71 @@ def long_accuracies(runs: Sequence[RunRecords]) -> LongTable:
             if (test, predictor) in known:
                 place = (line.round, line is run.last_evaluated, test, predictor)
                 rows.append((*_name(run), *place, run.predictors[test] == predictor, value))
-    return LongTable(_RUN | columns, rows)
+    return _long_table("method seed run round last test predictor judged accuracy", rows)
 
 
 def long_clients(runs: Sequence[RunRecords]) -> LongTable:
     """Return each client's primary metric in % on its local test set by round."""
-    columns = {**_ROUND, "client": str, "accuracy": float}
-    rows = [
+    rows = (
         (*_name(run), line.round, line is run.last_evaluated, client, accuracy)
         for run in runs
         for line in run.rounds
         for client, accuracy in (line.accuracy_per_client or {}).items()
-    ]
-    return LongTable(_RUN | columns, rows)
+    )
+    return _long_table("method seed run round last client accuracy", rows)
 
 
 def long_rounds(runs: Sequence[RunRecords]) -> LongTable:
     """Return loss, traffic, time and answers by round; seconds are without evaluation."""
-    columns = {
-        "round": int,
-        "loss": float,
-        "bytes_up": int,
-        "bytes_down": int,
-        "seconds": float,
-        "virtual_seconds": float,
-        "answered": int,
-        "missing": int,
-        "rejected": int,
-    }
-    rows = [
+    columns = (
+        "method seed run round loss bytes_up bytes_down seconds virtual_seconds answered missing "
+        "rejected"
+    )
+    rows = (
         (
-            *_name(run),
-            line.round,
-            line.loss,
-            line.bytes.get("up", 0),
-            line.bytes.get("down", 0),
-            training_seconds(line.seconds),
-            line.virtual_seconds,
-            len(line.clients.answered),
-            len(line.clients.missing),
-            len(line.clients.rejected),
+            *(*_name(run), line.round, line.loss),
+            *(line.bytes.get(way, 0) for way in ("up", "down")),
+            *(training_seconds(line.seconds), line.virtual_seconds),
+            *map(len, (line.clients.answered, line.clients.missing, line.clients.rejected)),
         )
         for run in runs
         for line in run.rounds
-    ]
-    return LongTable(_RUN | columns, rows)
+    )
+    return _long_table(columns, rows)
 
 
 def long_runs(runs: Sequence[RunRecords]) -> LongTable:
     """Return a row per run: its last accuracy on both test sets, and its costs."""
-    columns = {
-        "dataset": str,
-        "split": str,
-        "rounds": int,
-        "finished": bool,
-        "predictor": str,
-        "accuracy": float,
-        "predictor_global": str,
-        "accuracy_global": float,
-        "megabytes": float,
-        "seconds": float,
-    }
-    return LongTable(_RUN | columns, [(*_name(run), *_sum_up(run)) for run in runs])
+    columns = (
+        "method seed run dataset split rounds finished predictor accuracy predictor_global "
+        "accuracy_global megabytes seconds"
+    )
+    rows = []
+    for run in runs:
+        split = describe_partition(run.experiment, with_seed=False)
+        split = "over a network" if run.is_network else split
+        accuracies = [(run.predictors[test], run.primary_metric(test)) for test in TESTS]
+        costs = sum(run.bytes.values()) / 1e6, training_seconds(run.seconds)
+        reached = (run.rounds[-1].round, run.summary is not None)
+        rows.append((*_name(run), run.data[0], split, *reached, *chain(*accuracies), *costs))
+    return _long_table(columns, rows)
 
 
 def _name(run: RunRecords) -> tuple[Value, ...]:
     return run.experiment.method, run.experiment.seed, run.name
 
 
-def _sum_up(run: RunRecords) -> tuple[Value, ...]:
-    split = describe_partition(run.experiment, with_seed=False)
-    return (
-        run.data[0],
-        "over a network" if run.is_network else split,
-        run.rounds[-1].round,
-        run.summary is not None,
-        run.predictors["local_test"],
-        run.primary_metric("local_test"),
-        run.predictors["global_test"],
-        run.primary_metric("global_test"),
-        sum(run.bytes.values()) / 1e6,
-        training_seconds(run.seconds),
-    )
+def long_differences(groups: Sequence[Json]) -> LongTable:
+    """Return the differences of each two methods, paired by seed, in % points."""
+    rows = [
+        (test, one, other, found.pairs, found.mean, found.low, found.high, LEVEL, found.verdict)
+        for test in TESTS
+        for (one, values), (other, others) in combinations(
+            accuracy_by_seed(groups, test).items(), 2
+        )
+        if (found := paired_difference(values, others))
+    ]
+    return _long_table("test method than pairs difference low high level verdict", rows)
 
 
 # Searches
@@ -186,52 +180,31 @@ def _sum_up(run: RunRecords) -> tuple[Value, ...]:
 
 def long_scores(searches: Sequence[TuningResult]) -> LongTable:
     """Return validation accuracy in % of each trial by round."""
-    columns = {"method": str, "trial": int, "changes": str, "chosen": bool}
-    columns |= {"round": int, "score": float}
-    rows = [
+    rows = (
         (
-            search.method,
-            trial.number,
-            format_settings(trial.changes),
-            trial.number == search.chosen,
-            number,
-            score,
+            *(search.method, trial.number, format_settings(trial.changes)),
+            *(trial.number == search.chosen, number, score),
         )
         for search in searches
         for trial in search.trials
         for number, score in sorted(trial.scores.items())
-    ]
-    return LongTable(columns, rows)
+    )
+    return _long_table("method trial changes chosen round score", rows)
 
 
 def long_settings(searches: Sequence[TuningResult]) -> LongTable:
     """Return the value of each setting in each trial, as text; trial 0 has the defaults."""
-    columns = {"method": str, "trial": int, "chosen": bool}
-    columns |= {"setting": str, "value": str, "changed": bool}
-    rows = [
+    rows = (
         (
-            search.method,
-            trial.number,
-            trial.number == search.chosen,
-            name.replace("__", "."),
-            None if value is None else str(value),
+            *(search.method, trial.number, trial.number == search.chosen),
+            *(name.replace("__", "."), None if value is None else str(value)),
             name in trial.changes,
         )
         for search in searches
         for trial in search.trials
         for name, value in trial.values.items()
-    ]
-    return LongTable(columns, rows)
-
-
-# Differences
-
-
-def long_differences(groups: Sequence[Json]) -> LongTable:
-    """Return the differences of each two methods, paired by seed, in % points."""
-    columns = {"test": str, "method": str, "than": str, "pairs": int, "difference": float}
-    columns |= {"low": float, "high": float, "level": float, "verdict": str}
-    return LongTable(columns, list_differences(groups))
+    )
+    return _long_table("method trial chosen setting value changed", rows)
 
 
 # Results
@@ -260,7 +233,7 @@ class Loaded(ABC):
         """The figures by name; `plot` draws the first by default."""
 
     @abstractmethod
-    def _headline(self) -> tuple[str, Json]:
+    def _summary(self) -> tuple[str, Json]:
         """Return a line about the result, and its first table in the report."""
 
     def frame(self, table: str | None = None, library: Library | None = None) -> Any:
@@ -283,12 +256,12 @@ class Loaded(ABC):
         return drawn
 
     def __repr__(self) -> str:
-        heading, table = self._headline()
+        heading, table = self._summary()
         return f"{heading}\n{text_table(table).text()}"
 
     def _repr_html_(self) -> str:
-        heading, table = self._headline()
-        return text_table(table, heading).html()
+        heading, table = self._summary()
+        return tag("div", tag("b", heading), show_table(table))
 
 
 class LoadedRun(Loaded):
@@ -336,7 +309,7 @@ class LoadedRun(Loaded):
         accuracy = accuracy_drawing(groups, title=title)
         return Offers({"accuracy": accuracy, **_partition_of(self._records)})
 
-    def _headline(self) -> tuple[str, Json]:
+    def _summary(self) -> tuple[str, Json]:
         done, planned = self._records.rounds[-1].round, self.experiment.rounds
         ended = "" if self._records.summary else f", not finished: round {done} of {planned}"
         about = f"{self._records.method_name} on {', '.join(self._records.data)}{ended}"
@@ -358,7 +331,7 @@ class LoadedComparison(Loaded):
     @property
     def methods(self) -> list[str]:
         """The methods by name; with their folders if a method was run with two settings."""
-        return [group["name"] for group in self._described["groups"]]
+        return [group["name"] for group in self.section["groups"]]
 
     @property
     def seeds(self) -> list[int]:
@@ -366,27 +339,17 @@ class LoadedComparison(Loaded):
         return list(dict.fromkeys(each.experiment.seed for each in self._records))
 
     @property
-    def tables(self) -> list[Json]:
-        """The tables of the report: primary metrics, fairness, all predictors."""
-        return list(self._described["tables"])
-
-    @property
-    def setup(self) -> str:
-        """Data, clients, rounds and seeds in a line."""
-        return str(self._described["about"][0])
-
-    @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
         """accuracy, clients, rounds, runs; differences, if methods can be compared."""
-        tables, groups = _tables_of_runs(self._records), self._described["groups"]
-        if not find_ranking_obstacles(groups):
-            tables["differences"] = partial(long_differences, groups)
+        tables = _tables_of_runs(self._records)
+        if self.section["is_ranked"]:
+            tables["differences"] = partial(long_differences, self.section["groups"])
         return tables
 
     @property
     def figures(self) -> Mapping[str, Drawing]:
         """accuracy, seeds, differences, clients, costs, reliability, partition of the first run."""
-        found = comparison_drawings(self._described["groups"], self._described)
+        found = comparison_drawings(self.section["groups"], is_ranked=self.section["is_ranked"])
         data = _describe_runs(self._records)
         titled = {
             name: replace(each, title=f"{data}: {each.title}") for name, each in found.items()
@@ -394,15 +357,16 @@ class LoadedComparison(Loaded):
         return Offers(titled | _partition_of(self._records[0]))
 
     @cached_property
-    def _described(self) -> Json:
+    def section(self) -> Json:
+        """The section of the report: `about`, `groups`, `tables`."""
         return compare_runs(self._records)
 
-    def _headline(self) -> tuple[str, Json]:
-        seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
-        about = f"{len(self.methods)} methods on {_describe_runs(self._records)}; {seeds}"
+    def _summary(self) -> tuple[str, Json]:
+        about = f"{len(self.methods)} methods on {_describe_runs(self._records)}"
         waiting = [each.name for each in self._records if each.summary is None]
         ended = f"; not finished: {', '.join(waiting)}" if waiting else ""
-        return f"{about}{ended} ({self.path})", self.tables[0]
+        about = f"{about}; {name_seeds(self.seeds)}{ended}"
+        return f"{about} ({self.path})", self.section["tables"][0]
 
 
 class LoadedSearch(Loaded):
@@ -436,7 +400,7 @@ class LoadedSearch(Loaded):
         """scores."""
         return Offers(scores=scores_drawing(self._searches))
 
-    def _headline(self) -> tuple[str, Json]:
+    def _summary(self) -> tuple[str, Json]:
         section = describe_tuning(self._files)
         return f"{section['title']} ({self.path})", section["tables"][0]
 
@@ -459,11 +423,8 @@ def _tables_of_runs(records: Sequence[RunRecords]) -> Offers:
 
 
 def _partition_of(run: RunRecords) -> dict[str, Drawing]:
-    """Return the partition of a run; under a privacy budget it is not shown."""
-    if run.partition is None or run.privacy is not None:
-        return {}
-    title = f"Training samples, {run.data[1]}"
-    return {"partition": partition_drawing(run.partition.to_json(), title)}
+    drawing = run_partition_drawing(run)
+    return {"partition": drawing} if drawing else {}
 
 
 def _describe_runs(runs: Sequence[RunRecords]) -> str:

@@ -22,7 +22,7 @@ from mpfedcl.report.reproduction import (
     file_command,
     run_command,
 )
-from mpfedcl.report.wording import choose_evenly, tests_differ
+from mpfedcl.report.wording import tests_differ
 from mpfedcl.rounds.metrics import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
@@ -30,9 +30,9 @@ from mpfedcl.runs.run_files import Confusion, Partition, Summary
 
 _MOST_CLIENTS = 1000
 """Clients of a run that a page lists by name."""
-_MOST_HOLDINGS = 200
-"""Clients whose data a page shows if there are more than it lists."""
 _MOST_ABSENCES = 100
+ALL_EQUAL = "all equal"
+"""The name of the worst client if all have the same accuracy, as with one model on one test set."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ class RunRecords:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds of all rounds by phase."""
-        return _add(line.seconds for line in self.rounds)
+        return add_costs(line.seconds for line in self.rounds)
 
     @property
     def bytes(self) -> dict[str, float]:
         """Bytes of all rounds by direction."""
-        return _add(line.bytes for line in self.rounds)
+        return add_costs(line.bytes for line in self.rounds)
 
     @property
     def data(self) -> tuple[str, str]:
@@ -183,34 +183,25 @@ class RunRecords:
 
     @cached_property
     def described(self) -> Json:
-        """Clients, classes, confusion, partition and absences, as a page shows them."""
+        """Clients, classes, confusion and absences, as a page shows them."""
         last = self.last_evaluated
-        # Under a privacy budget the data of clients are not shown.
-        partition = self.partition if self.privacy is None else None
         fairness = measure_spread(last)
         return {
-            "setting": ", ".join(self.data),
             "rounds": self.rounds[-1].round if self.rounds else 0,
             "planned": self.experiment.rounds,
             "finished": self.summary is not None,
             "predictor": self.predictors["local_test"],
             "read_in": self.last_evaluated_round,
-            "clients": _describe_clients(partition, last),
+            "clients": _describe_clients(self),
             "population": self.num_clients,
             "fairness": fairness.to_json() if fairness else None,
             "confusion": _describe_confusion(self),
-            "partition": _describe_holdings(partition)
-            if partition
-            else {
-                "missing": "The run has no partition.json."
-                if self.privacy is None
-                else "Under a privacy budget the data of clients are not shown."
-            },
             "absences": _describe_absences(self),
         }
 
 
-def _add(rounds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def add_costs(rounds: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sums of costs by part."""
     total: Any = Counter[str]()
     for costs in rounds:
         total.update(costs)
@@ -221,12 +212,13 @@ def _read_optional(path: Path, schema: Any) -> Any:
     return read_json_file(path, schema) if path.is_file() else None
 
 
-def _describe_clients(partition: Partition | None, last: RoundRecord | None) -> list[Json]:
-    """Return the accuracy of each client on its local test set."""
-    accuracy = (last.accuracy_per_client if last else None) or {}
+def _describe_clients(run: RunRecords) -> list[Json]:
+    """Return the accuracy of each client on its local test set; of many clients the lowest."""
+    accuracy = (run.last_evaluated.accuracy_per_client if run.last_evaluated else None) or {}
+    # Under a privacy budget the data of clients are not shown.
+    partition = run.partition if run.privacy is None else None
     names = list(partition.clients if partition else ()) or list(accuracy)
     if len(names) > _MOST_CLIENTS:
-        # The evaluated clients with the lowest accuracy.
         known = sorted((value, name) for name, value in accuracy.items() if value is not None)
         listed = {name for _, name in known[:_MOST_CLIENTS]}
         names = [name for name in names if name in listed]
@@ -240,15 +232,7 @@ def measure_spread(line: RoundRecord | None) -> Fairness | None:
     return line.accuracy_spread or measure_fairness((line.accuracy_per_client or {}).values())
 
 
-def _describe_holdings(partition: Partition) -> Json:
-    """Return the training samples of clients by class."""
-    names, count = list(partition.clients), len(partition.clients)
-    shown = choose_evenly(count, count if count <= _MOST_CLIENTS else _MOST_HOLDINGS)
-    clients = [{"name": names[at], **partition.clients[names[at]].to_json()} for at in shown]
-    return {"classes": partition.classes, "clients": clients, "left_out": count - len(clients)}
-
-
-def find_absences(line: RoundRecord) -> Iterator[tuple[str, str, str]]:
+def _find_absences(line: RoundRecord) -> Iterator[tuple[str, str, str]]:
     """Return each client whose answer was not used in a round: name, event and reason."""
     for name, reason in line.clients.rejected.items():
         yield name, "rejected", reason
@@ -302,8 +286,7 @@ def find_worst_client_and_class(run: Json) -> tuple[Json | None, Json | None]:
 
 def _lowest(several: list[Json]) -> Json | None:
     if len(several) > 1 and len({each["accuracy"] for each in several}) == 1:
-        # As with one model on one test set.
-        return {**several[0], "name": "all equal"}
+        return {**several[0], "name": ALL_EQUAL}
     return min(several, key=lambda each: each["accuracy"], default=None)
 
 
@@ -318,24 +301,16 @@ def _describe_confusion(records: RunRecords) -> Json:
     elif not found.clients:
         missing = "No client of this run has test samples."
     else:
-        return _sum_confusion(found)
+        total = numpy.sum(list(found.clients.values()), axis=0)
+        silent = numpy.sum(list(found.unanswered.values()) or [[0] * len(total)], axis=0)
+        tested = total.sum(axis=1) + silent
+        by_class = [
+            {"name": name, "tested": int(of), "accuracy": 100 * float(right) / max(1, int(of))}
+            for name, of, right in zip(found.classes, tested, total.diagonal(), strict=True)
+        ]
+        counts = {"all": total.tolist(), "unanswered": silent.tolist()}
+        return {"classes": found.classes, "by_class": by_class, **counts}
     return {"missing": missing}
-
-
-def _sum_confusion(found: Confusion) -> Json:
-    total = numpy.sum(list(found.clients.values()), axis=0)
-    silent = numpy.sum(list(found.unanswered.values()) or [[0] * len(total)], axis=0)
-    tested = total.sum(axis=1) + silent
-    by_class = [
-        {"name": name, "tested": int(of), "accuracy": 100 * float(right) / max(1, int(of))}
-        for name, of, right in zip(found.classes, tested, total.diagonal(), strict=True)
-    ]
-    return {
-        "classes": found.classes,
-        "all": total.tolist(),
-        "unanswered": silent.tolist(),
-        "by_class": by_class,
-    }
 
 
 def describe_run_prototypes(records: RunRecords) -> Json:
@@ -352,7 +327,7 @@ def _describe_absences(records: RunRecords) -> Json:
     """Return rejected and missing clients with reasons and rounds."""
     absences: dict[tuple[str, str, str], list[int]] = {}
     for line in records.rounds:
-        for name, what, why in find_absences(line):
+        for name, what, why in _find_absences(line):
             absences.setdefault((name, what, why), []).append(line.round)
     rows: list[Json] = [
         {"client": name, "what": what, "why": why}

@@ -1,4 +1,4 @@
-"""Tables for the terminal, Markdown and notebooks.
+"""Tables for the terminal and Markdown.
 
 A table of the report is {caption, columns, rows, notes} with cells {text, mark?, note?, strong?}.
 """
@@ -6,7 +6,6 @@ A table of the report is {caption, columns, rows, notes} with cells {text, mark?
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from statistics import fmean
 from textwrap import fill
@@ -82,25 +81,6 @@ class TextTable:
         written = StringIO()
         self.show(Console(file=written, width=_WIDTH, **plain))
         return written.getvalue().rstrip()
-
-    def html(self) -> str:
-        """Return the table for a notebook: numbers to the right, and names escaped."""
-        sides = ["right" if numeric else "left" for numeric in self._numeric_columns()]
-
-        def row(kind: str, texts: Sequence[str]) -> str:
-            cells = [
-                f'<{kind} style="text-align: {side}; padding: 0.2em 0.8em">{escape(text)}</{kind}>'
-                for side, text in zip(sides, texts, strict=True)
-            ]
-            return f"<tr>{''.join(cells)}</tr>"
-
-        first, *others = (escape(line) for line in self.title.splitlines())
-        body = "".join(row("td", each) for each in self.rows)
-        return (
-            f"<div><b>{first}</b>{''.join(f'<br>{line}' for line in others)}"
-            f"<table><thead>{row('th', self.columns)}</thead><tbody>{body}</tbody></table>"
-            f"<small>{escape(self.note).replace(chr(10), '<br>')}</small></div>"
-        )
 
     def _column_parts(self, room: int) -> list[list[int]]:
         """Return the columns of each part: all of them if the longest words fit.
@@ -191,6 +171,11 @@ def clients_table(
     if spread is None and (len(accuracies) <= _MOST_CLIENTS or not known):
         rows = [[name, percent(value)] for name, value in accuracies.items()]
         return TextTable(title, ["client", "accuracy %"], rows)
+    worst = "worst of the last round"
+    note = (
+        f"accuracy_per_client in summary.json lists {len(known):,}: the clients evaluated in the "
+    )
+    note += "last round."
     if spread is None:
         values = list(known.values())
         quartiles = numpy.percentile(values, (25, 50, 75)).tolist()
@@ -198,19 +183,9 @@ def clients_table(
         worst, note = "among the worst", "All clients: accuracy_per_client in summary.json."
         if untested := len(accuracies) - len(known):
             note += f" {untested} have no number there."
-    else:
-        worst = "worst of the last round"
-        note = (
-            f"accuracy_per_client in summary.json lists {len(known):,}: the clients evaluated in "
-            "the last round."
-        )
-    first, median, third = spread["quartiles"]
-    rows = [
-        ["mean", percent(spread["mean"])],
-        ["upper quartile", percent(third)],
-        ["median", percent(median)],
-        ["lower quartile", percent(first)],
-    ]
+    names = ("mean", "upper quartile", "median", "lower quartile")
+    numbers = (spread["mean"], *reversed(spread["quartiles"]))
+    rows = [[name, percent(value)] for name, value in zip(names, numbers, strict=True)]
     for name in sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]:
         rows.append([f"{worst}: {name}", percent(known[name])])
     return TextTable(title, [f"of {spread['clients']:,} clients", "accuracy %"], rows, note)

@@ -8,18 +8,19 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from mpfedcl.core.json_files import Json, read_json_file
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.wording import describe_by_method, describe_partition
 from mpfedcl.report.figures import PALETTE, SOFT, Drawing, Panel, escape_math, mark_rounds
-from mpfedcl.report.reproduction import tune_command
 from mpfedcl.report.tables import cell
-from mpfedcl.report.wording import PREDICTOR_TITLES, percent
+from mpfedcl.report.wording import PREDICTOR_TITLES, name_seeds, percent
 from mpfedcl.studies.tuning import Trial, TuningFile, TuningResult
 
-_OPTIMISTIC = (
-    "The score of the chosen trial is the best of many and therefore optimistic; only a run on "
-    "test samples shows how good it is."
+_CHOICE = (
+    "The score is the primary metric in % on training samples that were held out, the mean over "
+    "clients and seeds; test samples were not used. Of all trials within the tolerance, in "
+    "standard errors of the best in the last round, the one with the fewest changes to the "
+    "defaults was chosen, then the best. The score of the chosen trial is the best of many and "
+    "therefore optimistic; only a run on test samples shows how good it is"
 )
-_NO_SCORE = "-: no accuracy, because training diverged or no client could be evaluated."
 
 
 def read_searches(files: Sequence[Path]) -> list[TuningResult]:
@@ -30,32 +31,26 @@ def read_searches(files: Sequence[Path]) -> list[TuningResult]:
 def describe_tuning(files: Sequence[Path]) -> Json:
     """Return the section of searches: a row each, then each in full."""
     found = read_searches(files)
-    settings = list(dict.fromkeys(map(_describe_setting, found)))
-    # Without a search space there is no rule.
-    rules = list(dict.fromkeys(_describe_rule(each) for each in found if not each.is_fixed))
     methods = list(dict.fromkeys(each.method for each in found))
     subject = f"{len(methods)} methods" if len(methods) > 1 else "".join(methods)
     datasets = ", ".join(dict.fromkeys(each.base.dataset.name for each in found))
+    about = [describe_by_method((each.method, _describe_setting(each)) for each in found)]
+    # Without a search space there is no rule.
+    if rules := [(each.method, _describe_rule(each)) for each in found if not each.is_fixed]:
+        about += [describe_by_method(rules), _CHOICE]
     return {
         "kind": "tuning",
         "title": f"Tuning of {subject} on {datasets}",
-        # Common sentences are said once.
-        "about": [f"{each}." for each in settings if len(settings) == 1]
-        + [each for each in rules if len(rules) == 1],
-        "tables": [_overview_table(found, with_setting=len(settings) > 1)],
+        "about": [f"{each}." for each in about],
+        "tables": [_overview_table(found)],
         "searches": [
             {
-                "title": each.method
-                + (f" on {_describe_setting(each)}" if len(settings) > 1 else "")
-                + ": trials",
-                "table": _trials_table(each, with_rule=len(rules) > 1),
-                "figure": scores_drawing([each])
-                if any(_known_scores(trial) for trial in each.trials)
-                else None,
+                "title": f"{each.method}: trials",
+                "table": _trials_table(each),
+                "figure": scores_drawing([each]) if any(map(_known_scores, each.trials)) else None,
             }
             for each in found
         ],
-        "command": _command(found),
     }
 
 
@@ -65,35 +60,26 @@ def _describe_setting(found: TuningResult) -> str:
 
 
 def _describe_rule(found: TuningResult) -> str:
-    """Return how trials were run and one was chosen."""
+    """Return how many trials ran for how long, and the settings of the choice."""
     first, *following = found.rungs
     steps = [f"{first.settings} trials ran to round {first.rounds}"]
     steps += [f"the best {rung.settings} to round {rung.rounds}" for rung in following]
     always = ", and the defaults always to the end" if following else ""
-    seeds = ", ".join(str(seed) for seed in found.seeds)
-    plural = "s" if len(found.seeds) > 1 else ""
     return (
-        f"For each method {', '.join(steps)}{always}. The score is the primary metric in % on "
-        f"{100 * found.validation:g} % of each client's training samples, held out; test samples "
-        f"were not used. It is the mean over clients, seed{plural} {seeds}. Of all trials within "
-        f"{found.tolerance:g} times the standard error of the best in the last round, the one with "
-        f"the fewest changes to the defaults was chosen, then the best. {_OPTIMISTIC}"
+        f"{', '.join(steps)}{always}, by {100 * found.validation:g} % of each client's training "
+        f"samples, {name_seeds(found.seeds)}, tolerance {found.tolerance:g}"
     )
 
 
-def _overview_table(found: Sequence[TuningResult], *, with_setting: bool) -> Json:
+def _overview_table(found: Sequence[TuningResult]) -> Json:
     rows = []
     for each in found:
-        note = _describe_setting(each) if with_setting else PREDICTOR_TITLES[each.predictor]
+        name = cell(each.method, note=PREDICTOR_TITLES[each.predictor])
         chosen = "no search space" if each.is_fixed else format_settings(each.changes)
+        score = cell(percent(each.score), strong=True)
         numbers = [percent(each.standard_error), percent(each.default_score)]
         numbers += [str(len(each.trials)), f"{each.rounds_run:,}"]
-        rows.append([
-            cell(each.method, note=note),
-            cell(chosen),
-            cell(percent(each.score), strong=True),
-            *map(cell, numbers),
-        ])  # fmt: skip
+        rows.append([name, cell(chosen), score, *map(cell, numbers)])
     return {
         "caption": "Chosen hyperparameters and validation accuracy in % of the last round",
         "columns": ["method", "chosen", "score", "± error", "defaults", "trials", "rounds run"],
@@ -102,46 +88,43 @@ def _overview_table(found: Sequence[TuningResult], *, with_setting: bool) -> Jso
     }
 
 
-def _trials_table(found: TuningResult, *, with_rule: bool) -> Json:
+def _trials_table(found: TuningResult) -> Json:
+    """Return all trials, the longest first, then by their last score."""
     rounds = [rung.rounds for rung in found.rungs]
-    grid = "; ".join(
-        f"{_flag(name)} {', '.join(map(str, values))}"
-        for name, values in found.search_space_used.items()
-    )
     notes = [f"{found.method} has no search space; its defaults were run."]
-    if grid:
+    if found.search_space_used:
         defaults = format_settings(found.trials[0].values)
-        notes = [f"Search space: {grid}. Defaults: {defaults}."]
+        space = "; ".join(
+            f"{_flag(name)} {', '.join(map(str, values))}"
+            for name, values in found.search_space_used.items()
+        )
+        notes = [f"Search space: {space}. Defaults: {defaults}."]
     if any(None in trial.scores.values() for trial in found.trials):
-        notes.append(_NO_SCORE)
-    if with_rule and grid:
-        notes.append(_describe_rule(found))
+        notes.append("-: no accuracy, because training diverged or no client could be evaluated.")
+
+    def rank(trial: Trial) -> tuple[int, float, int]:
+        last = max(trial.scores, default=0)
+        return -last, -(trial.scores.get(last) or 0.0), trial.number
+
+    rows = []
+    for trial in sorted(found.trials, key=rank):
+        outcome = "ran to the end"
+        if trial.number == found.chosen:
+            outcome = "chosen"
+        elif trial.number in found.within:
+            outcome = "within the error of the best"
+        elif trial.stopped_after is not None:
+            outcome = f"stopped after round {trial.stopped_after}"
+        # Blank if the trial was stopped before; a dash is a missing score.
+        scores = [percent(trial.scores[each]) if each in trial.scores else "" for each in rounds]
+        texts = [str(trial.number), format_settings(trial.changes), *scores, outcome]
+        rows.append([cell(text, strong=trial.number == found.chosen) for text in texts])
     return {
         "caption": "Validation accuracy in % at each step; the longest trials first",
         "columns": ["trial", "hyperparameters", *(f"round {each}" for each in rounds), "outcome"],
-        "rows": [_trial_row(trial, found, rounds) for trial in sorted(found.trials, key=_rank)],
+        "rows": rows,
         "notes": notes,
     }
-
-
-def _trial_row(trial: Trial, found: TuningResult, rounds: Sequence[int]) -> list[Json]:
-    outcome = "ran to the end"
-    if trial.number == found.chosen:
-        outcome = "chosen"
-    elif trial.number in found.within:
-        outcome = "within the error of the best"
-    elif trial.stopped_after is not None:
-        outcome = f"stopped after round {trial.stopped_after}"
-    # Blank if the trial was stopped before; a dash is a missing score.
-    scores = [percent(trial.scores[each]) if each in trial.scores else "" for each in rounds]
-    texts = [str(trial.number), format_settings(trial.changes), *scores, outcome]
-    return [cell(text, strong=trial.number == found.chosen) for text in texts]
-
-
-def _rank(trial: Trial) -> tuple[int, float, int]:
-    """Sort the longest trials first, then by their last score."""
-    last = max(trial.scores, default=0)
-    return -last, -(trial.scores.get(last) or 0.0), trial.number
 
 
 def _known_scores(trial: Trial) -> dict[int, float]:
@@ -157,16 +140,6 @@ def format_settings(values: dict[str, Any]) -> str:
 
 def _flag(name: str) -> str:
     return name.replace("__", ".").replace("_", "-")
-
-
-def _command(found: Sequence[TuningResult]) -> str | None:
-    """Return the command that makes all the searches; None if it takes several."""
-    names = {"budget", "seeds", "validation", "tolerance"}
-    asked = [each.model_dump(include=names) for each in found]
-    if any(each != asked[0] for each in asked):
-        return None
-    seeds = tuple(asked[0]["seeds"])
-    return tune_command([each.base for each in found], asked[0] | {"seeds": seeds})
 
 
 def scores_drawing(searches: Sequence[TuningResult]) -> Drawing:

@@ -16,11 +16,6 @@ PREDICTOR_TITLES: dict[str, str] = {
     name: f"{kind.model}, {kind.rule}{_PRIORS[kind.prior]}" for name, kind in _KINDS.items()
 }
 TEST_TITLES = {"local_test": "local test set", "global_test": "global test set"}
-PREDICTOR_GROUPS = {
-    "without a label prior": [name for name, kind in _KINDS.items() if kind.prior == "none"],
-    "with a label prior": [name for name, kind in _KINDS.items() if kind.prior != "none"],
-}
-"""All predictors, in two tables: in one they do not fit."""
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number. A star marks the primary metric."""
 ONE_TEST = "All clients share one test set."
@@ -100,12 +95,15 @@ def tests_differ(local: Mapping[Any, Any], union: Mapping[Any, Any]) -> bool:
 # Sentences
 
 
-def explain_divergence(diverged: Mapping[str, Sequence[int]]) -> str:
+def name_seeds(seeds: Collection[int]) -> str:
+    """Return seeds with their noun."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def explain_divergence(diverged: Mapping[str, Iterable[int]]) -> str:
     """Return the runs that diverged, by method and seed; nothing if none did."""
     named = [
-        f"{name}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        for name, seeds in diverged.items()
-        if seeds
+        f"{name}, {name_seeds(found)}" for name, seeds in diverged.items() if (found := list(seeds))
     ]
     if not named:
         return ""

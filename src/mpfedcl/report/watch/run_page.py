@@ -12,7 +12,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, parse_json
 from mpfedcl.inference.calibration import DRIFT_LOG, parse_drift_log
-from mpfedcl.report.comparison import describe_seed_group, run_predictors_table
+from mpfedcl.report.document import describe_seed_group, run_predictors_table
 from mpfedcl.report.drawings import attendance_drawing, client_curves_drawing
 from mpfedcl.report.figures import style_of
 from mpfedcl.report.html import (
