@@ -45,6 +45,7 @@ def test_true_positive_rate_at_one_false_positive_per_thousand() -> None:
     assert Scores([torch.arange(2000.0)], others).found() == 0.001
 
 
+@pytest.mark.whole
 def test_one_image_is_reconstructed_from_its_update() -> None:
     own, strangers = measure(load_digits("fedavg"), CASES[0], range(1))
     assert float(own.min()) > 0.999

@@ -167,6 +167,7 @@ fetch_file(wanted, Path(folder), "page", RetryPolicy())
 """
 
 
+@pytest.mark.whole
 def test_killed_download_is_resumed(tmp_path: Path, server: BrokenServer) -> None:
     address = server.answer("/file", stall(BODY, 50_000, seconds=5.0), serve(BODY))
     wanted = original(address)

@@ -14,6 +14,8 @@ from mpfedcl.core.images import Images
 from mpfedcl.data.samples import Indices
 from mpfedcl.experiment.settings import DatasetSettings
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "src" / "mpfedcl" / "data" / "mnist_sample.npz"
 SCRIPT = ROOT / "scripts" / "make_mnist_sample.py"

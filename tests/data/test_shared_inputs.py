@@ -122,6 +122,7 @@ def test_changed_file_or_split_gives_other_inputs(tmp_path: Path) -> None:
     assert all(map(torch.equal, changed, samples_of(load_federated_data(experiments[0]))))
 
 
+@pytest.mark.whole
 def test_runs_on_mapped_and_reused_inputs_are_bit_identical(images: Path, tmp_path: Path) -> None:
     run(small(images), tmp_path / "plain")
     begin_reuse(shared=True)

@@ -70,6 +70,7 @@ ROUND = st.tuples(
 """Whose states change and to what, and what happens at the end of the round."""
 
 
+@pytest.mark.whole
 @settings(max_examples=40, deadline=None)
 @given(st.lists(ROUND, max_size=12))
 def test_every_kept_checkpoint_finds_its_states_after_kills(

@@ -90,6 +90,7 @@ def test_private_state_is_resumed(images: Path, tmp_path: Path) -> None:
     assert server_of(tmp_path / "run")[2]["rounds"].tolist() == [3.0]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_client_that_withholds_is_answered_but_not_averaged(
     images: Path, tmp_path: Path, engine: str

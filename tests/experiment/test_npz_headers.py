@@ -69,6 +69,7 @@ def test_only_float_arrays_of_rank_2_are_vectors(tmp_path: Path) -> None:
         assert holds_vectors(tmp_path / "a.npz") is expected
 
 
+@pytest.mark.whole
 def test_only_the_header_is_unpacked(tmp_path: Path) -> None:
     """A header that says it has 200 MB, packed into 200 kB."""
     claimed = 200 * 2**20

@@ -24,6 +24,7 @@ def test_saved_inputs_are_accepted_or_rejected(path: Path) -> None:
     kind.runs(kind.from_bytes(path.read_bytes()))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutated_inputs_are_accepted_or_rejected(name: str) -> None:
     count = SLOW.get(name, FEW)

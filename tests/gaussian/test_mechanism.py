@@ -80,6 +80,7 @@ def test_epsilon_matches_dp_accounting(epsilon: float) -> None:
     assert spent_epsilon({multiplier: 1}, 1e-5) == pytest.approx(epsilon, abs=1e-3)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("releases", "sampling"),
     [({5.0: 30}, 1.0), ({1.4: 60}, 0.1), ({2.0: 30, 1.4: 30}, 0.1), ({3.0: 2, 7.0: 5}, 1.0)],

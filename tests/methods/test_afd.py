@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from identities import both_engines, differ, server_of
 from server_side_runs import federate
@@ -137,6 +138,7 @@ def test_units_are_drawn_in_proportion_to_their_scores() -> None:
     assert abs(found - 1500) < 80
 
 
+@pytest.mark.whole
 def test_scores_are_never_sent_and_survive_an_interruption(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "afd", rounds=4, fraction=0.7, model__hidden=HIDDEN)
     run(experiment, tmp_path / "whole")

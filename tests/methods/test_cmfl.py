@@ -126,6 +126,7 @@ def test_defaults_differ_from_fedavg(images: Path) -> None:
     assert differ(server_of(found), server_of(wanted))
 
 
+@pytest.mark.whole
 def test_last_global_update_survives_an_interruption(images: Path, tmp_path: Path) -> None:
     settings: Changes = {"clients": 6, "partition__alpha": 0.1, "model__hidden": HIDDEN}
     experiment = small(images, "cmfl", rounds=3, **settings)

@@ -88,6 +88,7 @@ def test_one_round_of_adam_matches_the_formula(images: Path, engine: str) -> Non
     assert_close_tensors(server_of(federate(images, "fedopt", 1, **settings)), wanted)
 
 
+@pytest.mark.whole
 def test_optimizer_state_is_never_sent_and_survives_an_interruption(
     images: Path, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_clients_predict_by_their_own_prototypes(images: Path, engine: str) -> N
     assert union["personal_prototype"] == pytest.approx(100 / 3)
 
 
+@pytest.mark.whole
 def test_loaded_predictor_uses_the_clients_own_prototypes(images: Path, tmp_path: Path) -> None:
     run(small(images, "fedpcl", **SKEWED), tmp_path)
     samples = numpy.zeros((3, 6, 6), dtype=numpy.uint8)

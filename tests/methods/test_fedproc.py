@@ -152,6 +152,7 @@ def test_broadcast_has_a_model_and_one_vector_per_class(images: Path) -> None:
     assert (first, second) == (2 * model, 2 * (model + 3 * 4 * 8))
 
 
+@pytest.mark.whole
 def test_resumed_run_with_more_rounds_keeps_its_schedule(images: Path, tmp_path: Path) -> None:
     plan = small(images, "fedproc", rounds=2)
     first = run(plan, tmp_path / "more")

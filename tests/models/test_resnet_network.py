@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
+pytestmark = pytest.mark.whole
+
 
 class Block(nn.Module):
     def __init__(self, before: int, width: int, stride: int) -> None:

@@ -195,6 +195,7 @@ def test_client_killed_during_introduction_does_not_use_up_patience(
     assert virtual.now < 10
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("quick_network")
 def test_clients_with_own_npz_files_take_part(tmp_path: Path) -> None:
     save_images(tmp_path / "few/x.npz", num_train=9, num_test=6, num_classes=3)
@@ -210,6 +211,7 @@ def test_clients_with_own_npz_files_take_part(tmp_path: Path) -> None:
     assert read_records(run.path)[1]["clients"]["answered"] == ["few", "many"]
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("quick_network", "own_places")
 def test_random_filters_need_images_of_one_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +252,7 @@ def test_random_filters_need_images_of_one_size(
         alone.serve()
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("quick_network", "own_places", "drawn_once")
 def test_encoder_accepts_images_of_any_size(tmp_path: Path) -> None:
     """Pictures of any size become features of one length; the server needs no encoder."""

@@ -69,6 +69,7 @@ def test_sum_of_models_has_at_least_the_noise_of_the_budget(num_left: int) -> No
     assert (total.weight, total.num_samples, total.loss) == (num_left, num_left, 0.0)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_one_shot_sums_have_the_noise_of_the_budget(unit: str) -> None:
     experiment = plan("fedncm", privacy__unit=unit, privacy__dimensions=400)

@@ -113,6 +113,7 @@ def test_one_seed_has_no_interval_and_one_method_no_difference() -> None:
     assert differences_drawing(groups_of({"a": [1.0]})) is None
 
 
+@pytest.mark.whole
 def test_all_figures_with_and_without_probabilities(tmp_path: Path) -> None:
     groups = groups_of(THREE)
     drawn = comparison_drawings(groups, is_ranked=True)

@@ -14,6 +14,8 @@ from mpfedcl.report.html import page_style, render_page, tag
 from mpfedcl.report.result_folders import find_result_folders
 from parsed_html import Page
 
+pytestmark = pytest.mark.whole
+
 MEGABYTE = 1_000_000
 
 

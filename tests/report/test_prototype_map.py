@@ -17,6 +17,8 @@ from mpfedcl.report.prototype_map import describe_prototype_map, project_to_plan
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
 
+pytestmark = pytest.mark.whole
+
 Json = dict[str, object]
 
 

@@ -312,6 +312,7 @@ def situations(draw: st.DrawFn) -> tuple[Loop, Predictions]:
     return Loop(labels, counts, [some() for _ in range(num_clients)]), predicted
 
 
+@pytest.mark.whole
 @settings(max_examples=60, deadline=None)
 @given(situations(), st.sampled_from([1, 7, 2**22]))
 def test_evaluation_of_all_clients_equals_a_loop_over_clients(

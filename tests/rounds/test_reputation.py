@@ -283,6 +283,7 @@ def test_bounds_are_off_in_a_simulation_by_default(images: Path) -> None:
     assert not all(other)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedavg"])
 def test_resume_of_a_bounded_run_is_bit_identical(
     images: Path, tmp_path: Path, method: str

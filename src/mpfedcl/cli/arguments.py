@@ -188,8 +188,11 @@ class Tune:
     """Names of the methods."""
     budget: int = 12  # Number of trials per method.
     seeds: tuple[int, ...] = (0,)  # Seeds of each trial.
-    validation: float = 0.2  # Fraction of each client and class that is held out.
-    tolerance: float = 1.0  # Standard errors within which the fewest changes win.
+    validation: float = 0.2
+    """Fraction of each client's training images of each class to hold out for validation."""
+    tolerance: float = 1.0
+    """Trials within this many standard errors of the best count as equal; the one with the fewest
+    changes to the defaults is chosen."""
     out: _Out = None
     jobs: _Jobs = "auto"
     json: _Json = False
@@ -323,7 +326,8 @@ class Predict:
     """Client whose personalized model is used [default: the global model; in a client's folder,
     the model of the primary metric]."""
     false_alarms: float = 0.05  # Share of held-out images above the out-of-distribution threshold.
-    coverage: float | None = None  # Print sets that have the true class with this probability.
+    coverage: float | None = None
+    """Also print a prediction set that contains the true class with this probability."""
     estimate_prior: bool = False
     """Estimate the class prior of these images, and correct the predictions with it. Not with
     --client, whose class prior is known."""

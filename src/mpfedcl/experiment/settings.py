@@ -81,9 +81,11 @@ class DatasetSettings(Settings):
     domains: tuple[str, ...] = ()
     """Domains to use [default: the data set's; all under feature skew]."""
     per_class: Annotated[int | None, Field(ge=1)] = None
-    """Maximum of images per class; feature skew: to train, per domain [default: the data set's]."""
+    """Maximum number of images per class; under feature skew, of training images per class and
+    domain [default: the data set's]."""
     test_per_class: Annotated[int | None, Field(ge=1)] = None
-    """Feature skew: maximum of test images per class and domain [default: the data set's]."""
+    """Feature skew: maximum number of test images per class and domain [default: the data
+    set's]."""
     standardize: bool = True
     """Scale pixels by the data set's mean and standard deviation; otherwise to [0, 1]."""
     image_size: Annotated[int | None, Field(ge=1, le=1024)] = None

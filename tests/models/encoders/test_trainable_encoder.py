@@ -19,6 +19,8 @@ from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncod
 from mpfedcl.models.factory import make_model
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
+pytestmark = pytest.mark.whole
+
 SIZE = 16
 
 

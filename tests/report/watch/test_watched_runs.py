@@ -22,6 +22,8 @@ from mpfedcl.runs.directory import RunDirectory
 from parsed_html import Page
 from small_experiments import small
 
+pytestmark = pytest.mark.whole
+
 Json = dict[str, Any]
 
 
