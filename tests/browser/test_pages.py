@@ -155,7 +155,7 @@ def test_each_method_has_a_run_in_detail(opened: Any) -> None:
     detail = page.locator(".runs-in-detail > details").nth(1)
     assert "--method fedavg" in detail.locator("code").first.inner_text()
     assert "fedavg shares no prototypes" in detail.inner_text()
-    assert detail.locator("svg[role=img]").count() == 3
+    assert detail.locator("svg[role=img]").count() == 2
 
 
 def test_tables_are_sorted_by_click_and_key(opened: Any) -> None:

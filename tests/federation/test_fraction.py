@@ -32,7 +32,7 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFederatio
     processes = []
     try:
         for share, folder in enumerate(folders):
-            values = {"name": folder.name, "share": share, "memory": str(folder.memory)}
+            values = {"name": folder.name, "share": share, "state": str(folder.memory)}
             settings = {**values, "server": f"127.0.0.1:{federation.port}"}
             folder.settings.write_text(tomli_w.dumps(settings))
             variables = environment(folder.flower_home)

@@ -42,7 +42,7 @@ class Nodes:
         width = len(str(NODES - 1))
         for share in range(NODES):
             folder = ClientFolder.open(federation.folder, f"client-{share:0{width}}")
-            values = {"name": folder.name, "share": share, "memory": str(folder.memory)}
+            values = {"name": folder.name, "share": share, "state": str(folder.memory)}
             folder.settings.write_text(tomli_w.dumps({**values, "server": self._server}))
             self._folders.append(folder)
         self._processes = [self._start(folder) for folder in self._folders]

@@ -36,7 +36,7 @@ def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator
     client = ClientFolder.open(federation.folder, key)
     log = client.root / "own.log"
     with tempfile.TemporaryDirectory() as place:
-        values = {"name": name, "share": 0, "memory": str(Path(place) / "memory")}
+        values = {"name": name, "share": 0, "state": str(Path(place) / "memory")}
         client.settings.write_text(tomli_w.dumps(values))
         script = Path(__file__).with_name("tampering_client.py")
         variables = {**federation.environment(), **environment(client.flower_home)}
@@ -182,7 +182,7 @@ def _copy_client(federation: ProcessFederation, folder: Path) -> Path:
 
 def _assert_not_trusted(client: ClientFolder, server: str) -> None:
     """Start only a client's process: it must detect that this is not its server."""
-    values = {"name": "client-0", "share": 0, "server": server}
+    values = {"name": "client-0", "share": 0, "state": str(client.memory), "server": server}
     client.settings.write_text(tomli_w.dumps(values))
     log = client.root / "plain.log"
     with running(executor_command(client), environment(client.flower_home), log):
