@@ -124,8 +124,8 @@ def draw_round() -> list[str]:
     hidden = (
         "Secure aggregation and differential privacy",
         "--secure-aggregation: the engine yields one Total instead of updates (TotalCollector)",
-        "--privacy.epsilon: privacy/releases.py adds noise, privacy/ledger.py records the spent "
-        "budget",
+        "--privacy.epsilon: privacy/private_rounds.py adds noise, privacy/ledger.py records the "
+        "spent budget",
     )
     return [
         text(500, 38, "A round", size=18, weight="bold"),

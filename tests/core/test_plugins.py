@@ -12,7 +12,7 @@ import pytest
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points, load
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.names import check_encoder_name
@@ -29,7 +29,7 @@ def striped(labels, num_clients, *, seed):
     return [numpy.arange(first, len(labels), num_clients) for first in range(num_clients)]
 
 def open_twins(dataset):
-    from mpfedcl.data.sources import open_data_set
+    from mpfedcl.data.sample_index import open_data_set
     return open_data_set(type(dataset)(name="mnist-sample"))
 
 twins = DatasetSpecification("twins", "digits", "nowhere", always={}, open=open_twins)
@@ -86,7 +86,7 @@ def test_partition_of_another_package_splits_the_samples(tmp_path: Path) -> None
     program = """
         from mpfedcl import Experiment
         from mpfedcl.data.client_split import split_among_clients
-        from mpfedcl.data.sources import open_data_set
+        from mpfedcl.data.sample_index import open_data_set
         experiment = Experiment(clients=5, partition={"kind": "striped"}).resolved()
         split = split_among_clients(open_data_set(experiment.dataset), experiment)
         print(split.training.sizes.tolist(), split.training["client-1"].rows[:3].tolist())

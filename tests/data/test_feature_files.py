@@ -12,7 +12,7 @@ from command_results import Refused
 from encoder_experiments import pictured
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.sources import open_data_set, open_own_samples
+from mpfedcl.data.sample_index import open_data_set, open_own_samples
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.models.resnet import ResNet18
 from small_experiments import Say, save_images, save_vectors

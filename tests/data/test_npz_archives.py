@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from image_sets import ImageSet, read_image_set
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 

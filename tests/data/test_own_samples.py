@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mpfedcl import InvalidInput
+from mpfedcl.data.sample_index import open_own_samples
 from mpfedcl.data.samples import ImageFormat, SampleIndex
-from mpfedcl.data.sources import open_own_samples
 
 CLASSES = ("ant", "bee", "cat")
 

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public import originals
-from mpfedcl.data.public.originals import unpack_archive
+from mpfedcl.data.public import archives
+from mpfedcl.data.public.archives import unpack_archive
 
 ESCAPES = ["../evil.txt", "ROOT/evil.txt", "a/../../evil.txt", "a\\..\\evil.txt", "C:evil.txt"]
 
@@ -105,11 +105,11 @@ def test_archives_above_the_declared_size_limit_are_rejected(
     make = make_zip if kind.endswith("zip") else make_tar
     archive = make(tmp_path / kind, {f"{n}.png": bytes(10**6) for n in range(5)})
     assert archive.stat().st_size < 50_000
-    monkeypatch.setattr(originals, "MOST_BYTES_UNPACKED", 3 * 10**6)
+    monkeypatch.setattr(archives, "MOST_BYTES_UNPACKED", 3 * 10**6)
     assert "declares more than" in refusal(archive, folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) == 3 * 10**6
-    monkeypatch.setattr(originals, "MOST_BYTES_UNPACKED", 10**9)
-    monkeypatch.setattr(originals, "MOST_FILES_UNPACKED", 4)
+    monkeypatch.setattr(archives, "MOST_BYTES_UNPACKED", 10**9)
+    monkeypatch.setattr(archives, "MOST_FILES_UNPACKED", 4)
     assert "4 files" in refusal(archive, folder)
 
 

@@ -10,7 +10,7 @@ import pytest
 from original_files import cifar_bytes, random_pixels, write_cifar10, write_cifar100, write_file
 from prepared_sets import load, name_by_fault, prepare, refusal
 
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 

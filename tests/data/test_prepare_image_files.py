@@ -268,7 +268,7 @@ def test_only_requested_domains_are_prepared(source: Path, data: Path) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mpfedcl.data.public import originals
+from mpfedcl.data.public import archives
 from mpfedcl.data.public.prepare import prepare_set
 
 def die(self, target):

@@ -12,8 +12,8 @@ import pytest
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_split import ClientSplit, split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import DomainIndex, SampleIndex, Subset
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 

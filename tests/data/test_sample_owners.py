@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 

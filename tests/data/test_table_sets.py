@@ -14,8 +14,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.client_split import is_same_partition, split_among_clients
 from mpfedcl.data.loading import load_federated_data
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import fit_columns, open_own_tables
 from mpfedcl.experiment import Experiment
 from table_files import open_table, save_table

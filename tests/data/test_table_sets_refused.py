@@ -10,7 +10,7 @@ import polars
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 from table_files import open_table, save_table
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_federated_data
+from mpfedcl.data.sample_index import open_data_set, open_own_samples
 from mpfedcl.data.samples import SampleIndex, VectorFormat
-from mpfedcl.data.sources import open_data_set, open_own_samples
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import save_images, save_vectors

@@ -13,7 +13,7 @@ from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trainers.base import ClientTask, TrainedClients
 from mpfedcl.engines.trainers.direct import DirectTrainer
 from mpfedcl.engines.trainers.factored import FactoredClients, FactoredTrainer
-from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
+from mpfedcl.engines.trainers.find_linear_layers import Layer, find_layers
 from mpfedcl.engines.trainers.loop import LoopTrainer
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.trainers.direct import DirectDescent
-from mpfedcl.engines.trainers.linear_layers import Layer
+from mpfedcl.engines.trainers.find_linear_layers import Layer
 from mpfedcl.engines.trainers.optimizer import MomentumSGD
 from mpfedcl.methods import Method, find_method
 from mpfedcl.methods.fedper import FedPer

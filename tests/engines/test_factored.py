@@ -24,7 +24,7 @@ from torch.nn.functional import linear, relu
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.trainers.base import TrainedStack, draw_batches, make_schedule
 from mpfedcl.engines.trainers.factored import FactoredClients, FactoredTrainer
-from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
+from mpfedcl.engines.trainers.find_linear_layers import Layer, find_layers
 from mpfedcl.methods import Batch, Context, Method, find_method
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.models import Mlp, Model

@@ -23,7 +23,7 @@ from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.state import RoundState
 from mpfedcl.runs.checkpoint import Checkpoint, _sign, load_checkpoint, pack_checkpoint
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.run_files import SCHEMAS, summarize_run, versions
+from mpfedcl.runs.file_schemas import SCHEMAS, summarize_run, versions
 
 
 def make_record(number: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.evaluation import AccuracyTable
 from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.validation import UpdateValidator
-from mpfedcl.runs.run_files import Partition
+from mpfedcl.runs.file_schemas import Partition
 from opened_records import from_records
 
 NUM_CLASSES = 3

@@ -28,7 +28,7 @@ from unrendered_figures import render
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = [
-    *("mpfedcl.cli.run", "mpfedcl.cli.inference"),
+    *("mpfedcl.cli.run", "mpfedcl.cli.finished_runs"),
     "mpfedcl.report.figures",
     "mpfedcl.runs.worker",
     "mpfedcl.network.client.client",

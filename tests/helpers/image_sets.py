@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy
 
 from mpfedcl.core.images import Images
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import Indices, choose_format
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 

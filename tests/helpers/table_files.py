@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.experiment.settings import DatasetSettings
 
 

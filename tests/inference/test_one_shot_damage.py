@@ -13,8 +13,8 @@ from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.inference.membership import leave
 from mpfedcl.inference.predictor import Predictor
-from mpfedcl.rounds.predictions import estimate_prior
-from mpfedcl.runs.run_files import pack_statistics
+from mpfedcl.rounds.scoring import estimate_prior
+from mpfedcl.runs.file_schemas import pack_statistics
 from one_shot_runs import choose, federation, save_client
 
 pytestmark = pytest.mark.usefixtures("own_places", "elsewhere")

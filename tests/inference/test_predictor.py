@@ -15,7 +15,7 @@ from mpfedcl import InvalidInput, Predictor, PrototypePool, Prototypes, run
 from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.image_files import ImageFileStore
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from small_experiments import small
 
 pytestmark = pytest.mark.usefixtures("own_places")

@@ -12,7 +12,7 @@ from PIL import Image
 from command_results import Refused
 from mpfedcl import Predictor
 from mpfedcl.data.client_split import split_own_samples
-from mpfedcl.data.sources import open_own_samples
+from mpfedcl.data.sample_index import open_own_samples
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Json, Say, read_summary
 

@@ -306,7 +306,7 @@ class DataCache:
     json: _Json = False
 
 
-@_command("predict", "inference", "classify images with a finished run")
+@_command("predict", "finished_runs", "classify images with a finished run")
 class Predict:
     """Classify images with a finished run: label, confidence, and whether they fit its data.
 
@@ -340,7 +340,7 @@ class Predict:
     probabilities: bool = False  # With --json: include the probabilities of all classes.
 
 
-@_command("export", "inference", "export the model of a finished run (ONNX and others)")
+@_command("export", "finished_runs", "export the model of a finished run (ONNX and others)")
 class Export:
     """Export the model of a finished run as one file, for programs without mpfedcl.
 
@@ -367,7 +367,7 @@ class Export:
     json: _Json = False
 
 
-@_command("join", "inference", "add a client to a finished run")
+@_command("join", "finished_runs", "add a client to a finished run")
 class Join:
     """Add a new client to a finished run, whose model and prototype pool it receives.
 
@@ -400,7 +400,7 @@ class Join:
     json: _Json = False
 
 
-@_command("leave", "inference", "remove a client from a finished run (exact unlearning)")
+@_command("leave", "finished_runs", "remove a client from a finished run (exact unlearning)")
 class Leave:
     """Remove a client from a finished run.
 
@@ -415,7 +415,7 @@ class Leave:
     json: _Json = False
 
 
-@_command("contribution", "inference", "measure each client's leave-one-out contribution")
+@_command("contribution", "finished_runs", "measure each client's leave-one-out contribution")
 class Contribution:
     """Measure the leave-one-out contribution of each client of a one-shot run to the others.
 
@@ -429,7 +429,7 @@ class Contribution:
     json: _Json = False
 
 
-@_command("advise", "inference", "estimate whether a client would gain from joining")
+@_command("advise", "finished_runs", "estimate whether a client would gain from joining")
 class Advise:
     """Estimate whether a client would gain from joining a one-shot run; nothing is sent.
 

@@ -20,8 +20,8 @@ from mpfedcl.data.loading import write_feature_files
 from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_source
 from mpfedcl.data.public.prepare import Preparation, is_prepared, prepare_set
 from mpfedcl.data.public.sources import PublicFile, fetch_plan
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import ImageFormat, SampleIndex
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import fit_tables
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.datasets import SPECIFICATIONS

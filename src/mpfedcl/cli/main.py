@@ -52,7 +52,7 @@ _HEADINGS = {
     "run": "Experiments",
     "report": "Results",
     "data": "Data",
-    "inference": "Finished runs",
+    "finished_runs": "Finished runs",
     "federation": "Federations over a network",
     "privacy": "Privacy",
 }

@@ -20,6 +20,7 @@ from mpfedcl.data.client_split import (
     split_among_clients,
     split_own_samples,
 )
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import (
     ImageFormat,
     Indices,
@@ -28,7 +29,6 @@ from mpfedcl.data.samples import (
     Samples,
     choose_format,
 )
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import find_columns, fit_tables
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders

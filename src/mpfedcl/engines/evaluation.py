@@ -28,7 +28,7 @@ from mpfedcl.rounds.evaluation import (
     is_wanted,
 )
 from mpfedcl.rounds.metrics import BinSums, ConfusionCounts, add_bins, count_confusions
-from mpfedcl.rounds.predictions import (
+from mpfedcl.rounds.scoring import (
     ClientTests,
     Evaluator,
     GlobalScorer,

@@ -34,7 +34,7 @@ from mpfedcl.inference.trained_run import (
     primary_predictor,
 )
 from mpfedcl.methods import PredictorKind
-from mpfedcl.rounds.predictions import log_prior
+from mpfedcl.rounds.scoring import log_prior
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import FinalModels
 

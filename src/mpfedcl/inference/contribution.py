@@ -18,7 +18,7 @@ from mpfedcl.gaussian import scatter_rows
 from mpfedcl.inference.one_shot import OneShotFederation, open_federation
 from mpfedcl.methods import PredictorKind, PredictorName
 from mpfedcl.rounds.metrics import percent_correct
-from mpfedcl.rounds.predictions import log_prior
+from mpfedcl.rounds.scoring import log_prior
 
 _MOST_PERSONAL_CLASSIFIERS = 2500
 """The most personal classifiers to compute: leaving out a client changes those of all others."""

@@ -17,8 +17,8 @@ from mpfedcl.core.progress import WaitingBar
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.core.tensors import pack_tensors
 from mpfedcl.data.client_split import split_among_clients
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import ImageFormat, Samples, Subset, VectorFormat
-from mpfedcl.data.sources import open_data_set
 from mpfedcl.data.tables import use_columns
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.inference import exported_network as network

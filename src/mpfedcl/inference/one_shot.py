@@ -48,10 +48,10 @@ from mpfedcl.network.server.serve import SingleClient
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import MessageError, Transport
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.predictions import log_prior
-from mpfedcl.runs import run_files
+from mpfedcl.rounds.scoring import log_prior
+from mpfedcl.runs import file_schemas
 from mpfedcl.runs.directory import RunDirectory, pack_pool
-from mpfedcl.runs.run_files import POOLED, client_file, pack_statistics
+from mpfedcl.runs.file_schemas import POOLED, client_file, pack_statistics
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class OneShotFederation:
     @property
     def keeps_clients(self) -> bool:
         """Whether the statistics of each client are kept."""
-        return (self.path / run_files.STATISTICS).is_dir()
+        return (self.path / file_schemas.STATISTICS).is_dir()
 
     def statistics_of(self, name: str) -> Tensors:
         """Return the statistics of one client; they must agree with its class means."""
@@ -239,7 +239,7 @@ def _read_statistics(
     A modified file is rejected: a wrong value could not be subtracted exactly later.
     """
     size, dimension = means.num_classes, means.vectors.shape[1]
-    found = run_files.read_statistics(
+    found = file_schemas.read_statistics(
         file, names=names, num_classes=size, dimension=dimension, encoder=encoder
     )
     wrong: str | None = "counts"

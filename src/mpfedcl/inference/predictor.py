@@ -25,7 +25,7 @@ from mpfedcl.inference.trained_run import (
     primary_predictor,
 )
 from mpfedcl.methods import PredictorKind, Test
-from mpfedcl.rounds.predictions import estimate_prior
+from mpfedcl.rounds.scoring import estimate_prior
 
 _SAMPLES_AT_ONCE = 256
 FEWEST_TO_ESTIMATE = 10

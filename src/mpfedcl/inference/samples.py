@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.data.image_files import EXTENSIONS, is_image_file, read_image_file
 from mpfedcl.data.npz_archive import open_unlabeled_samples
+from mpfedcl.data.sample_index import open_own_samples
 from mpfedcl.data.samples import (
     ImageFormat,
     Indices,
@@ -26,7 +27,6 @@ from mpfedcl.data.samples import (
     Subset,
     choose_format,
 )
-from mpfedcl.data.sources import open_own_samples
 from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import TableColumns, read_rows
 from mpfedcl.inference.trained_run import TrainedRun

@@ -47,9 +47,9 @@ from mpfedcl.models.factory import make_model
 from mpfedcl.network.client.state import FINAL_FOLDER
 from mpfedcl.network.setup.folders import ClientFolder
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.rounds.predictions import log_prior
+from mpfedcl.rounds.scoring import log_prior
 from mpfedcl.runs.directory import RunDirectory, change_files
-from mpfedcl.runs.run_files import POOLED
+from mpfedcl.runs.file_schemas import POOLED
 
 JOINED = "joined"
 """The folder of the personal models of clients that joined a run after it ended."""

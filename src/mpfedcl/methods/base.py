@@ -162,6 +162,7 @@ class Server:
     """The server's state between rounds, without the prototype pool."""
 
     params: Tensors
+    """All parameters, also those that `shared` keeps at the clients."""
     extra: Tensors = field(default_factory=dict)
     """Sent to the clients with each broadcast, next to the shared parameters."""
     private: Tensors = field(default_factory=dict)
@@ -202,7 +203,8 @@ _PROMISES = {
     "plain_average": {"reduce"},
     "totals_suffice": {"weigh"},
 }
-"""Attributes that become False in a class that defines such a hook, unless it sets them too."""
+"""Hooks that withdraw a promise: a class that overrides one has the attribute set to False, unless
+the class itself sets the attribute."""
 
 
 class Method:
@@ -287,9 +289,9 @@ class Method:
     trains: ClassVar[bool] = True
     """False: clients take no steps (`ClosedForm`, or `CollectsStatistics` without a model)."""
     shares_model: bool = True
-    """The value that `shared` returns for every parameter, unless it is overridden."""
+    """Whether all parameters are sent; override `shared` to send some of them."""
     needs_sgd: ClassVar[bool] = False
-    """Whether the formulas hold only for plain gradient steps, with or without momentum."""
+    """Whether the formulas hold only for SGD, with or without momentum: Adam is then rejected."""
     may_withhold: ClassVar[bool] = False
     """Whether `finish` may return None; otherwise an update without a model is rejected."""
     public: Public | None = None
@@ -300,9 +302,9 @@ class Method:
     # Promises, withdrawn from a class that overrides the hooks they concern (see `_PROMISES`)
 
     plain_steps: ClassVar[bool] = True
-    """Whether a client only descends `loss`, so that engines may skip the hooks around it."""
+    """Whether training only takes gradient steps on `loss`: engines then skip these hooks."""
     plain_average: ClassVar[bool] = True
-    """Whether the server only averages, so that the mean may be noisy (differential privacy)."""
+    """Whether `reduce` only averages, as a privacy budget for the model requires."""
     totals_suffice: ClassVar[bool] = False
     """Whether the server needs only sums over clients, as `--secure-aggregation` requires: set it
     to True if weights are numbers of samples and `reduce` reads no single client from the tally."""
@@ -406,7 +408,10 @@ class Method:
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
-        """Return the gradients that the optimizer applies, and the new memory; runs under vmap."""
+        """Return the gradients that the optimizer applies, and the new memory; runs under vmap.
+
+        The optimizer adds weight decay after this hook.
+        """
         return gradients, context.memory
 
     def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
@@ -437,9 +442,10 @@ class Method:
     def reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
         """Return the server's next state.
 
-        `means` = sum_i p_i u_i / sum_i p_i has the names and shapes that `finish` returned. It is
-        empty if clients send statistics only, or if all clients have withheld their updates.
-        `tally` has names, sample counts, weights, losses and prototypes of the accepted clients.
+        `means` = sum_i p_i u_i / sum_i p_i has the names and shapes that `finish` returned, by
+        default those of the shared parameters. It is empty if clients send statistics only, or if
+        all clients have withheld their updates. `tally` has names, sample counts,
+        weights, losses and prototypes of the accepted clients.
         """
         return replace(server, params={**server.params, **means})
 

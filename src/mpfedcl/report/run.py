@@ -26,7 +26,7 @@ from mpfedcl.report.wording import tests_differ
 from mpfedcl.rounds.metrics import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.run_files import Confusion, Partition, Summary
+from mpfedcl.runs.file_schemas import Confusion, Partition, Summary
 
 _MOST_CLIENTS = 1000
 """Clients of a run that a page lists by name."""

@@ -17,7 +17,7 @@ from mpfedcl.methods import (
     update_template,
 )
 from mpfedcl.models import Model
-from mpfedcl.privacy.releases import check_budget
+from mpfedcl.privacy.private_rounds import check_budget
 from mpfedcl.rounds.record import Clock
 
 

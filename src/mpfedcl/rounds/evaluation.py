@@ -23,7 +23,7 @@ from mpfedcl.rounds.metrics import (
     expected_calibration_error,
     list_accuracies,
 )
-from mpfedcl.rounds.predictions import Column
+from mpfedcl.rounds.scoring import Column
 
 AccuracyTable = dict[str, dict[str, float | None]]
 """Percent correct by test set and predictor; None if the method has no such predictor, and no entry

@@ -21,7 +21,7 @@ from mpfedcl.methods import (
     shares_prototypes_in,
 )
 from mpfedcl.methods.messages import Broadcast
-from mpfedcl.privacy.releases import PrivateRounds, released_predictors
+from mpfedcl.privacy.private_rounds import PrivateRounds, released_predictors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.aggregation import find_aggregator
 from mpfedcl.rounds.assembly import Assembly

@@ -14,7 +14,7 @@ import torch
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import CollectsStatistics, OneShot, Tally
 from mpfedcl.methods.messages import Failure, Total, Update
-from mpfedcl.privacy.releases import ALL_CLIENTS
+from mpfedcl.privacy.private_rounds import ALL_CLIENTS
 from mpfedcl.privacy.secure_aggregation import NothingOpened, describe_lost_round
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.privacy.secure_aggregation.primitives import OutOfRange

@@ -16,7 +16,7 @@ from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.record import LAST_ROUND_ONLY, parse_record
-from mpfedcl.runs.run_files import SCHEMAS, Partition
+from mpfedcl.runs.file_schemas import SCHEMAS, Partition
 
 _MOST_RECORD_BYTES = 2**31
 """Limit for all records of a run: a thousand rounds of ten thousand clients take 2 GB."""

@@ -19,7 +19,7 @@ from mpfedcl.methods import Asynchronous, ClosedForm, Method, SharesPrototypes, 
 from mpfedcl.models import Model
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
-from mpfedcl.privacy.releases import planned_releases
+from mpfedcl.privacy.private_rounds import planned_releases
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
 from mpfedcl.rounds.evaluation import Workload, settle_evaluation

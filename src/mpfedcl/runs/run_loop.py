@@ -30,8 +30,7 @@ from mpfedcl.runs.checkpoint import (
     pack_checkpoint,
 )
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.observer import Observer, Record, RunResult
-from mpfedcl.runs.run_files import (
+from mpfedcl.runs.file_schemas import (
     POOLED,
     STATISTICS,
     Confusion,
@@ -40,6 +39,7 @@ from mpfedcl.runs.run_files import (
     remove_statistics,
     summarize_run,
 )
+from mpfedcl.runs.observer import Observer, Record, RunResult
 
 
 class RunLoop:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.sources import open_data_set
+from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.engines.worker_group import is_under_torchrun
 from mpfedcl.experiment import Experiment

@@ -9,7 +9,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults
 from mpfedcl.core.images import Images, resize_images
 from mpfedcl.data.image_files import read_image_files
-from mpfedcl.data.public.originals import Part, check_labels
+from mpfedcl.data.public.archives import Part, check_labels
 
 MNIST_FILES = (
     "train-images-idx3-ubyte",

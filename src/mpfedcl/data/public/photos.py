@@ -9,7 +9,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.images import resize_images
 from mpfedcl.data.image_files import is_image_file, read_image_files
-from mpfedcl.data.public.originals import (
+from mpfedcl.data.public.archives import (
     DomainArrays,
     DomainFolders,
     OriginalsFolder,

@@ -16,7 +16,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder, open_atomically, sync_folder
 from mpfedcl.data.public import digits, photos
-from mpfedcl.data.public.originals import (
+from mpfedcl.data.public.archives import (
     DomainArrays,
     DomainFolders,
     MemberFilter,

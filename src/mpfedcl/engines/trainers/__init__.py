@@ -8,7 +8,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines.trainers.base import ClientTask, TrainedClients, Trainer
 from mpfedcl.engines.trainers.direct import DirectTrainer
 from mpfedcl.engines.trainers.factored import FactoredTrainer
-from mpfedcl.engines.trainers.linear_layers import Layer, find_layers
+from mpfedcl.engines.trainers.find_linear_layers import Layer, find_layers
 from mpfedcl.engines.trainers.loop import LoopTrainer
 from mpfedcl.engines.trainers.stacked import StackedTrainer
 from mpfedcl.methods import Asynchronous, is_built_in

@@ -17,7 +17,7 @@ from mpfedcl.methods import LocalTraining
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly
-from mpfedcl.rounds.predictions import Evaluator, Predictions, as_stack
+from mpfedcl.rounds.scoring import Evaluator, Predictions, as_stack
 
 
 def draw_batches(

@@ -6,7 +6,7 @@ product that makes the weight's gradient adds it to the velocity. A step passes 
 weights once each, and allocates no memory.
 
 It is the loop's algorithm with another order of sums, for methods whose loss uses weights in linear
-layers only (`linear_layers.py` finds out).
+layers only (`find_linear_layers.py` finds out).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from mpfedcl.engines.trainers.base import (
     Trainer,
     draw_batches,
 )
-from mpfedcl.engines.trainers.linear_layers import Layer, LinearParameter, check_layer
+from mpfedcl.engines.trainers.find_linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.methods import Batch, Context, FullBatch, received_at
 
 _SMALLEST_SCALE = 2.0**-20

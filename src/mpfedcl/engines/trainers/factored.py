@@ -12,7 +12,7 @@ Nothing of the size of a model is read or written for a client: neither weights 
 velocity. With as many rows as a layer is wide, writing the weights out is the cheaper way again.
 
 It is the same algorithm with another order of sums, not an approximation, for methods whose loss
-uses weights in linear layers only (`linear_layers.py` finds out).
+uses weights in linear layers only (`find_linear_layers.py` finds out).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from mpfedcl.engines.trainers.base import (
     take_first,
     take_one,
 )
-from mpfedcl.engines.trainers.linear_layers import Layer, LinearParameter, check_layer
+from mpfedcl.engines.trainers.find_linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.trainers.optimizer import MomentumSGD
 from mpfedcl.methods import Batch, Context, Method, received_at
 from mpfedcl.methods.messages import StackMember

@@ -15,7 +15,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_own_samples
-from mpfedcl.data.sources import open_own_samples
+from mpfedcl.data.sample_index import open_own_samples
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.hardware import cap_threads, find_device
@@ -49,13 +49,13 @@ from mpfedcl.network.packing import (
 )
 from mpfedcl.network.transport import FORMAT, Kind, Message
 from mpfedcl.privacy.ledger import BudgetSpent, Ledger, ReleaseFolder
-from mpfedcl.privacy.releases import released_predictors
+from mpfedcl.privacy.private_rounds import released_predictors
 from mpfedcl.privacy.secure_aggregation import check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.evaluation import AccuracyTable, WantedPredictors
-from mpfedcl.rounds.predictions import Evaluator
+from mpfedcl.rounds.scoring import Evaluator
 
 _NO_LIMIT = 1e9
 """Limit of a client without --max-epsilon; its spending is recorded anyway."""

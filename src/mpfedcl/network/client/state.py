@@ -20,7 +20,7 @@ from mpfedcl.network.transport import MessageError
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.evaluation import AccuracyTable
 from mpfedcl.runs.directory import RunDirectory
-from mpfedcl.runs.run_files import Summary, versions
+from mpfedcl.runs.file_schemas import Summary, versions
 
 _RUNS_KEPT = 8
 """The state of older runs is deleted."""

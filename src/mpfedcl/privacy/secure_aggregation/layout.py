@@ -19,7 +19,7 @@ from mpfedcl.gaussian.mechanism import draw_noise, share_sigma
 from mpfedcl.methods import CollectsStatistics, Method, OneShot, find_method
 from mpfedcl.methods.messages import Total, Update
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
-from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING, planned_releases
+from mpfedcl.privacy.private_rounds import MODEL_CLIP, ROUNDING, planned_releases
 from mpfedcl.privacy.secure_aggregation import least_left
 from mpfedcl.privacy.secure_aggregation.primitives import Ring, decode, encode, is_possible
 

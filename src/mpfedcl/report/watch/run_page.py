@@ -37,7 +37,7 @@ from mpfedcl.report.watch.files import (
 from mpfedcl.report.wording import choose_evenly, known_values
 from mpfedcl.rounds.metrics import MOST_LISTED
 from mpfedcl.rounds.record import RoundRecord
-from mpfedcl.runs.run_files import Confusion, Partition, Summary
+from mpfedcl.runs.file_schemas import Confusion, Partition, Summary
 
 MOST_OPEN = 24
 _MOST_POINTS = 400

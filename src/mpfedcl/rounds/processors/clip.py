@@ -13,7 +13,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
-from mpfedcl.privacy.releases import MODEL_CLIP, ROUNDING
+from mpfedcl.privacy.private_rounds import MODEL_CLIP, ROUNDING
 from mpfedcl.rounds.processors.base import Processor, mark
 
 _STACKS_KEPT = 4

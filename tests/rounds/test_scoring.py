@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 
 from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds import predictions as predictions_module
+from mpfedcl.rounds import scoring as predictions_module
 from mpfedcl.rounds.evaluation import AccuracyTable
 from mpfedcl.rounds.metrics import BinSums, add_bins, count_bins, percent_correct
-from mpfedcl.rounds.predictions import (
+from mpfedcl.rounds.scoring import (
     ClientTests,
     Column,
     Evaluator,

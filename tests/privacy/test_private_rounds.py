@@ -11,8 +11,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import mechanism
 from mpfedcl.methods.messages import Update
-from mpfedcl.privacy import releases
-from mpfedcl.privacy.releases import ALL_CLIENTS, planned_releases
+from mpfedcl.privacy import private_rounds
+from mpfedcl.privacy.private_rounds import ALL_CLIENTS, planned_releases
 from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import build_federation, save_images, small, tensors_of
 
@@ -45,8 +45,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
         asked["sums"].append(sigma)
         return values.double()
 
-    monkeypatch.setattr(releases, "draw_noise", no_noise)
-    monkeypatch.setattr(releases, "add_exact_noise", no_exact_noise)
+    monkeypatch.setattr(private_rounds, "draw_noise", no_noise)
+    monkeypatch.setattr(private_rounds, "add_exact_noise", no_exact_noise)
     monkeypatch.setattr("mpfedcl.gaussian.mechanism.add_exact_noise", no_exact_noise)
     return asked
 
@@ -129,7 +129,9 @@ def test_prototypes_are_released_every_n_rounds(
 
 
 def test_pool_contains_no_client_names(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "add_exact_noise", lambda values, _sigma: values.double() * 1000)
+    monkeypatch.setattr(
+        private_rounds, "add_exact_noise", lambda values, _sigma: values.double() * 1000
+    )
     private = federation(images, "mp-fedcl", privacy__epsilon=100.0)
     private.run_round(evaluate=False)
     assert set(private.state.prototypes) == {ALL_CLIENTS}
