@@ -179,3 +179,20 @@ def test_lost_connection_is_retried_with_the_part_kept(tmp_path: Path) -> None:
     refusal(tmp_path, original(f"http://127.0.0.1:{free_port()}/file"), attempts=4, sleep=naps)
     assert naps.seconds == [1.0, 2.0, 4.0]
     assert (tmp_path / "file.bin.part").read_bytes() == BODY[:1000]
+
+
+def test_attempts_with_a_mebibyte_of_progress_are_not_counted(
+    tmp_path: Path, server: BrokenServer
+) -> None:
+    body = BODY * 50
+    address = server.answer("/file", serve(body, cut=2**20))
+    assert bring(tmp_path, original(address, body=body), attempts=1) == body
+    assert len(server.requests) == 5
+
+
+def test_repeated_bytes_do_not_count_as_progress(tmp_path: Path, server: BrokenServer) -> None:
+    body = BODY * 50
+    address = server.answer("/file", serve(body, ranges=False, cut=2**21))
+    sentence = refusal(tmp_path, original(address, body=body), attempts=3)
+    assert f"after {2**21:,} of {len(body):,} bytes" in sentence
+    assert len(server.requests) == 4

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.npz_archive import open_archive
+from mpfedcl.data.npz_archive import open_archive, open_unlabeled_samples
 
 
 def save_packed(path: Path, packing: int) -> Path:
@@ -34,3 +34,9 @@ def test_compression_methods_of_numpy_are_read(tmp_path: Path, packing: int) -> 
     path = save_packed(tmp_path / "a.npz", packing)
     _, domains, _ = open_archive(path, None)
     assert [domain.train.labels.tolist() for domain in domains] == [[0, 1]]
+
+
+def test_empty_list_in_place_of_samples_is_rejected(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "a.npz", x=[])
+    with pytest.raises(InvalidInput, match="it must be images or vectors"):
+        open_unlabeled_samples(tmp_path / "a.npz")

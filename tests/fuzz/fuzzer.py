@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+
 import file_targets
 import message_targets
 import settings_targets

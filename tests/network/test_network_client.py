@@ -88,9 +88,19 @@ def test_paths_from_the_server_are_ignored(tmp_path: Path, client: NetworkClient
 
 
 @pytest.mark.parametrize("name", ["onnx:/etc/passwd", "onnx:x", "torchvision-x:/tmp/x", "x:y"])
-def test_server_cannot_name_an_encoder_file(client: NetworkClient, name: str) -> None:
+@pytest.mark.parametrize("own", [None, ""])
+def test_server_cannot_name_an_encoder_file(tmp_path: Path, name: str, own: str | None) -> None:
+    data = save_pictures(tmp_path / "local_test", "cat", "dog")
+    client = NetworkClient(ClientSettings("north", tmp_path / "memory", data, encoder=own))
     with pytest.raises(ClientRefusal, match="the client must give the path of that file"):
         client.answer("hello", hello(folder_experiment().replace(encoder__name=name)))
+
+
+def test_settings_file_of_another_version_is_rejected_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('name = "north"\nmemory = "old"\n')
+    with pytest.raises(InvalidInput, match="state: Field required"):
+        ClientSettings.read(file)
 
 
 def test_domain_names_from_server_are_not_paths(tmp_path: Path) -> None:

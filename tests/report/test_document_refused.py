@@ -41,6 +41,15 @@ def test_damaged_files_are_told_in_one_sentence(
     assert "\n" not in str(refusal.value)
 
 
+def test_comparison_that_names_a_run_twice_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "both"
+    write_run(path / "a")
+    content = {"rounds": 3, "seeds": [0], "methods": {"fedavg": {"runs": ["a", "a"]}}}
+    write_json(path / "comparison.json", content)
+    with pytest.raises(InvalidInput, match="names a run twice"):
+        document_of(path)
+
+
 @pytest.mark.parametrize("name", ["gone", "../outside", ""])
 def test_a_comparison_must_have_the_runs_it_names(tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "outside")

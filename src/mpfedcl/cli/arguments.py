@@ -493,7 +493,8 @@ class FederationClient:
     share: _Share = None
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
-    min_cluster_size: int = 1  # Never send a prototype of fewer images, whatever is requested.
+    min_cluster_size: int = 1
+    """Never send a prototype of fewer images than this, whatever the experiment requests."""
     max_epsilon: float | None = None
     """Take part only under local differential privacy; spend at most this over all runs."""
     secure_aggregation: bool = False
@@ -535,7 +536,8 @@ class FederationUpdate:
     directory: _Federation
     run: Path  # Run directory of a one-shot method (fedgauss and its family) over a network.
     client: str  # Client; if it is in the run, its new statistics replace the old ones.
-    leave: bool = False  # Remove it; it must be connected only if the run keeps pooled statistics.
+    leave: bool = False
+    """Remove the client. It must be connected if the run keeps only pooled statistics."""
     json: _Json = False
 
 
@@ -553,7 +555,7 @@ class PrivacyPlan:
     epsilon: tuple[float, ...] = (0.5, 1.0, 3.0, 8.0)  # Privacy budgets to compare.
     delta: float = 1e-5  # Probability with which the guarantee may fail.
     unit: Literal["record", "client"] = "record"
-    """What is protected: an image, or a client with all."""
+    """What is protected: a single image (record), or all images of a client (client)."""
     model: Literal["central", "local"] = "central"
     """central: the server adds the noise; local: each client."""
     images: int = 2000  # Number of training images of all clients.
@@ -582,7 +584,8 @@ class PrivacyReceipt:
     """Run directory, or TOML file of settings, of the server."""
     data: Path | None = None  # Data of this client, as for `mpfedcl federation client`.
     share: _Share = None
-    threshold: int | None = None  # Do not send values of fewer images (--min-cluster-size).
+    threshold: int | None = None
+    """Do not send values of fewer images than this (--min-cluster-size)."""
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
     methods: _AllowedMethods = ()

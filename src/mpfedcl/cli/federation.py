@@ -191,7 +191,8 @@ class RunLines:
                 missing = f", missing: {len(status['missing'])}" if status["missing"] else ""
                 return f"Run: round {done} of {rounds}{missing}."
             return ""
-        self._round = 0
+        if not status:
+            self._round = 0
         details = status.get("error") or status.get("path")
         told = f"Run: {self._last}{f', {details}' if details else ''}."
         return "" if self._last in ("", before) else told
@@ -352,7 +353,7 @@ def _client_settings(arguments: FederationClient, client: ClientFolder) -> dict[
         "min_cluster_size": arguments.min_cluster_size,
         "max_epsilon": arguments.max_epsilon,
         "methods": arguments.methods,
-        "encoder": arguments.encoder,
+        "encoder": arguments.encoder or None,
         "only_secure_aggregation": arguments.secure_aggregation,
         "insecure": arguments.insecure,
         "server": arguments.server or client.server,
@@ -463,7 +464,9 @@ class RunFollower:
                     f"the server did not begin within {_BEGIN_SECONDS:g} s; see "
                     f"{self._folder.server / 'superlink.log'}."
                 )
-        elif not self._is_moving() or not _is_alive(self.status):
+        elif self.status.get("what") not in _ENDS and not (
+            self._is_moving() and _is_alive(self.status)
+        ):
             # It may have written its last status between the two checks.
             self.status = read_status(self._folder.status)
             if self.status.get("what") not in _ENDS:

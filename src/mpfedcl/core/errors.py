@@ -4,6 +4,8 @@ import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 
 class InvalidInput(Exception):  # noqa: N818  -- it names the input, not the program, as being wrong
     """Something given to mpfedcl cannot be used.
@@ -45,8 +47,8 @@ def explain_faults(shown: object, wanted: str) -> Iterator[None]:
         raise InvalidInput(f"{shown} does not fit into memory; it must be smaller.") from None
     # Decoders raise anything from zlib.error to NotImplementedError.
     except Exception as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            # A full disk is no fault of the file.
+        if getattr(error, "errno", None) in _DISK_FAULTS:
+            # A full or read-only disk is no fault of the file.
             raise
         reason = explain(error)
         if "pickle" in reason.lower():

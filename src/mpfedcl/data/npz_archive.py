@@ -141,7 +141,10 @@ def open_unlabeled_samples(path: Path) -> ArchiveStore:
         if key is None:
             listed = ", ".join(sorted(found)) or "nothing"
             raise InvalidInput(f"{path} has {listed}; it must have x_test, x or x_train.")
-        return _open_store(archive, key, path)
+        store = _open_store(archive, key, path)
+    if len(store.shape) < 2:
+        raise InvalidInput(f"{store} has shape {store.shape}; it must be images or vectors.")
+    return store
 
 
 def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:

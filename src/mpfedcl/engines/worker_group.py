@@ -105,26 +105,31 @@ class WorkerGroup:
         """Return the content of one process in every process."""
         return _move(content if self.rank == source else None, partial(dist.broadcast, src=source))
 
-    def _call(self, exchange: Callable[[], _Result]) -> _Result:
+    def wait(self) -> None:
+        """Return when all processes have called this, however long that takes."""
+        self._call(dist.barrier, math.inf)
+
+    def _call(self, exchange: Callable[[], _Result], timeout: float | None = None) -> _Result:
         """Return what an exchange brings; raise LostWorker if it fails."""
+        timeout = self.timeout if timeout is None else timeout
         outcome = _in_thread(exchange)
         self._exchange = outcome  # type: ignore[assignment]
         # By slices: of the time in which this process was stopped at most one of them counts.
         waited = 0.0
         try:
-            while waited < self.timeout:
+            while waited < timeout:
                 try:
-                    return outcome.result(timeout=min(_SLICE, self.timeout))
+                    return outcome.result(timeout=min(_SLICE, timeout))
                 except FutureTimeout:
                     if outcome.done():
-                        raise
+                        return outcome.result()
                 waited += _SLICE
         except (RuntimeError, ConnectionError) as error:
             # The library's first sentence is the reason; the rest is its own affair.
             reason = re.sub(r"^\[[^]]*\]\s*", "", str(error)).split(". ")[0].splitlines()
             raise LostWorker(self._name_ended() or (reason or [repr(error)])[0]) from None
         silent = "process 1" if self.is_leader and self.size == 2 else "another process"
-        raise LostWorker(f"{silent} has not answered for {self.timeout:g} s")
+        raise LostWorker(f"{silent} has not answered for {timeout:g} s")
 
     def _name_ended(self) -> str | None:
         """Return which worker has ended, unless it ended because of another one."""
@@ -306,15 +311,20 @@ def _wait_for_workers(
 ) -> None:
     """Wait until all workers have begun; one that has ended never will."""
     end = time.monotonic() + timeout
-    for rank, worker in enumerate(workers, start=1):
-        while not store.check([f"begun/{rank}"]):
+    waiting = dict(enumerate(workers, start=1))
+    while waiting := {rank: each for rank, each in waiting.items() if not _has_begun(store, rank)}:
+        for rank, worker in waiting.items():
             if worker.poll() is not None:
                 raise LostWorker(
                     f"process {rank} ended with code {worker.returncode} before it began"
                 )
-            if time.monotonic() > end:
-                raise LostWorker(f"process {rank} had not begun after {timeout:g} s")
-            time.sleep(0.01)
+        if time.monotonic() > end:
+            raise LostWorker(f"process {min(waiting)} had not begun after {timeout:g} s")
+        time.sleep(0.01)
+
+
+def _has_begun(store: Store, rank: int) -> bool:
+    return bool(store.check([f"begun/{rank}"]))
 
 
 def _in_thread(call: Callable[[], _Result]) -> Future[_Result]:

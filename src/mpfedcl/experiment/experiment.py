@@ -102,7 +102,8 @@ class Experiment(settings.Settings):
     worker_timeout: Annotated[float, Field(ge=10, le=86_400)] = 1800.0
     """Seconds that a process waits for another one before the run stops; it can be resumed."""
     evaluate_every: settings.EvaluateEvery = "auto"
-    """Rounds between evaluations, and the last; auto: evaluation takes about a fifth of the run."""
+    """Rounds between two evaluations; auto: chosen so that evaluation takes about a fifth of the
+    run. The last round is always evaluated."""
     evaluate_predictors: Literal["primary", "all"] = "primary"
     """Predictors to evaluate before the last round: the primary predictor of the method, or all."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None

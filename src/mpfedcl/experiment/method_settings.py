@@ -176,7 +176,8 @@ class FedMmdSettings(Settings):
     weight: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the discrepancy between outputs of the local and the received model."""
     form: Literal["mmd", "l2"] = "mmd"
-    """mmd: as in the paper; l2: half the squared distance, as in their code (weight 0.01)."""
+    """mmd: as in the paper; l2: half the squared distance, as in the authors' code, which sets the
+    weight to 0.01."""
     outputs: Literal["logits", "embeddings"] = "logits"
     """Outputs of the models that are compared."""
 

@@ -281,7 +281,8 @@ class ValidationSettings(Settings):
     share_cap: Annotated[float, Field(ge=1)] = 3.0
     """Bounds: maximum weight of a client, in clients of median size."""
     sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
-    """Bounds: known numbers of samples: hospital:5000; a client may weigh up to its number."""
+    """Bounds: known numbers of samples of clients, such as hospital:5000, up to which each may
+    weigh."""
     clip_factor: Annotated[float, Field(gt=0)] = 1.5
     """Bounds: a model change is clipped to this multiple of the last round's median norm."""
     strictness: Annotated[float, Field(ge=1)] = 2.0
@@ -390,7 +391,7 @@ class SystemsSettings(Settings):
     tick: Annotated[float | None, Field(gt=0, le=1e9)] = None
     """Seconds between aggregations at fixed intervals [default: the clients' median usual time]."""
     concurrency: Annotated[int | None, Field(ge=1)] = None
-    """Asynchronous methods: number of clients that train at a time [default: by fraction]."""
+    """Asynchronous methods: number of clients that train at a time [default: from fraction]."""
     most_per_minute: Annotated[float, Field(ge=0, le=1e6)] = 20.0
     """Asynchronous methods over a network: maximum number of times per minute that a client is sent
     the model, so that fast clients cannot dominate; 0: no limit."""

@@ -101,7 +101,10 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         if not experiment.dataset.classes:
             classes = registry.members[settings.name].classes
             experiment = experiment.replace(dataset__classes=classes)
-        experiment = fix_noise(resolve(experiment)).replace(min_clients=1)
+        # The clients answer one after the other, in their own time.
+        experiment = fix_noise(resolve(experiment)).replace(
+            min_clients=1, network__round_timeout=7 * 86_400
+        )
         registry.use_experiment(experiment)
         assert clients[0].loaded is not None
         own, data, model = clients[0].loaded

@@ -49,7 +49,7 @@ def write_card(
 ) -> None:
     """Write CARD.md into the directory of a finished run; warn if that fails."""
     try:
-        card = _Card(RunRecords.read(directory.path), method, pool)
+        card = _Card(RunRecords.read(directory.path, with_rounds=False), method, pool)
         # Names that are not Unicode have been made printable.
         write_atomically(directory.path / "CARD.md", card.text().encode())
     # A run must not fail because of its card.

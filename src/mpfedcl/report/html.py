@@ -187,8 +187,11 @@ def section_blocks(section: Json) -> list[Markup]:
         parts.append(block("Reproduce", show_command(section["command"], "The whole comparison:")))
     if not shown:
         return parts
-    partition = run_partition_drawing(groups[0]["runs"][0])
-    why = "The run has no partition.json, or a privacy budget, under which it is not shown."
+    first = groups[0]["runs"][0]
+    partition = run_partition_drawing(first)
+    why = "The run has no partition.json."
+    if first.privacy is not None:
+        why = "Under a privacy budget the data of clients are not shown."
     parts.append(show_figure(partition) if partition else block("Partition", sentence(why)))
     if section["kind"] == "run":
         return parts + _run_blocks(shown[0])

@@ -83,6 +83,10 @@ def _read_compared_runs(folder: Path) -> list[Path]:
                 f"{folder / 'comparison.json'} names the run {name!r}; it must be a folder "
                 "next to it that holds a run."
             )
+    if len(set(names)) < len(names):
+        raise InvalidInput(
+            f"{folder / 'comparison.json'} names a run twice; each must be named once."
+        )
     return [folder / name for name in names]
 
 

@@ -49,13 +49,13 @@ class RunRecords:
     confusion: Confusion | None
 
     @classmethod
-    def read(cls, path: Path) -> "RunRecords":
-        """Read a run directory."""
+    def read(cls, path: Path, *, with_rounds: bool = True) -> "RunRecords":
+        """Read a run directory; a model card needs no rounds, which may take gigabytes."""
         directory = RunDirectory(path)
         experiment = directory.read_experiment()
-        lines = directory.read_records()
+        lines = directory.read_records() if with_rounds else []
         file = path / "rounds.jsonl"
-        if not lines:
+        if with_rounds and not lines:
             raise InvalidInput(f"{file} holds no round; a report needs a run of at least one.")
         rounds = [
             validate_content(line, RoundRecord, f"round {number} of {file}")
@@ -65,7 +65,7 @@ class RunRecords:
             path,
             experiment,
             rounds,
-            len(file.read_bytes().splitlines()) - len(lines),
+            len(file.read_bytes().splitlines()) - len(lines) if with_rounds else 0,
             _read_optional(path / "summary.json", Summary),
             _read_optional(path / "partition.json", Partition),
             _read_optional(path / "confusion.json", Confusion),

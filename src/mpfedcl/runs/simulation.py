@@ -114,6 +114,9 @@ class _Simulation(RunLoop):
         # The cache of features lets one process encode the samples while the others wait.
         with shared_inputs(group is not None):
             self._data, model = load_data_and_model(experiment, device)
+            if group is not None:
+                # Encoding may take longer than any exchange.
+                group.wait()
         self._own_tests = self._data.table.local_tests()
         self._label_counts = self._data.label_counts_by_client()
         self.experiment = experiment = plan_evaluation(experiment, self._data, model)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -28,6 +29,8 @@ _PASSING_STATUSES = (408, 425, 429)
 """Client errors that may succeed when tried again."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _LONGEST_PAUSE = 30.0
+_WORTHWHILE = 2**20
+"""Bytes of progress after which an attempt does not count as failed."""
 
 DownloadProgress = Callable[[PublicFile, int], None]
 """Called with a file and how many of its bytes are on disk."""
@@ -95,12 +98,13 @@ def fetch_file(
         )
     addresses = list(public_file.addresses)
     faults: dict[str, _Failure] = {}
-    for attempt in range(retries.attempts):
+    failures, most_bytes = 0, _measure(part)
+    while addresses and failures < retries.attempts:
         # Without any connection, report that quickly.
-        if not addresses or (attempt == 2 and not _measure(part) and _is_offline(faults)):
+        if failures == 2 and most_bytes == 0 and _is_offline(faults):
             break
-        if attempt:
-            retries.sleep(min(_LONGEST_PAUSE, 2.0 ** (attempt - 1)))
+        if faults:
+            retries.sleep(min(_LONGEST_PAUSE, 2.0 ** max(0, failures - 1)))
         for address in tuple(addresses):
             try:
                 _transfer(public_file, address, part, retries.timeout, report)
@@ -112,6 +116,10 @@ def fetch_file(
                     part.unlink(missing_ok=True)
                 if fault.final:
                     addresses.remove(address)
+        # A server that cuts often is asked again as long as the file grows.
+        if _measure(part) < most_bytes + _WORTHWHILE:
+            failures += 1
+        most_bytes = max(most_bytes, _measure(part))
     told = ", ".join(f"{address} {fault}" for address, fault in faults.items())
     expected = "" if public_file.size is None else f"{public_file.size:,} bytes, "
     guess = "this computer may be offline, so " if _is_offline(faults) else ""
@@ -198,14 +206,16 @@ def _request_file(address: str, begin: int, timeout: float) -> Iterator[httpx.Re
     _check_scheme(httpx.URL(address), address)
     request: httpx.Request | None = httpx.Request("GET", address, headers=headers)
     try:
-        with _open_client(timeout) as client:
-            for _ in range(_MOST_REDIRECTS + 1):
-                assert request is not None
-                with closing(client.send(request, stream=True)) as response:
-                    request = response.next_request
-                    if request is None:
-                        yield response
-                        return
+        for _ in range(_MOST_REDIRECTS + 1):
+            assert request is not None
+            with (
+                _open_client(request.url, timeout) as client,
+                closing(client.send(request, stream=True)) as response,
+            ):
+                request = response.next_request
+                if request is None:
+                    yield response
+                    return
     except httpx.TimeoutException:
         raise _Failure("fell silent") from None
     except httpx.TransportError as error:
@@ -215,11 +225,17 @@ def _request_file(address: str, begin: int, timeout: float) -> Iterator[httpx.Re
     raise _Failure(f"redirects more than {_MOST_REDIRECTS} times", final=True)
 
 
-def _open_client(timeout: float) -> httpx.Client:
+def _open_client(url: httpx.URL, timeout: float) -> httpx.Client:
+    # httpx's own use of the environment fails if there is a SOCKS proxy for another scheme.
+    proxy = None if proxy_bypass(url.netloc.decode()) else getproxies().get(url.scheme)
+    if proxy and "://" not in proxy:
+        proxy = f"http://{proxy}"
     # The system's certificates; httpx would trust only the bundled ones.
     certificates, hooks = ssl.create_default_context(), {"response": [_check_redirect]}
     try:
-        return httpx.Client(timeout=timeout, verify=certificates, event_hooks=hooks)
+        return httpx.Client(
+            timeout=timeout, proxy=proxy, trust_env=False, verify=certificates, event_hooks=hooks
+        )
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise _Failure(f"has a proxy that cannot be used ({error})", final=True) from None
 

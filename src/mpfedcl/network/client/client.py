@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors, take_group
@@ -92,7 +92,15 @@ class ClientSettings:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the file that `mpfedcl federation client` writes."""
-        return TypeAdapter(cls).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            raise InvalidInput(
+                f"{path} is not as mpfedcl writes it: {name}: {first['msg']}. Start it again."
+            ) from None
 
 
 class NetworkClient:
@@ -260,10 +268,10 @@ class NetworkClient:
                 "(--secure-aggregation)."
             )
         name = settings.encoder or experiment.encoder.name
-        if settings.encoder is None and settings.data is not None and holds_vectors(settings.data):
+        if not settings.encoder and settings.data is not None and holds_vectors(settings.data):
             # The server's default is for images.
             name = "none"
-        if settings.encoder is None and name and ":" in name and not name.startswith(_NO_FILES):
+        if not settings.encoder and name and ":" in name and not name.startswith(_NO_FILES):
             raise ClientRefusal(
                 f"encoder.name is {name!r}; the client must give the path of that file (--encoder)."
             )

@@ -150,15 +150,15 @@ class SuperNode:
 
     def enter(self, lost: int | None) -> int:
         """Register with the server; `lost` is the node number of a killed process to take over."""
-        if lost is None or not self._beat(lost):
-            try:
+        try:
+            if lost is None or not self._show_alive(lost):
                 lost = self._activate()
-            except httpx.HTTPStatusError as error:
-                code = error.response.status_code
-                if code not in _REASONS:
-                    # A proxy answers while the server is down.
-                    raise httpx.ConnectError(f"the answer is {code}") from None
-                raise RefusedError(_REASONS[code]) from None
+        except httpx.HTTPStatusError as error:
+            code = error.response.status_code
+            if code not in _REASONS:
+                # A proxy answers while the server is down.
+                raise httpx.ConnectError(f"the answer is {code}") from None
+            raise RefusedError(_REASONS[code]) from None
         self.number = lost
         self._stop_heartbeat()
         self._heartbeat = HeartbeatSender(partial(self._beat, lost))
@@ -265,13 +265,17 @@ class SuperNode:
         )
         return int(self._client.ActivateNode(request).node_id)
 
-    def _beat(self, number: int) -> bool:
+    def _show_alive(self, number: int) -> bool:
         """Send a heartbeat of a node; return whether the server has accepted it."""
         request = SendNodeHeartbeatRequest(
             node=Node(node_id=number), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
         )
+        return bool(self._client.SendNodeHeartbeat(request).success)
+
+    def _beat(self, number: int) -> bool:
+        """Send a heartbeat; a server that cannot be reached has not accepted it."""
         with contextlib.suppress(httpx.HTTPError):
-            return bool(self._client.SendNodeHeartbeat(request).success)
+            return self._show_alive(number)
         return False
 
     def _stop_heartbeat(self) -> None:
@@ -322,8 +326,9 @@ class _Place:
         self._node = folder.flower_home / "node.json"
         self._request = folder.flower_home / "request"
         # A copy of the folder elsewhere must not replace this client, nor one before a reboot.
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        number = boot.read_text(encoding="ascii").strip() if boot.is_file() else ""
+        number = ""
+        with contextlib.suppress(OSError):
+            number = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         self._here = {"folder": str(folder.root.resolve()), "boot": number}
         folder.flower_home.mkdir(exist_ok=True)
 

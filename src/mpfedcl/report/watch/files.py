@@ -18,6 +18,7 @@ from mpfedcl.rounds.record import RoundRecord
 
 MOST_FOLDERS = 20_000
 _MOST_LEVELS = 6
+_MOST_SETTINGS = 2**20
 
 Signature = tuple[int, int, int]
 """Inode, size and time of change of a file."""
@@ -53,7 +54,7 @@ def read_regular_file(path: Path, most: int = MOST_BYTES) -> bytes:
 def read_experiment(path: Path) -> Experiment:
     """Return the experiment in a TOML file."""
     try:
-        return Experiment.parse_toml(read_regular_file(path).decode(), path)
+        return Experiment.parse_toml(read_regular_file(path, _MOST_SETTINGS).decode(), path)
     except UnicodeDecodeError:
         raise InvalidInput(f"{path} is not text.") from None
 

@@ -330,7 +330,7 @@ class WatchedRuns:
         run = self.runs.get(name)
         if run is None:
             return None
-        blocks = self._blocks_of((name,))
+        blocks = self._blocks_of(("run", name))
         return run.page.show(run.entry, str(self.root), blocks, run.signatures)
 
     def compare(self, runs: Iterable[ListedRun]) -> Json:
@@ -361,7 +361,7 @@ class WatchedRuns:
             )
             for each in entries
         ]
-        blocks = self._blocks_of(tuple(chosen)).update(
+        blocks = self._blocks_of(("comparison", *chosen)).update(
             [run.signatures for run in chosen.values()],
             lambda: _comparison_blocks(self.compare(chosen.values())),
             is_final=all(each["state"] != "running" for each in entries),
