@@ -42,7 +42,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 @contextlib.contextmanager
 def open_atomically(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file for writing; it replaces `path` when it is complete."""
-    # A random name, and no link that somebody prepared under it.
+    # A random name, under which no other user can have prepared a link.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -252,7 +253,7 @@ def fingerprint_header(kind: str, preprocessing: InputPreparation) -> bytes:
     return json.dumps([_VERSION, kind, asdict(preprocessing)], sort_keys=True).encode()
 
 
-class TorchEncoder:
+class TorchEncoder(ABC):
     """A frozen network in torch; subclasses define `apply`."""
 
     def __init__(
@@ -274,9 +275,9 @@ class TorchEncoder:
         self._device = torch.device(device)
         self._batch_size = batch_size
 
+    @abstractmethod
     def apply(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """Return the features [B, feature_size] of standardized pixels [B, channels, h, w]."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def encode(self, images: Images) -> Features:
