@@ -1,13 +1,16 @@
 """A file to download, and the sentence where it cannot be had."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public.download import RetryPolicy, fetch_file
+from mpfedcl.data.public import download
+from mpfedcl.data.public.download import fetch_file
 from mpfedcl.data.public.sources import PublicFile
 
 BODY = bytes(range(256)) * 400
@@ -15,18 +18,14 @@ OTHER = BODY[::-1]
 PAGE = "http://example.org/where-people-find-it"
 
 
-class Naps:
-    """Sleeps that are written down and not slept."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
-def retries(**settings: Any) -> RetryPolicy:
-    return RetryPolicy(**{"attempts": 3, "timeout": 5.0, "sleep": Naps(), **settings})
+@contextmanager
+def quick(attempts: int = 3, timeout: float = 5.0) -> Iterator[None]:
+    """Retry without pauses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "PAUSE", 0.0)
+        patch.setattr(download, "ATTEMPTS", attempts)
+        patch.setattr(download, "TIMEOUT", timeout)
+        yield
 
 
 def original(*addresses: str, body: bytes = BODY, **settings: Any) -> PublicFile:
@@ -35,15 +34,16 @@ def original(*addresses: str, body: bytes = BODY, **settings: Any) -> PublicFile
 
 
 def bring(folder: Path, wanted: PublicFile, **settings: Any) -> bytes:
-    path = fetch_file(wanted, folder, PAGE, retries(**settings))
+    with quick(**settings):
+        path = fetch_file(wanted, folder, PAGE)
     assert path == folder / "file.bin"
     assert [entry.name for entry in folder.iterdir()] == ["file.bin"]
     return path.read_bytes()
 
 
 def refusal(folder: Path, wanted: PublicFile, **settings: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        fetch_file(wanted, folder, PAGE, retries(**settings))
+    with quick(**settings), pytest.raises(InvalidInput) as caught:
+        fetch_file(wanted, folder, PAGE)
     sentence = str(caught.value)
     assert sentence.endswith(".")
     assert "\n" not in sentence

@@ -30,7 +30,7 @@ def write_file(path: Path, content: bytes) -> Path:
     return path
 
 
-def write_mnist(folder: Path, compressed: bool = True, names: str = "-idx") -> dict[str, Bytes]:
+def write_mnist(folder: Path, compressed: bool = True) -> dict[str, Bytes]:
     """Write 12 training and 11 test digits and return them."""
     arrays = {
         "x_train": random_pixels(12, 28, 28, seed=1),
@@ -41,7 +41,7 @@ def write_mnist(folder: Path, compressed: bool = True, names: str = "-idx") -> d
     files = {"x_train": "train-images-idx3", "y_train": "train-labels-idx1"}
     files |= {"x_test": "t10k-images-idx3", "y_test": "t10k-labels-idx1"}
     for key, name in files.items():
-        path = folder / f"{name.replace('-idx', names)}-ubyte{'.gz' if compressed else ''}"
+        path = folder / f"{name}-ubyte{'.gz' if compressed else ''}"
         content = idx_bytes(arrays[key])
         write_file(path, gzip.compress(content) if compressed else content)
     return arrays
@@ -100,15 +100,6 @@ def write_mnist_m(folder: Path) -> Bytes:
             lines.append(f"{number:08}.png {number}")
         write_file(folder / f"mnist_m_{part}_labels.txt", "\n".join([*lines, ""]).encode())
     return images
-
-
-def write_office(folder: Path, *spellings: str) -> None:
-    """Write two images of each class below a folder, under the names given for some."""
-    others = {photos.name_class(spelling): spelling for spelling in spellings}
-    for label, name in enumerate(photos.OFFICE_CLASSES):
-        for number in range(2):
-            picture = random_pixels(20, 30, 3, seed=label * 2 + number)
-            save_picture(folder / others.get(name, name) / f"{name}_{number}.jpg", picture)
 
 
 def write_domainnet(folder: Path, domain: str) -> None:

@@ -15,11 +15,8 @@ from mpfedcl.experiment.settings import DatasetSettings
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-@pytest.mark.parametrize("names", ["-idx", ".idx"])
-def test_mnist_is_prepared_from_idx_files(
-    source: Path, data: Path, compressed: bool, names: str
-) -> None:
-    arrays = write_mnist(source, compressed, names)
+def test_mnist_is_prepared_from_idx_files(source: Path, data: Path, compressed: bool) -> None:
+    arrays = write_mnist(source, compressed)
     outcome = prepare(source, data, "mnist")
     assert outcome.prepared == {"mnist": "12 training and 11 test images, 28 x 28 gray"}
     assert (outcome.kept, outcome.missing) == ([], {})

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.data.public import archives
-from mpfedcl.data.public.archives import unpack_archive
+from mpfedcl.data.public import originals
+from mpfedcl.data.public.originals import unpack_archive
 
 ESCAPES = ["../evil.txt", "ROOT/evil.txt", "a/../../evil.txt", "a\\..\\evil.txt", "C:evil.txt"]
 
@@ -71,17 +71,22 @@ def test_only_wanted_members_are_unpacked(tmp_path: Path, folder: Path, kind: st
 
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
-def test_member_names_outside_the_folder_are_rejected(
+def test_no_member_is_written_outside_the_folder(
     tmp_path: Path, folder: Path, kind: str, name: str
 ) -> None:
     make = make_zip if kind.endswith("zip") else make_tar
     before = sample_index(tmp_path)
     archive = make(tmp_path / kind, {name.replace("ROOT", str(tmp_path)): b"evil"})
-    assert "leads out of the folder" in refusal(archive, folder)
-    assert sample_index(tmp_path) == sorted([*before, kind])
+    if kind == "a.tar" and ".." in name and "\\" not in name:
+        assert "outside" in refusal(archive, folder)
+    else:
+        # The name is made harmless.
+        unpack_archive(archive, folder, everything)
+    outside = [path for path in sample_index(tmp_path) if not path.startswith("deep/folder/")]
+    assert outside == sorted([*before, kind])
 
 
-def test_links_are_skipped(tmp_path: Path, folder: Path) -> None:
+def test_links_are_not_made(tmp_path: Path, folder: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
@@ -95,7 +100,8 @@ def test_links_are_skipped(tmp_path: Path, folder: Path) -> None:
         zipped.writestr(info, str(secret))
     for name in ("a.tar", "a.zip"):
         unpack_archive(tmp_path / name, folder, everything)
-    assert list(folder.iterdir()) == []
+    assert not any(path.is_symlink() for path in folder.iterdir())
+    assert "secret" not in [path.read_text() for path in folder.iterdir()]
 
 
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar.gz"])
@@ -105,12 +111,12 @@ def test_archives_above_the_declared_size_limit_are_rejected(
     make = make_zip if kind.endswith("zip") else make_tar
     archive = make(tmp_path / kind, {f"{n}.png": bytes(10**6) for n in range(5)})
     assert archive.stat().st_size < 50_000
-    monkeypatch.setattr(archives, "MOST_BYTES_UNPACKED", 3 * 10**6)
-    assert "declares more than" in refusal(archive, folder)
-    assert sum(path.stat().st_size for path in folder.iterdir()) == 3 * 10**6
-    monkeypatch.setattr(archives, "MOST_BYTES_UNPACKED", 10**9)
-    monkeypatch.setattr(archives, "MOST_FILES_UNPACKED", 4)
-    assert "4 files" in refusal(archive, folder)
+    monkeypatch.setattr(originals, "MOST_BYTES_UNPACKED", 3 * 10**6)
+    assert "declares 5 files of 5,000,000 bytes" in refusal(archive, folder)
+    monkeypatch.setattr(originals, "MOST_BYTES_UNPACKED", 10**9)
+    monkeypatch.setattr(originals, "MOST_FILES_UNPACKED", 4)
+    assert "at most 4 files" in refusal(archive, folder)
+    assert list(folder.iterdir()) == []
 
 
 def test_archive_larger_than_the_free_space_is_rejected(
@@ -119,12 +125,12 @@ def test_archive_larger_than_the_free_space_is_rejected(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(99, 0, 99))
     archive = make_zip(tmp_path / "a.zip", {"one.png": bytes(100)})
-    assert "the 99 free bytes" in refusal(archive, folder)
+    assert "and 99 bytes" in refusal(archive, folder)
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("declared", [100, 20_000])
-def test_zip_with_a_wrong_size_is_rejected(tmp_path: Path, folder: Path, declared: int) -> None:
+def test_zip_that_declares_too_little_is_rejected(tmp_path: Path, folder: Path) -> None:
+    declared = 100
     archive = make_zip(tmp_path / "a.zip", {"one.png": bytes(10_000)})
     content = archive.read_bytes()
     lie = content.replace((10_000).to_bytes(4, "little"), declared.to_bytes(4, "little"))

@@ -1,6 +1,6 @@
-"""Inputs are made once: reused by the next run and mapped by other processes."""
+"""Inputs are made once, and mapped by other processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -13,9 +13,7 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.models import feature_cache
 from mpfedcl.models.feature_cache import (
-    begin_reuse,
     cache_folder,
-    end_reuse,
     keep_inputs,
     shared_inputs,
 )
@@ -25,11 +23,9 @@ Maker = Callable[[], Tensor]
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPFEDCL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(feature_cache, "SHARED_FROM", 1)
-    yield
-    end_reuse()
 
 
 def counting(made: list[int], value: float = 1.0) -> Maker:
@@ -50,17 +46,6 @@ def test_small_inputs_are_not_stored_for_a_single_process() -> None:
         keep_inputs(lambda: "same", 48, counting(made))
     assert len(made) == 2
     assert not cache_folder().exists()
-
-
-def test_next_run_reuses_inputs_and_oldest_are_released() -> None:
-    made: list[int] = []
-    begin_reuse()
-    first = keep_inputs(lambda: "first", 48, counting(made))
-    assert keep_inputs(lambda: "first", 48, counting(made)) is first
-    for name in ("second", "third", "fourth", "fifth"):
-        keep_inputs(lambda name=name: name, 48, counting(made))  # type: ignore[misc]
-    assert keep_inputs(lambda: "first", 48, counting(made)) is not first
-    assert len(made) == 6
 
 
 def test_shared_inputs_are_mapped_from_a_file() -> None:
@@ -107,25 +92,25 @@ def test_changed_file_or_split_gives_other_inputs(tmp_path: Path) -> None:
         for changes in ({}, {"seed": 1}, {"dtype": "float64"}, {"dataset__image_size": 8})
     ]
     plain = [load_federated_data(each) for each in experiments]
-    begin_reuse(shared=True)
     for _ in range(2):
         for experiment, expected in zip(experiments, plain, strict=True):
-            found = samples_of(load_federated_data(experiment))
+            with shared_inputs():
+                found = samples_of(load_federated_data(experiment))
             assert all(map(torch.equal, found, samples_of(expected)))
     save_images(root / "a.npz", num_train=60)
     with numpy.load(root / "a.npz") as archive:
         arrays = dict(archive)
     numpy.savez(root / "a.npz", **{**arrays, "x_train": 255 - arrays["x_train"]})
-    changed = samples_of(load_federated_data(experiments[0]))
+    with shared_inputs():
+        changed = samples_of(load_federated_data(experiments[0]))
     assert not torch.equal(changed[0], samples_of(plain[0])[0])
-    end_reuse()
     assert all(map(torch.equal, changed, samples_of(load_federated_data(experiments[0]))))
 
 
 @pytest.mark.whole
-def test_runs_on_mapped_and_reused_inputs_are_bit_identical(images: Path, tmp_path: Path) -> None:
+def test_runs_on_mapped_inputs_are_bit_identical(images: Path, tmp_path: Path) -> None:
     run(small(images), tmp_path / "plain")
-    begin_reuse(shared=True)
-    for name in ("mapped", "reused"):
-        run(small(images), tmp_path / name)
+    for name in ("written", "mapped"):
+        with shared_inputs():
+            run(small(images), tmp_path / name)
         assert_same_run(tmp_path / "plain", tmp_path / name)

@@ -201,20 +201,6 @@ class ClientTable(Sequence[ClientData]):
         tests, begins, sizes = self.tests, self.test_begins, self.test_sizes
         return ByClient(self.names, lambda place: _cut(tests, begins, sizes, place))
 
-    def sole_testers(self, num_tests: int) -> Indices:
-        """Return the position of the only client with each test sample; -1 if not exactly one."""
-        size, ends = len(self.tests) + 1, self.test_begins + self.test_sizes
-        rows = self.tests.cpu().numpy()
-
-        def add_up(weights: Indices) -> Indices:
-            # A client's weight is added where its range begins and subtracted where it ends.
-            comes = numpy.bincount(self.test_begins, weights, size)
-            goes = numpy.bincount(ends, weights, size)
-            return numpy.bincount(rows, numpy.cumsum(comes - goes)[:-1], num_tests).astype(int)
-
-        places = numpy.arange(len(self))
-        return numpy.where(add_up(numpy.ones_like(places)) == 1, add_up(places), -1)
-
     @cached_property
     def _ends(self) -> list[int]:
         ends: list[int] = numpy.cumsum(self.sizes).tolist()

@@ -15,7 +15,6 @@ from mpfedcl.core.files import identify_file
 from mpfedcl.core.images import Images, Size, resize_image
 from mpfedcl.core.progress import WaitingBar
 from mpfedcl.data.samples import ImageFormat, Indices, SampleFormat, choose_format, digest_rows
-from mpfedcl.models.feature_cache import reuse
 
 EXTENSIONS = (".png", ".jpg", ".jpeg")
 _FORMATS = ("PNG", "JPEG")
@@ -51,10 +50,7 @@ class ImageFileStore:
 
     def inspect(self) -> set[SampleFormat]:
         """Read the headers of all files."""
-        return reuse(
-            lambda: f"formats of {self.sign(numpy.arange(len(self)))}",
-            lambda: {*_map_files(_read_header, self.paths, "Looking at images")},
-        )
+        return {*_map_files(_read_header, self.paths, "Looking at images")}
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Images:
         """Decode files into one array; no more than images in their final size stays in memory."""
@@ -147,7 +143,7 @@ def _name_faults(faults: list[str]) -> str:
 def _open(path: Path) -> Image.Image:
     image = Image.open(path, formats=_FORMATS)
     limit = Image.MAX_IMAGE_PIXELS
-    # Pillow only warns up to twice its limit; a warning must not pass 89 million pixels on.
+    # Pillow raises only above twice its limit, and warns below; we reject above the limit.
     if limit is not None and image.width * image.height > limit:
         image.close()
         raise ValueError(

@@ -263,8 +263,8 @@ def load_data_and_model(
     if encoder is None:
         # A single client uses its model on other samples of the same shape.
         data.partition.setdefault("input_shape", list(shape))
-        if experiment.model.name == "cnn" and not data.holds_vectors:
-            # The server needs it too, and flat pixels do not show it.
+        if not data.holds_vectors:
+            # The server needs it too, and the number of pixels does not show it.
             data.partition["image_shape"] = list(shape)
     else:
         # Recorded, so that a run is not resumed with other weights.

@@ -7,22 +7,21 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
-from mpfedcl.data.folders import (
+from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
+from mpfedcl.data.npz_archive import ArchiveStore, open_archive, refuse_mixture
+from mpfedcl.data.samples import (
+    DomainIndex,
+    JoinedSampleStore,
+    SampleIndex,
+    Subset,
+    describe_samples,
+)
+from mpfedcl.data.set_folders import (
     LAYOUT,
     check_domain_name,
     choose_domains,
     find_set_folder,
     list_visible_entries,
-)
-from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
-from mpfedcl.data.npz_archive import ArchiveStore, open_archive, refuse_mixture
-from mpfedcl.data.samples import (
-    DomainIndex,
-    Indices,
-    JoinedSampleStore,
-    SampleIndex,
-    Subset,
-    describe_samples,
 )
 from mpfedcl.data.table_files import is_table_file
 from mpfedcl.data.tables import TableColumns, open_own_tables, open_tables
@@ -228,61 +227,30 @@ _MOST_CLASSES_LISTED = 12
 
 
 def open_own_samples(
-    path: Path,
-    class_names: Sequence[str] | None,
-    columns: TableColumns | None = None,
-    *,
-    new_classes: bool = False,
+    path: Path, class_names: Sequence[str] | None, columns: TableColumns | None = None
 ) -> SampleIndex:
     """List samples by the given classes, some of which may be missing; no image is opened.
 
     Class folders and the labels of tables go by name; the labels of npz files are positions among
     the classes, from 0, unless a file names its classes. If the classes are not known
-    yet, the samples determine them. Tables need the columns of a run. With `new_classes`, classes
-    beyond the given ones are allowed.
+    yet, the samples determine them. Tables need the columns of a run.
     """
     if not path.exists():
         raise InvalidInput(f"data is {str(path)!r}, which does not exist; it must be {_LAYOUTS}.")
-    known = len(class_names) if class_names and not new_classes else None
-    sample_index = _open_own(path, known, columns)
+    sample_index = _open_own(path, len(class_names) if class_names else None, columns)
     if not class_names:
         return sample_index
     if sample_index.names_classes:
-        if new_classes:
-            new = sorted(set(sample_index.class_names) - set(class_names))
-            class_names = [*class_names, *new]
         return _relabel(sample_index, class_names, path)
     subsets = [subset for each in sample_index.domains for subset in (each.train, each.test)]
     found = [each.labels for each in subsets if each and len(each.labels)]
     largest = max(int(labels.max()) for labels in found)
-    if new_classes:
-        class_names = [*class_names, *_name_new_labels(found, class_names, path)]
     if largest >= len(class_names):
         raise InvalidInput(
             f"data is {str(path)!r}, which has the label {largest}; the run has "
             f"{len(class_names)} classes, so labels must be from 0 to {len(class_names) - 1}."
         )
     return replace(sample_index, class_names=tuple(class_names))
-
-
-def _name_new_labels(
-    labels: Sequence[Indices], class_names: Sequence[str], path: Path
-) -> list[str]:
-    """Return names for the labels that come after those of the known classes."""
-    known = len(class_names)
-    new = [int(label) for label in numpy.unique(numpy.concatenate(labels)) if label >= known]
-    if new != list(range(known, known + len(new))):
-        raise InvalidInput(
-            f"data is {str(path)!r}, which has the new label {new[-1]}; the run has {known} "
-            f"classes, so new labels must go on from {known} without a gap."
-        )
-    taken = [name for name in map(str, new) if name in class_names]
-    if taken:
-        raise InvalidInput(
-            f"data is {str(path)!r}, which has the new label {taken[0]}; the run has another class "
-            "of that name."
-        )
-    return [str(label) for label in new]
 
 
 def _open_own(path: Path, num_classes: int | None, columns: TableColumns | None) -> SampleIndex:

@@ -5,7 +5,6 @@ Nothing here opens a sample: a `SampleIndex` lists a data set, and its store loa
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -118,16 +117,6 @@ class ImageFormat:
             return None
         if len(shape) == 2 or (len(shape) == 3 and shape[2] == 3):
             return cls(shape[0], shape[1], len(shape) == 3)
-        return None
-
-    @classmethod
-    def guess(cls, num_pixels: int) -> Self | None:
-        """Return the only square format with `num_pixels` values, gray or RGB, or None."""
-        # Never both: the square root of 3 is irrational.
-        for channels in (1, 3):
-            side = math.isqrt(num_pixels // channels)
-            if channels * side * side == num_pixels:
-                return cls(side, side, channels == 3)
         return None
 
     def convert(self, images: Samples) -> Samples:

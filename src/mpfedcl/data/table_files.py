@@ -82,7 +82,7 @@ def convert_columns(
     """Return columns as float64 or as text, in the order of `kinds`; what is missing is null."""
     import polars
 
-    refuse_unknown_columns(kinds, frame.columns, path)
+    require_columns(kinds, frame.columns, path)
     converted = [
         _to_numbers(frame[name], path) if kind == "numeric" else _to_text(frame[name])
         for name, kind in kinds.items()
@@ -90,7 +90,7 @@ def convert_columns(
     return polars.DataFrame(converted)
 
 
-def refuse_unknown_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
+def require_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
     """Reject a file that lacks a column."""
     lacking = [name for name in wanted if name not in found]
     if lacking:

@@ -18,7 +18,6 @@ from pydantic import Field
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.json_files import FileContent
-from mpfedcl.data.folders import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.samples import (
     DomainIndex,
     Indices,
@@ -30,6 +29,7 @@ from mpfedcl.data.samples import (
     digest_rows,
     find_not_finite,
 )
+from mpfedcl.data.set_folders import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.table_files import (
     EXTENSIONS,
     MOST_NAMES_LISTED,
@@ -40,7 +40,7 @@ from mpfedcl.data.table_files import (
     is_missing_number,
     is_table_file,
     read_table,
-    refuse_unknown_columns,
+    require_columns,
 )
 from mpfedcl.experiment.names import did_you_mean
 from mpfedcl.experiment.settings import DatasetSettings
@@ -223,7 +223,7 @@ def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
     """Read one client's labeled rows for a run that knows its columns."""
     frames = _read_files(path, "data")
     for file, frame in frames.items():
-        refuse_unknown_columns([columns.label], frame.columns, file)
+        require_columns([columns.label], frame.columns, file)
     return use_columns(_index(frames, columns.kinds, columns.label, None, path), columns)
 
 
@@ -282,8 +282,8 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
     frames = {path: read_table(path) for path in paths}
     first = frames[paths[0]].columns
     for path, frame in frames.items():
-        refuse_unknown_columns(first, frame.columns, path)
-        refuse_unknown_columns(frame.columns, first, paths[0])
+        require_columns(first, frame.columns, path)
+        require_columns(frame.columns, first, paths[0])
     return frames
 
 

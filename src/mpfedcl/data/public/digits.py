@@ -1,4 +1,4 @@
-"""Digits and characters as published: MNIST, MNIST-M, SVHN, SynthDigits, USPS and FEMNIST."""
+"""Digits as published: MNIST, MNIST-M, SVHN, SynthDigits and USPS."""
 
 import gzip
 import math
@@ -9,7 +9,7 @@ import numpy
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults
 from mpfedcl.core.images import Images, resize_images
 from mpfedcl.data.image_files import read_image_files
-from mpfedcl.data.public.archives import Part, check_labels
+from mpfedcl.data.public.originals import Part, check_labels
 
 MNIST_FILES = (
     "train-images-idx3-ubyte",
@@ -90,19 +90,14 @@ def _read_labels(path: Path) -> dict[str, int]:
     labels: dict[str, int] = {}
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
         words = line.split()
-        if not words:
-            continue
         # A bare name, so that no list can make the program read files elsewhere.
-        if len(words) != 2 or not words[1].isdecimal() or Path(words[0]).name != words[0]:
+        is_entry = len(words) == 2 and words[1].isdecimal() and Path(words[0]).name == words[0]
+        if not is_entry or words[0] in labels:
             raise InvalidInput(
                 f"{path} has {line[:80]!r} in line {number}; each line must be an image's name "
-                "and its label."
+                "and its label, and each image must have one line."
             )
-        if words[0] in labels:
-            raise InvalidInput(f"{path} names {words[0]} twice; each image must have one label.")
         labels[words[0]] = int(words[1])
-    if not labels:
-        raise InvalidInput(f"{path} is empty; it must name the images and their labels.")
     return labels
 
 

@@ -3,7 +3,6 @@
 A domain is written completely or not at all.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,14 +13,14 @@ from pathlib import Path
 import numpy
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import lock_folder, open_atomically, sync_folder
+from mpfedcl.core.files import lock_folder, open_atomically, remove_leftovers
 from mpfedcl.data.public import digits, photos
-from mpfedcl.data.public.archives import (
+from mpfedcl.data.public.originals import (
     DomainArrays,
-    DomainFolders,
     MemberFilter,
     OriginalsFolder,
     Part,
+    find_files,
     find_or_unpack,
     to_arrays,
 )
@@ -31,24 +30,28 @@ from mpfedcl.data.public.archives import (
 class _Recipe:
     """The reader of a domain; it returns None if no file of the domain is there."""
 
-    read: Callable[[OriginalsFolder], DomainArrays | DomainFolders | None]
+    read: Callable[[OriginalsFolder], DomainArrays | None]
     looked_for: str
 
 
 def _from_files(
     files: Sequence[str],
     read: Callable[[list[Path]], Sequence[Part]],
-    archives: Sequence[str] = (),
+    archive: str | None = None,
     is_wanted: MemberFilter | None = None,
     note: str = "",
 ) -> _Recipe:
     """Return the recipe of a domain in files that are read into a training and a test part."""
+    wanted = is_wanted or (lambda path: path.name in files)
 
     def find_and_read(source: OriginalsFolder) -> DomainArrays | None:
-        paths = find_or_unpack(source, files, archives, is_wanted)
+        if archive is None:
+            paths = find_files(source, files)
+        else:
+            paths = find_or_unpack(source, files, archive, wanted)
         return None if paths is None else to_arrays(*read(paths))
 
-    packed = f", or {archives[0]}" if archives else ""
+    packed = f", or {archive}" if archive else ""
     return _Recipe(find_and_read, f"{', '.join(files)}{note}{packed}")
 
 
@@ -66,7 +69,7 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         "mnist_m": _from_files(
             digits.MNIST_M_FILES,
             _each(digits.read_listed_images),
-            ("mnist_m.tar.gz", "mnist_m.tar", "mnist_m.zip"),
+            "mnist_m.tar.gz",
             lambda path: path.name in digits.MNIST_M_FILES or path.suffix.lower() == ".png",
             " with the folders mnist_m_train and mnist_m_test",
         ),
@@ -74,20 +77,14 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         "synth": _from_files(
             ("synth_train_32x32.mat", "synth_test_32x32.mat"),
             _each(digits.read_synth),
-            ("SynthDigits.zip",),
+            "SynthDigits.zip",
         ),
         "usps": _from_files(("usps.bz2", "usps.t.bz2"), _each(digits.read_usps)),
-    },
-    "office10": {
-        name: _Recipe(
-            partial(photos.find_office_images, domain=name), f"the folder {' or '.join(folders)}"
-        )
-        for name, folders in photos.OFFICE_FOLDERS.items()
     },
     "domainnet": {
         name: _Recipe(
             partial(photos.read_domainnet_domain, domain=name),
-            f"{name}_train.txt, {name}_test.txt and {name}.zip or the folder {name}",
+            f"{name}_train.txt, {name}_test.txt and {name}.zip",
         )
         for name in photos.DOMAINNET_DOMAINS
     },
@@ -95,7 +92,7 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
         "cifar10": _from_files(
             photos.CIFAR_10_FILES,
             partial(photos.read_cifar, num_labels=[10]),
-            ("cifar-10-binary.tar.gz",),
+            "cifar-10-binary.tar.gz",
         )
     },
     "cifar100": {
@@ -103,13 +100,13 @@ _RECIPES: dict[str, dict[str, _Recipe]] = {
             photos.CIFAR_100_FILES,
             # A record has one of 20 superclasses before its class.
             partial(photos.read_cifar, num_labels=[20, 100]),
-            ("cifar-100-binary.tar.gz",),
+            "cifar-100-binary.tar.gz",
         )
     },
 }
 
 _SCRATCH = ".preparing"
-"""Inside the set's folder, so that a rename out of it never crosses file systems; the reader of
+"""For the content of archives, inside the set's folder, whose disk has room for data; the reader of
 sets passes hidden entries over."""
 
 
@@ -173,7 +170,7 @@ def prepare_set(
             if read is None:
                 outcome.missing[domain] = recipe.looked_for
                 continue
-            _write_domain(folder, scratch, domain, read)
+            _write_domain(folder, domain, read)
             outcome.prepared[domain] = _describe(read)
     return outcome
 
@@ -183,8 +180,9 @@ def _open_scratch(folder: Path) -> Iterator[Path]:
     """Hold the folder of a set and give an empty scratch folder in it."""
     with lock_folder(folder):
         scratch = folder / _SCRATCH
-        # Whatever an earlier process left there died with it.
+        # Whatever an earlier process left died with it.
         shutil.rmtree(scratch, ignore_errors=True)
+        remove_leftovers(folder)
         scratch.mkdir()
         try:
             yield scratch
@@ -195,44 +193,15 @@ def _open_scratch(folder: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _write_domain(
-    folder: Path, scratch: Path, name: str, domain: DomainArrays | DomainFolders
-) -> None:
+def _write_domain(folder: Path, name: str, domain: DomainArrays) -> None:
     """Write a domain in one step, in place of an older one in either layout."""
-    archive, images, written = folder / f"{name}.npz", folder / name, scratch / f"{name}.new"
-    if isinstance(domain, DomainFolders):
-        _copy_images(domain, written)
-    else:
-        with open_atomically(written) as file:
-            # Not compressed: disk is spent once, decompression would be spent by every run.
-            numpy.savez(file, **domain)
-    # A folder cannot be renamed over another one that holds something, so that it steps aside.
-    if images.is_dir():
-        images.rename(scratch / f"{name}.old")
-    if isinstance(domain, DomainFolders):
-        written.replace(images)
-        archive.unlink(missing_ok=True)
-    else:
-        written.replace(archive)
-    sync_folder(folder)
+    with open_atomically(folder / f"{name}.npz") as file:
+        # Not compressed: disk is spent once, decompression would be spent by every run.
+        numpy.savez(file, **domain)
+    shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _copy_images(domain: DomainFolders, folder: Path) -> None:
-    for class_name, images in domain.classes.items():
-        (folder / class_name).mkdir(parents=True)
-        for image in images:
-            copy = folder / class_name / image.name
-            shutil.copyfile(image, copy)
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(folder / class_name)
-    sync_folder(folder)
-
-
-def _describe(domain: DomainArrays | DomainFolders) -> str:
-    if isinstance(domain, DomainFolders):
-        num_images = sum(len(images) for images in domain.classes.values())
-        return f"{num_images:,} images of {len(domain.classes)} classes"
+def _describe(domain: DomainArrays) -> str:
     images = domain["x_train"]
     height, width = images.shape[1:3]
     color = "gray" if images.ndim == 3 else "RGB"

@@ -5,13 +5,11 @@ Names in archives are checked and sizes are bounded.
 
 import os
 import shutil
-import stat
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,14 +24,7 @@ Part = tuple[Images, Indices]
 """The training or the test samples of a domain: images and labels."""
 
 DomainArrays = dict[str, Any]
-"""A domain kept as an archive: its arrays by name, as `npz_archive` reads them."""
-
-
-@dataclass(frozen=True)
-class DomainFolders:
-    """A domain kept as image files: the files of each class."""
-
-    classes: Mapping[str, Sequence[Path]]
+"""The arrays of a domain by name, as `npz_archive` reads them."""
 
 
 def to_arrays(train: Part, test: Part) -> DomainArrays:
@@ -54,64 +45,43 @@ MemberFilter = Callable[[PurePosixPath], bool]
 
 def unpack_archive(archive: Path, folder: Path, is_wanted: MemberFilter) -> Path:
     """Write the wanted files of a zip or tar archive below a folder, and return the folder."""
-    free = shutil.disk_usage(folder.parent).free
-    budget, count = min(MOST_BYTES_UNPACKED, free), 0
-    with explain_faults(archive, "a whole zip or tar archive"), _open_members(archive) as members:
-        for name, size, content in members:
-            path = _check_name(archive, name)
-            if not is_wanted(path):
-                continue
-            budget, count = budget - size, count + 1
-            if budget < 0 or count > MOST_FILES_UNPACKED:
-                raise InvalidInput(
-                    f"{archive} declares more than {MOST_FILES_UNPACKED:,} files, "
-                    f"{MOST_BYTES_UNPACKED:,} bytes or the {free:,} free bytes of "
-                    f"{folder.parent}; it must unpack to less."
-                )
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with content() as source, target.open("wb") as file:
-                shutil.copyfileobj(source, file)
-            if target.stat().st_size != size:
-                raise InvalidInput(
-                    f"{archive} holds {name!r} in another size than the {size:,} bytes it "
-                    "declares; it must be a whole archive."
-                )
+    with explain_faults(archive, "a whole zip or tar archive without names that lead out of it"):
+        if archive.suffix.lower() == ".zip":
+            with zipfile.ZipFile(archive) as opened:
+                # zipfile writes links as plain files, and no more than a member declares.
+                members = [
+                    each
+                    for each in opened.infolist()
+                    if not each.is_dir() and is_wanted(PurePosixPath(each.filename))
+                ]
+                _check_room(archive, folder, [each.file_size for each in members])
+                opened.extractall(folder, members)
+        else:
+            with tarfile.open(archive, "r:*") as tar:
+                # Links could point anywhere, and no original has them.
+                files = []
+                for number, each in enumerate(tar, start=1):
+                    # Counted here, because a list of all entries could fill the memory.
+                    if number > MOST_FILES_UNPACKED:
+                        raise InvalidInput(
+                            f"{archive} has too many entries; it must unpack to at most "
+                            f"{MOST_FILES_UNPACKED:,} files."
+                        )
+                    if each.isfile() and is_wanted(PurePosixPath(each.name)):
+                        files.append(each)
+                _check_room(archive, folder, [each.size for each in files])
+                tar.extractall(folder, files, filter="data")
     return folder
 
 
-def _check_name(archive: Path, name: str) -> PurePosixPath:
-    """Return the path of a member; reject an archive that reaches out of its folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name:
+def _check_room(archive: Path, folder: Path, sizes: Sequence[int]) -> None:
+    """Reject an archive that would fill the disk."""
+    most = min(MOST_BYTES_UNPACKED, shutil.disk_usage(folder.parent).free)
+    if sum(sizes) > most or len(sizes) > MOST_FILES_UNPACKED:
         raise InvalidInput(
-            f"{archive} holds {name!r}, which leads out of the folder it is unpacked to; all names "
-            "in it must be relative and without '..'."
+            f"{archive} declares {len(sizes):,} files of {sum(sizes):,} bytes; it must unpack to "
+            f"at most {MOST_FILES_UNPACKED:,} files and {most:,} bytes below {folder.parent}."
         )
-    return path
-
-
-@contextmanager
-def _open_members(archive: Path) -> Iterator[Iterator[tuple[str, int, Callable[[], Any]]]]:
-    """Give name, declared size and a way to open each regular file.
-
-    Links could point anywhere, and no original has them.
-    """
-    if archive.suffix.lower() == ".zip":
-        with zipfile.ZipFile(archive) as opened:
-            yield (
-                (member.filename, member.file_size, partial(opened.open, member))
-                for member in opened.infolist()
-                if not member.is_dir()
-                and stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
-            )
-    else:
-        with tarfile.open(archive, "r:*") as tar:
-            yield (
-                (member.name, member.size, partial(tar.extractfile, member))
-                for member in tar
-                if member.isfile() and not member.issparse()
-            )
 
 
 _DEPTH = 2
@@ -137,23 +107,6 @@ class OriginalsFolder:
         """Return the highest file that has one of the names, the first of them if several."""
         there = [[f / name for name in names if (f / name).is_file()] for f in self.folders]
         return _choose_highest([paths[0] for paths in there if paths])
-
-    def find_folder(
-        self,
-        names: Sequence[str],
-        holds: Callable[[Path], bool],
-        archive: Path | None = None,
-        is_wanted: MemberFilter = lambda _: True,
-    ) -> Path | None:
-        """Return the highest folder that has one of the names, in any case, and the content.
-
-        Without one, the archive is unpacked, if there is any.
-        """
-        named = [folder for folder in self.folders if folder.name.lower() in names]
-        found = _choose_highest([folder for folder in named if holds(folder)])
-        if found is not None or archive is None:
-            return found
-        return self.unpack(archive, is_wanted).find_folder(names, holds)
 
     def unpack(self, archive: Path, is_wanted: MemberFilter) -> "OriginalsFolder":
         """Return the content of an archive as a source of its own."""
@@ -182,8 +135,8 @@ def list_folders(folder: Path) -> list[Path]:
 
 
 def find_files(source: OriginalsFolder, names: Sequence[str]) -> list[Path] | None:
-    """Return files that belong together, in order; None if none of them is there."""
-    found = {name: source.find_file(*_spell(name)) for name in names}
+    """Return files that belong together, plain or as .gz; None if none of them is there."""
+    found = {name: source.find_file(name, f"{name}.gz") for name in names}
     there = [path for path in found.values() if path is not None]
     lacking = [name for name, path in found.items() if path is None]
     if there and lacking:
@@ -194,25 +147,13 @@ def find_files(source: OriginalsFolder, names: Sequence[str]) -> list[Path] | No
     return there or None
 
 
-def _spell(name: str) -> list[str]:
-    if "-idx" not in name:
-        return [name]
-    # Copies of MNIST may be unpacked, and some spell train-images.idx3-ubyte.
-    dotted = name.replace("-idx", ".idx")
-    return [name, f"{name}.gz", dotted, f"{dotted}.gz"]
-
-
 def find_or_unpack(
-    source: OriginalsFolder,
-    names: Sequence[str],
-    archives: Sequence[str],
-    wanted: MemberFilter | None = None,
+    source: OriginalsFolder, names: Sequence[str], archive_name: str, wanted: MemberFilter
 ) -> list[Path] | None:
     """Return files that belong together; unpack them from an archive if they are not there."""
-    paths, archive = find_files(source, names), source.find_file(*archives)
+    paths, archive = find_files(source, names), source.find_file(archive_name)
     if paths is None and archive is not None:
-        content = source.unpack(archive, wanted or (lambda path: path.name in names))
-        paths = find_files(content, names)
+        paths = find_files(source.unpack(archive, wanted), names)
         if paths is None:
             raise InvalidInput(f"{archive} must hold {', '.join(names)}.")
     return paths
