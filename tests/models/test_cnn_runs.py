@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment, InvalidInput, Predictor
 from mpfedcl.data.loading import load_data_and_model
-from mpfedcl.inference.export import ExportSettings, export_run
+from mpfedcl.inference.export import export_run
 from mpfedcl.methods import find_method
 from mpfedcl.models import Cnn, Mlp
 from small_experiments import (
@@ -77,7 +77,7 @@ def test_cnn_run_is_resumed_used_for_predictions_and_exported(
     predictor = Predictor.load(path)
     asked = numpy.random.default_rng(0).integers(0, 256, (7, 6, 6)).astype(numpy.uint8)
     labels = [each.label for each in predictor.predict(asked)]
-    exported = export_run(predictor, ExportSettings(check_images=10), tmp_path / "model.onnx")
+    exported = export_run(predictor, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(exported.path))
     answers = session.run(["label"], {session.get_inputs()[0].name: asked})[0]
     assert [predictor.trained.class_names[int(label)] for label in answers] == labels
@@ -115,7 +115,7 @@ def test_default_model_for_pixels_is_the_mlp(images: Path) -> None:
     experiment = small(images).resolved()
     data, model = load_data_and_model(experiment, torch.device("cpu"))
     assert isinstance(model, Mlp)
-    assert "image_shape" not in data.partition
+    assert data.partition["image_shape"] == [6, 6]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from encoder_experiments import pictured, save_pictures
 from mpfedcl import Experiment, InvalidInput, Predictor, resume, run
 from mpfedcl.cli.main import parse
 from mpfedcl.core.rng import generator
-from mpfedcl.inference.export import ExportSettings, export_run
+from mpfedcl.inference.export import export_run
 from mpfedcl.models import make_mlp
 from mpfedcl.models.resnet import ResNet18
 from small_experiments import Say, assert_same_results, flags, small
@@ -63,7 +63,7 @@ def test_hidden_layers_are_kept_by_resume_prediction_and_export(
     predictor = Predictor.load(path)
     asked = numpy.random.default_rng(0).integers(0, 256, (7, 6, 6)).astype(numpy.uint8)
     labels = [each.label for each in predictor.predict(asked)]
-    exported = export_run(predictor, ExportSettings(check_images=10), tmp_path / "model.onnx")
+    exported = export_run(predictor, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(exported.path))
     answers = session.run(["label"], {session.get_inputs()[0].name: asked})[0]
     assert [predictor.trained.class_names[int(label)] for label in answers] == labels

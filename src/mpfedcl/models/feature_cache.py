@@ -11,13 +11,11 @@ import os
 import re
 import sys
 import time
-import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy
 import torch
@@ -37,16 +35,10 @@ MAPPED_FROM = 2**30
 SHARED_FROM = 2**24
 """The same if other processes on this machine load the same inputs."""
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-_CHECKSUM_BYTES = 4
-_LARGEST_VERIFIED = 2**28
-"""Bytes up to which the checksum is compared: reading a larger file would defeat mapping it."""
-_MOST_REUSED = 4
-"""Inputs and formats of two runs."""
 _LEFTOVER_SECONDS = 86_400
 """Age at which a half-written file of a killed process is removed."""
 
 Array = NDArray[Any]
-_Result = TypeVar("_Result")
 
 
 def cache_folder() -> Path:
@@ -152,7 +144,6 @@ class FeatureCache:
             with open_atomically(path) as file:
                 ordered = numpy.ascontiguousarray(array)
                 numpy_format.write_array(file, ordered, allow_pickle=False)
-                file.write(_checksum(ordered))
         except OSError as error:
             self._warn(
                 f"The feature cache {self.folder} cannot be used ({error.strerror or error}); "
@@ -179,17 +170,11 @@ class FeatureCache:
 
 
 def _map(path: Path, *, mark_used: bool = True) -> Array | None:
-    """Map a file copy-on-write; return None if it is missing or damaged."""
+    """Map a file copy-on-write; return None if it is missing or not whole."""
     try:
         array = numpy_format.open_memmap(path, mode="c")
-        end = array.offset + array.nbytes
-        if path.stat().st_size != end + _CHECKSUM_BYTES:
+        if path.stat().st_size != array.offset + array.nbytes:
             return None
-        if mark_used and array.nbytes <= _LARGEST_VERIFIED:
-            with path.open("rb") as file:
-                file.seek(end)
-                if file.read() != _checksum(array):
-                    return None
     # A damaged header raises nearly anything: ValueError, OverflowError, tokenize.TokenError, ...
     except Exception:
         return None
@@ -197,10 +182,6 @@ def _map(path: Path, *, mark_used: bool = True) -> Array | None:
         with suppress(OSError):
             os.utime(path)
     return array
-
-
-def _checksum(array: Array) -> bytes:
-    return zlib.crc32(array.reshape(-1).view(numpy.uint8).data).to_bytes(_CHECKSUM_BYTES, "big")
 
 
 @contextmanager
@@ -222,22 +203,7 @@ def _lock(path: Path) -> Iterator[None]:
             lock_path.unlink(missing_ok=True)
 
 
-_reused: OrderedDict[str, Any] = OrderedDict()
-_reuses = False
 _shares = False
-
-
-def begin_reuse(*, shared: bool = False) -> None:
-    """Keep the inputs of the last runs of this process in memory until `end_reuse`."""
-    global _reuses, _shares
-    _reuses, _shares = True, shared
-
-
-def end_reuse() -> None:
-    """Release the inputs of earlier runs."""
-    global _reuses, _shares
-    _reuses = _shares = False
-    _reused.clear()
 
 
 @contextmanager
@@ -251,21 +217,6 @@ def shared_inputs(shared: bool = True) -> Iterator[None]:
         _shares = before
 
 
-def reuse(sign: Callable[[], str], make: Callable[[], _Result]) -> _Result:
-    """Return what an earlier run of this process made for the same signature, or make it."""
-    if not _reuses:
-        return make()
-    signature = sign()
-    if signature not in _reused:
-        # The oldest is released first, so that it is not in memory together with the new one.
-        while len(_reused) >= _MOST_REUSED:
-            _reused.popitem(last=False)
-        _reused[signature] = make()
-    _reused.move_to_end(signature)
-    found: _Result = _reused[signature]
-    return found
-
-
 def keep_inputs(
     sign: Callable[[], str], num_bytes: int | None, make: Callable[[], Tensor]
 ) -> Tensor:
@@ -276,16 +227,8 @@ def keep_inputs(
     smallest = SHARED_FROM if _shares else MAPPED_FROM
     may_be_large = _shares if num_bytes is None else num_bytes >= smallest
     if not may_be_large or not cache_limit():
-        return reuse(sign, make)
-
-    def map_or_make() -> Tensor:
-        array = FeatureCache().find_or_make(
-            "inputs",
-            sign(),
-            lambda: make().numpy(),
-            smallest=smallest,
-            may_exceed_limit=True,
-        )
-        return torch.from_numpy(array)
-
-    return reuse(sign, map_or_make)
+        return make()
+    array = FeatureCache().find_or_make(
+        "inputs", sign(), lambda: make().numpy(), smallest=smallest, may_exceed_limit=True
+    )
+    return torch.from_numpy(array)

@@ -1,10 +1,7 @@
 """Frozen encoders: equal images, equal features; and a fingerprint for everything that matters."""
 
 import os
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy
 import pytest
@@ -133,7 +130,7 @@ def test_resnet18_takes_weights_and_preprocessing_from_its_file(tmp_path: Path) 
     tensors = ResNet18().init(torch.Generator().manual_seed(4), torch.float32)
     path = tmp_path / "weights" / "resnet18_mine.safetensors"
     path.parent.mkdir()
-    save_file(tensors, path, metadata={"resolution": "24x24"})
+    save_file(tensors, path, metadata={"image_size": "24"})
     found = find_encoder("resnet18", None, tmp_path)
     assert found.preprocessing.image_shape == (24, 24, 3)
     assert found.name == "resnet18 resnet18_mine.safetensors"
@@ -141,13 +138,13 @@ def test_resnet18_takes_weights_and_preprocessing_from_its_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet50", "", "resnet18:3", "random-resnet18:x", "onnx:", "onnx", "torchvision"]
+    "name", ["resnet50", "", "resnet18:3", "random-resnet18:x", "onnx:", "onnx", "torchvision:x"]
 )
 def test_unknown_encoder_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         find_encoder(name, None, tmp_path)
     assert f"encoder.name is {name!r}" in str(caught.value)
-    assert "random-filters, random-resnet18, onnx:FILE or torchvision:NAME" in str(caught.value)
+    assert "random-filters, random-resnet18 or onnx:FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["random-filters", "random-resnet18", "onnx:x.onnx"])
@@ -159,65 +156,6 @@ def test_weights_for_encoders_without_weights_are_rejected(tmp_path: Path, name:
 def test_resnet18_without_weights_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="random-resnet18 asks for a random encoder"):
         find_encoder("resnet18", None, tmp_path / "data")
-
-
-class TinyNetwork(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = torch.nn.Conv2d(3, 5, 3)
-        self.fc = torch.nn.Linear(5, 7)
-
-    def forward(self, images: torch.Tensor) -> Any:
-        return self.fc(self.body(images).mean(dim=(2, 3)))
-
-
-@pytest.fixture
-def _torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for a package that does not import beside every torch."""
-    models: Any = ModuleType("torchvision.models")
-    transforms = SimpleNamespace(crop_size=[20], mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 2.0])
-    published = SimpleNamespace(transforms=lambda: transforms)
-
-    def get_model(name: str, weights: object) -> torch.nn.Module:
-        torch.manual_seed(0 if weights is published else 1)
-        return TinyNetwork()
-
-    def get_model_weights(name: str) -> object:
-        if name != "tiny":
-            raise ValueError(f"Unknown model {name}")
-        return SimpleNamespace(DEFAULT=published)
-
-    models.get_model, models.get_model_weights = get_model, get_model_weights
-    package: Any = ModuleType("torchvision")
-    package.models = models
-    monkeypatch.setitem(sys.modules, "torchvision", package)
-    monkeypatch.setitem(sys.modules, "torchvision.models", models)
-
-
-@pytest.mark.usefixtures("_torchvision")
-def test_torchvision_encoder_drops_the_classifier_and_keeps_preprocessing(tmp_path: Path) -> None:
-    found = find_encoder("torchvision:tiny", None, tmp_path)
-    assert found.feature_size == 5
-    assert found.preprocessing == Preprocessing(20, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0))
-    assert found.encode(draw_images(3, 8, 8)).shape == (3, 5)
-    path = tmp_path / "tiny.pth"
-    torch.save(TinyNetwork().state_dict(), path)
-    own = find_encoder("torchvision:tiny", path, tmp_path)
-    assert own.preprocessing.image_shape == (64, 64, 3)
-    assert own.fingerprint != found.fingerprint
-    torch.save({"body.weight": torch.zeros(1)}, path)
-    with pytest.raises(InvalidInput, match="does not fit torchvision's tiny"):
-        find_encoder("torchvision:tiny", path, tmp_path)
-    with pytest.raises(InvalidInput, match=r"torchvision.models.list_models"):
-        find_encoder("torchvision:unknown", None, tmp_path)
-
-
-def test_torchvision_import_failure_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision.models", None)
-    with pytest.raises(InvalidInput, match="torchvision does not work here"):
-        find_encoder("torchvision:resnet50", None, tmp_path)
 
 
 @pytest.mark.skipif(find_real_data() is None, reason="no data folder with real images and weights")

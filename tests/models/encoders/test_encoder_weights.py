@@ -1,6 +1,5 @@
 """Encoder weights: where they are looked for, which files are read, and which are refused."""
 
-import json
 import os
 import pickle
 from collections.abc import Callable
@@ -70,21 +69,16 @@ def test_weights_next_to_a_relative_data_folder_are_found(
     assert find_weights(None, Path()).samefile(beside)
 
 
-@pytest.mark.parametrize("through", ["setting", "variable"])
-def test_folder_is_searched_for_safetensors_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, through: str
-) -> None:
-    asked = tmp_path if through == "setting" else None
-    if through == "variable":
-        monkeypatch.setenv("MPFEDCL_WEIGHTS", str(tmp_path))
-    touch(tmp_path / "mobilenet.safetensors")
-    assert "has no file resnet18*" in refusal(lambda: find_weights(asked, tmp_path / "data"))
-    old = touch(tmp_path / "resnet18-f37072fd.pth")
-    assert find_weights(asked, tmp_path / "data") == old
-    new = touch(tmp_path / "resnet18.safetensors")
-    assert find_weights(asked, tmp_path / "data") == new
-    touch(tmp_path / "resnet18_other.safetensors")
-    sentence = refusal(lambda: find_weights(asked, tmp_path / "data"))
+def test_folder_is_searched_for_safetensors_first(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    touch(folder / "mobilenet.safetensors")
+    assert "has a file resnet18*" in refusal(lambda: find_weights(None, tmp_path))
+    old = touch(folder / "resnet18-f37072fd.pth")
+    assert find_weights(None, tmp_path) == old
+    new = touch(folder / "resnet18.safetensors")
+    assert find_weights(None, tmp_path) == new
+    touch(folder / "resnet18_other.safetensors")
+    sentence = refusal(lambda: find_weights(None, tmp_path))
     assert "resnet18.safetensors, resnet18_other.safetensors" in sentence
     assert "encoder.weights must" in sentence
 
@@ -103,25 +97,18 @@ def test_missing_weights_error_lists_all_options(tmp_path: Path) -> None:
         assert part in sentence
 
 
-def test_nonexistent_weights_path_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    missing = tmp_path / "nothing.pth"
-    assert "encoder.weights is" in refusal(lambda: find_weights(missing, tmp_path))
-    monkeypatch.setenv("MPFEDCL_WEIGHTS", str(missing))
-    assert "$MPFEDCL_WEIGHTS is" in refusal(lambda: find_weights(None, tmp_path))
-    assert "No such file" in refusal(lambda: load_weights(missing))
+def test_nonexistent_weights_path_is_rejected(tmp_path: Path) -> None:
+    assert "No such file" in refusal(lambda: load_weights(tmp_path / "nothing.pth"))
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "pt"])
-@pytest.mark.parametrize("prefix", ["", "module.", "encoder.", "backbone.", "module.encoder."])
-def test_each_format_is_read_without_wrapper_prefixes(
-    tmp_path: Path, weights: Tensors, suffix: str, prefix: str
+def test_each_format_is_read_without_the_classifier(
+    tmp_path: Path, weights: Tensors, suffix: str
 ) -> None:
-    found: dict[str, Any] = {f"{prefix}{name}": value for name, value in weights.items()}
-    found[f"{prefix}fc.weight"] = torch.zeros(1000, 512)
-    found[f"{prefix}fc.bias"] = torch.zeros(1000)
-    found[f"{prefix}bn1.num_batches_tracked"] = torch.tensor(7)
+    found: dict[str, Any] = dict(weights)
+    found["fc.weight"] = torch.zeros(1000, 512)
+    found["fc.bias"] = torch.zeros(1000)
+    found["bn1.num_batches_tracked"] = torch.tensor(7)
     path = tmp_path / f"resnet18.{suffix}"
     if suffix == "safetensors":
         save_file(found, path)
@@ -141,35 +128,16 @@ def test_half_precision_weights_become_float32(tmp_path: Path, weights: Tensors)
     assert torch.equal(loaded["conv1.weight"], weights["conv1.weight"].half().float())
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
-def test_weights_are_found_inside_a_training_checkpoint(
-    tmp_path: Path, weights: Tensors, wrapper: str
-) -> None:
-    path = tmp_path / "resnet18.pth"
-    torch.save({"epoch": 3, wrapper: weights}, path)
-    assert load_weights(path)[0].keys() == weights.keys()
-
-
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
         ({}, IMAGENET),
         (
-            {
-                "resolution": "48x48 RGB (first 40% of training time at 32x32)",
-                "normalization": "x/255 then mean [0.5,0.25,.125] std [0.2, 0.3, 0.4]",
-            },
-            Preprocessing(48, (0.5, 0.25, 0.125), (0.2, 0.3, 0.4)),
-        ),
-        (
-            {"image_size": "32", "mean": "[0.1, 0.2, 0.3]", "std": "(1, 1, 2)"},
+            {"image_size": "32", "mean": "[0.1, 0.2, 0.3]", "std": "[1, 1, 2]"},
             Preprocessing(32, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0)),
         ),
-        ({"resolution": "several", "normalization": "as usual"}, IMAGENET),
-        (
-            {"mpfedcl": json.dumps({"preprocessing": {"image_size": 96, "std": [1, 2, 3]}})},
-            Preprocessing(96, IMAGENET.mean, (1.0, 2.0, 3.0)),
-        ),
+        ({"image_size": "96"}, Preprocessing(96, IMAGENET.mean, IMAGENET.std)),
+        ({"resolution": "several"}, IMAGENET),
     ],
 )
 def test_preprocessing_is_read_from_the_metadata(
@@ -181,13 +149,22 @@ def test_preprocessing_is_read_from_the_metadata(
 
 
 @pytest.mark.parametrize(
-    "note",
-    ["{", "[]", "{}", '{"preprocessing": {"mean": [1, 2]}}', '{"preprocessing": {"std": "x"}}'],
+    "metadata",
+    [
+        {"image_size": "{"},
+        {"image_size": "[]"},
+        {"image_size": "1.5"},
+        {"mean": "[1, 2]"},
+        {"std": '"x"'},
+        {"std": "[" * 100_000},
+    ],
 )
-def test_invalid_metadata_is_rejected(tmp_path: Path, weights: Tensors, note: str) -> None:
+def test_invalid_metadata_is_rejected(
+    tmp_path: Path, weights: Tensors, metadata: dict[str, str]
+) -> None:
     path = tmp_path / "resnet18.safetensors"
-    save_file(weights, path, metadata={"mpfedcl": note})
-    assert "must be JSON with preprocessing" in refusal(lambda: load_weights(path))
+    save_file(weights, path, metadata=metadata)
+    assert "must be JSON" in refusal(lambda: load_weights(path))
 
 
 def test_invalid_preprocessing_is_rejected() -> None:
@@ -206,10 +183,9 @@ def test_missing_unknown_and_misshapen_tensors_are_listed_in_one_error(
     path = tmp_path / "resnet18.safetensors"
     save_file(found, path)
     sentence = refusal(lambda: load_weights(path))
-    assert "lacks conv1.weight" in sentence
-    assert "unknown stem.weight" in sentence
-    assert "bn1.bias as [65] instead of [64]" in sentence
-    assert "bn1.weight as torch.int64 [64] instead of [64]" in sentence
+    for name in ("conv1.weight", "bn1.weight", "bn1.bias"):
+        assert name in sentence
+    assert "and 1 more" in sentence
     assert str(path) in sentence
 
 
@@ -250,7 +226,7 @@ def test_other_objects_and_unknown_suffixes_are_rejected(tmp_path: Path, weights
     torch.save(torch.zeros(3), path)
     assert "holds a Tensor" in refusal(lambda: load_weights(path))
     torch.save({**weights, "bn1.bias": "text"}, path)
-    assert "bn1.bias as str" in refusal(lambda: load_weights(path))
+    assert "bn1.bias" in refusal(lambda: load_weights(path))
     assert "ends in '.bin'" in refusal(lambda: load_weights(tmp_path / "resnet18.bin"))
 
 

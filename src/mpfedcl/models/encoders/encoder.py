@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Protocol, Self
 import numpy
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
@@ -22,13 +22,8 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.names import unknown_encoder
 from mpfedcl.experiment.settings import EncoderSettings
 
-NOTE = "mpfedcl"
-"""The metadata key that holds everything as JSON: one key, so that equal files have equal bytes."""
-
 _LARGEST_SIZE = 1024
 _Color = tuple[float, float, float]
-_NUMBER = r"-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d+)?"
-_THREE_NUMBERS = rf"\[?\(?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*,\s*({_NUMBER})"
 
 
 @dataclass(frozen=True)
@@ -72,39 +67,18 @@ class Preprocessing:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], default: Self) -> Self:
-        """Read the metadata of an encoder file; missing values are taken from `default`.
+        """Read image_size, mean and std from the metadata of an encoder file.
 
-        Either the JSON under the key `mpfedcl`, or flat keys: image_size or resolution
-        ("64x64 RGB"), mean and std ("[0.5, 0.5, 0.5]"), or normalization ("x/255 then mean [...]
-        std [...]").
+        Values are JSON, such as "[0.5, 0.5, 0.5]"; missing ones are taken from `default`.
         """
-        if NOTE in metadata:
-            return cls._from_note(metadata[NOTE], default)
-        size = re.match(
-            r"\s*(\d{1,4})(?!\d)", metadata.get("image_size") or metadata.get("resolution") or ""
-        )
-        scale = metadata.get("normalization") or metadata.get("normalisation") or ""
-        mean, std = (
-            _find_color(metadata.get(key, "")) or _find_color(scale, after=key)
-            for key in ("mean", "std")
-        )
-        image_size = int(size[1]) if size else default.image_size
-        return cls(image_size, mean or default.mean, std or default.std)
-
-    @classmethod
-    def _from_note(cls, note: str, default: Self) -> Self:
+        told = {name: metadata[name] for name in asdict(default) if name in metadata}
         try:
-            values = {**asdict(default), **json.loads(note)["preprocessing"]}
-            mean, std = ([float(number) for number in values[name]] for name in ("mean", "std"))
-            if len(mean) != 3 or len(std) != 3:
-                raise ValueError
-            return cls(
-                int(values["image_size"]), (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
-            )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            values = {name: json.loads(text) for name, text in told.items()}
+            return TypeAdapter(cls).validate_python({**asdict(default), **values})
+        except (ValueError, RecursionError):
             raise InvalidInput(
-                f"the encoder's metadata {NOTE!r} are {note[:80]!r}; they must be JSON with "
-                "preprocessing: image_size, mean and std."
+                f"the encoder's metadata are {str(told)[:200]}; they must be JSON: image_size a "
+                "whole number, mean and std lists of three numbers."
             ) from None
 
 
@@ -142,12 +116,6 @@ InputPreparation = Preprocessing | PixelScaling
 def channels_first(images: Tensor) -> Tensor:
     """Return gray [B, h, w] or color [B, h, w, 3] as [B, channels, h, w]."""
     return images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
-
-
-def _find_color(text: str, after: str = "") -> _Color | None:
-    """Return the first three numbers of a list that follows a word, or None."""
-    found = re.search(rf"{after}\s*[:=]?\s*{_THREE_NUMBERS}", text)
-    return (float(found[1]), float(found[2]), float(found[3])) if found else None
 
 
 IMAGES_AT_ONCE = 128
@@ -210,8 +178,6 @@ def find_encoder(
     settings = settings or EncoderSettings()
     if kind == "resnet18" and not rest:
         return torch_encoders.load_resnet(weights, *data_folders, device=device)
-    if kind == "torchvision" and rest:
-        return torch_encoders.load_torchvision_encoder(rest, weights, device)
     entry = entry_points("mpfedcl.encoders").get(kind)
     if weights is not None and entry is None:
         raise InvalidInput(

@@ -1,16 +1,14 @@
-"""Encoders in torch: ResNet-18, frozen or trained by the clients, and torchvision models."""
+"""ResNet-18 as an encoder, frozen or trained by the clients."""
 
 import os
 import warnings
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.func import functional_call
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain
 from mpfedcl.core.rng import generator
@@ -23,16 +21,10 @@ from mpfedcl.experiment.data_folder import (
     weights_places,
 )
 from mpfedcl.models.base import Model, apply_in_pieces
-from mpfedcl.models.encoders.encoder import (
-    Preprocessing,
-    TorchEncoder,
-)
+from mpfedcl.models.encoders.encoder import Preprocessing, TorchEncoder
 from mpfedcl.models.mlp import make_mlp
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
-_PREFIXES = ("module.", "encoder.", "backbone.")
-_WRAPPERS = ("state_dict", "model", "model_state_dict")
-"""Keys under which training scripts store the weights."""
 _MOST_NAMES_LISTED = 3
 _RANDOM = "--encoder.name random-resnet18 asks for a random encoder"
 
@@ -41,12 +33,17 @@ def find_weights(asked: Path | None, *data_folders: Path) -> Path:
     """Return the weights file: `asked`, else $MPFEDCL_WEIGHTS, else next to the data."""
     named = os.environ.get(WEIGHTS_VARIABLE)
     if asked is not None or named:
-        path = Path(asked or str(named)).expanduser()
-        return _choose_file(path, f"${WEIGHTS_VARIABLE}" if asked is None else "encoder.weights")
+        return Path(asked or str(named)).expanduser()
     places = weights_places(*data_folders)
     for place in places:
-        if found := _find_in_folder(place):
-            return found
+        # safetensors first.
+        for found in filter(None, (list_weights(place, each) for each in (SAFETENSORS, TORCH))):
+            if len(found) > 1:
+                raise InvalidInput(
+                    f"{place} has {', '.join(path.name for path in found)}; encoder.weights must "
+                    "name one of them."
+                )
+            return found[0]
     raise InvalidInput(
         f"encoder.weights is not set, and neither ${WEIGHTS_VARIABLE} nor "
         f"{' nor '.join(str(place) for place in dict.fromkeys(places))} has "
@@ -65,11 +62,11 @@ def load_weights(path: Path) -> tuple[Tensors, Preprocessing]:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
         elif path.suffix in TORCH:
-            found = read_torch_file(path)
+            found = _read_torch_file(path)
         else:
             raise InvalidInput(
-                f"{path} ends in {path.suffix!r}; encoder weights must be a file "
-                f"{', '.join(f'*{suffix}' for suffix in (*SAFETENSORS, *TORCH))}."
+                f"encoder.weights is {str(path)!r}; it must be a file "
+                f"{' or '.join(f'*{suffix}' for suffix in (*SAFETENSORS, *TORCH))}."
             )
     except OSError as error:
         raise InvalidInput(
@@ -78,42 +75,16 @@ def load_weights(path: Path) -> tuple[Tensors, Preprocessing]:
         ) from None
     except SafetensorError as error:
         raise InvalidInput(f"{path} cannot be read as safetensors: {error}.") from None
-    tensors = _check_shapes(_strip_prefixes(found), path)
-    return tensors, Preprocessing.from_metadata(metadata, Preprocessing())
+    # The classifier and the batch counters of a whole ResNet-18 are not needed.
+    needed = {
+        name: value
+        for name, value in found.items()
+        if not str(name).startswith("fc.") and not str(name).endswith("num_batches_tracked")
+    }
+    return _check_shapes(needed, path), Preprocessing.from_metadata(metadata, Preprocessing())
 
 
-def _choose_file(path: Path, origin: str) -> Path:
-    if not path.exists():
-        raise InvalidInput(
-            f"{origin} is {str(path)!r}, which does not exist; it must be a file of ResNet-18 "
-            f"weights, or a folder with one ({_RANDOM})."
-        )
-    if not path.is_dir():
-        return path
-    found = _find_in_folder(path)
-    if found is None:
-        raise InvalidInput(
-            f"{origin} is the folder {path}, which has no file resnet18*.safetensors or "
-            "resnet18*.pth; it must have one, or name a file."
-        )
-    return found
-
-
-def _find_in_folder(folder: Path) -> Path | None:
-    """Return the safetensors file of a folder, or else its .pth file."""
-    for suffixes in (SAFETENSORS, TORCH):
-        found = list_weights(folder, suffixes)
-        if len(found) > 1:
-            raise InvalidInput(
-                f"{folder} has {', '.join(path.name for path in found)}; encoder.weights must "
-                "name one of them."
-            )
-        if found:
-            return found[0]
-    return None
-
-
-def read_torch_file(path: Path) -> Mapping[str, Any]:
+def _read_torch_file(path: Path) -> Mapping[str, Any]:
     """Read a state dict written by torch.save; only tensors are read."""
     try:
         # weights_only: reading a pickle can run any program.
@@ -134,46 +105,22 @@ def read_torch_file(path: Path) -> Mapping[str, Any]:
         raise InvalidInput(
             f"{path} cannot be read ({explain(error)}); it must be a file that torch.save wrote."
         ) from None
-    while isinstance(found, dict):
-        inner = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), dict)), None)
-        if inner is None:
-            return found
-        found = inner
+    if isinstance(found, dict):
+        return found
     raise InvalidInput(
         f"{path} holds a {type(found).__name__}; it must be a state dict of ResNet-18."
     )
 
 
-def _strip_prefixes(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Strip prefixes of wrappers; leave out the classifier and the batch counters."""
-    cleaned = {}
-    for full_name, value in found.items():
-        name = str(full_name)
-        while name.startswith(_PREFIXES):
-            name = name.partition(".")[2]
-        if not name.startswith("fc.") and not name.endswith("num_batches_tracked"):
-            cleaned[name] = value
-    return cleaned
-
-
 def _check_shapes(found: Mapping[str, Any], path: Path) -> Tensors:
     shapes = ResNet18().shapes()
-    missing = [name for name in shapes if name not in found]
-    unknown = [name for name in found if name not in shapes]
-    wrong = [
-        f"{name} as {_describe(found[name])} instead of {list(shape)}"
-        for name, shape in shapes.items()
-        if name in found and not _fits(found[name], shape)
-    ]
-    faults = [
-        f"{verb} {enumerate_names(names, _MOST_NAMES_LISTED)}"
-        for verb, names in (("lacks", missing), ("has the unknown", unknown), ("has", wrong))
-        if names
-    ]
+    faults = [name for name, shape in shapes.items() if not _fits(found.get(name), shape)]
+    faults += [name for name in found if name not in shapes]
     if faults:
         raise InvalidInput(
-            f"{path} {' and '.join(faults)}; it must hold ResNet-18 with torchvision's names "
-            "and shapes (fc.* is not needed)."
+            f"{path} has {enumerate_names(faults, _MOST_NAMES_LISTED)} missing, unknown or of "
+            "another shape or type; it must hold ResNet-18 with torchvision's names and shapes "
+            "(fc.* is not needed)."
         )
     tensors = {name: found[name].detach().to(torch.float32).contiguous() for name in shapes}
     broken = [
@@ -192,13 +139,6 @@ def _check_shapes(found: Mapping[str, Any], path: Path) -> Tensors:
 
 def _fits(value: Any, shape: tuple[int, ...]) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape
-
-
-def _describe(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    kind = "" if value.is_floating_point() else f"{value.dtype} "
-    return f"{kind}{list(value.shape)}"
 
 
 class ResNetEncoder(TorchEncoder):
@@ -234,79 +174,6 @@ def random_resnet(name: str, seed: int, device: torch.device | str) -> ResNetEnc
     """Return a ResNet-18 encoder with random weights, the same for equal seeds."""
     tensors = ResNet18().init(generator(seed, "random-resnet18"), torch.float32)
     return ResNetEncoder(name, tensors, Preprocessing(), device)
-
-
-_HEADS = ("fc", "classifier", "heads", "head")
-"""torchvision's names of the classifier."""
-
-
-class TorchvisionEncoder(TorchEncoder):
-    """A module without its classifier, in evaluation mode."""
-
-    def __init__(
-        self,
-        name: str,
-        module: torch.nn.Module,
-        preprocessing: Preprocessing,
-        device: torch.device | str,
-    ) -> None:
-        self._module = module.to(device).eval()
-        tensors, size = module.state_dict(), preprocessing.image_size
-        with torch.inference_mode():
-            features = self.apply(tensors, torch.zeros(1, 3, size, size, device=device))
-        super().__init__(name, name, tensors, preprocessing, device, features.shape[1])
-
-    def apply(self, tensors: Tensors, inputs: Tensor) -> Tensor:
-        """Return the features [B, feature_size]."""
-        found: Tensor = functional_call(self._module, tensors, (inputs,))
-        return found.flatten(start_dim=1)
-
-
-def load_torchvision_encoder(
-    name: str, weights: Path | None, device: torch.device | str
-) -> TorchvisionEncoder:
-    """Return a model of torchvision by its name, with the given weights, else its published ones.
-
-    Images are resized to the training size of the published weights, or to 64 pixels with the
-    user's weights.
-    """
-    asked = f"encoder.name is 'torchvision:{name}'"
-    try:
-        models = import_module("torchvision.models")
-    # With a torch it was not built for, it fails with a RuntimeError about operators.
-    except Exception as error:
-        raise InvalidInput(
-            f"{asked}, but torchvision does not work here ({explain(error)}); it must be installed "
-            "in the version made for this torch."
-        ) from None
-    try:
-        published = None if weights is not None else models.get_model_weights(name).DEFAULT
-        module = models.get_model(name, weights=published)
-    except (ValueError, OSError) as error:
-        raise InvalidInput(
-            f"{asked}, which cannot be loaded ({explain(error)}); NAME must be one of those that "
-            "torchvision.models.list_models() gives, and its weights within reach."
-        ) from None
-    preprocessing = Preprocessing()
-    if published is not None:
-        shown = published.transforms()
-        preprocessing = Preprocessing(int(shown.crop_size[0]), tuple(shown.mean), tuple(shown.std))
-    if weights is not None:
-        try:
-            module.load_state_dict(read_torch_file(weights.expanduser()))
-        except RuntimeError:
-            raise InvalidInput(
-                f"encoder.weights is {str(weights)!r}, which does not fit torchvision's {name}; "
-                "names and shapes must be those of that model."
-            ) from None
-    head = next((each for each in _HEADS if hasattr(module, each)), None)
-    if head is None:
-        raise InvalidInput(
-            f"{asked}, a model whose classifier is not known; it must be one that ends in "
-            f"{', '.join(_HEADS)}."
-        )
-    setattr(module, head, torch.nn.Identity())
-    return TorchvisionEncoder(f"torchvision {name}", module, preprocessing, device)
 
 
 _PREFIX = "encoder."

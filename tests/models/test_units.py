@@ -5,7 +5,7 @@ import torch
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.models import Mlp
-from mpfedcl.models.parts import count_bytes, feeding_layers, hidden_units, mask_params
+from mpfedcl.models.units import count_bytes, feeding_layers, hidden_units, mask_params
 from mpfedcl.prototypes import PrototypePool
 
 

@@ -1,8 +1,10 @@
-"""Parts of a network, found by parameter names: units of hidden layers, and normalization layers.
+"""Units of hidden layers and normalization layers, found by parameter names.
+
+To thin a layer is to send a client only some of its units.
 
 Layers are named in the order of the network: `conv.0`, ..., `hidden.0`, ..., `classifier`. A filter
 of a convolution is a unit too. Inputs, classes and encoders are never thinned. Filters followed by
-a normalization layer are not thinned either: each normalized value depends on its group.
+a normalization layer stay whole, because normalization mixes the filters of a group.
 """
 
 import re
