@@ -8,6 +8,7 @@ import torch
 from clients_cases import Array, draw_clients, group_means, within_by_loop
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
+from torch import Tensor
 
 from mpfedcl.gaussian import (
     ABSENT,
@@ -23,6 +24,10 @@ from mpfedcl.gaussian import (
 )
 
 SIZES = [[9, 4, 0], [0, 12, 5], [6, 6, 6]]
+
+
+def degrees_of(degrees: Tensor) -> Degrees:
+    return Degrees(float(degrees.sum()), float(degrees.square().sum()), int((degrees > 0).sum()))
 
 
 def shrunk_inverse(matrix: Array, weight: float) -> Array:
@@ -144,7 +149,7 @@ def test_strength_of_the_pool_matches_the_formula() -> None:
     spread = sum((w**2).sum() / f for w, f in zip(scatters, degrees, strict=True))
     differ = (spread - total * square - noise) / (total - (degrees**2).sum() / total)
     covariance = Covariance.decompose(torch.from_numpy(s))
-    found = own_strength(covariance, Degrees.of(torch.from_numpy(degrees)), float(spread))
+    found = own_strength(covariance, degrees_of(torch.from_numpy(degrees)), float(spread))
     assert differ > 0
     assert found == pytest.approx(2 * noise / differ)
 
@@ -152,7 +157,7 @@ def test_strength_of_the_pool_matches_the_formula() -> None:
 @pytest.mark.parametrize("degrees", [[0.0, 0.0], [7.0, 0.0]])
 def test_strength_is_infinite_if_one_client_has_scatter(degrees: list[float]) -> None:
     covariance = Covariance.decompose(torch.eye(2))
-    assert own_strength(covariance, Degrees.of(torch.tensor(degrees).double()), 3.0) == math.inf
+    assert own_strength(covariance, degrees_of(torch.tensor(degrees).double()), 3.0) == math.inf
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 1], [30, 5, 9]], ids=["few samples", "many samples"])

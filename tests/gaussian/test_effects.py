@@ -54,7 +54,7 @@ def test_variances_match_loops_over_all_pairs(
     sizes: list[list[int]], seed: int, shift: float
 ) -> None:
     groups = group_means(draw_clients(seed, sizes, shift=shift), 3)
-    found = estimate_effects(groups, groups.class_means, TRACE)
+    found = estimate_effects(groups.totals(), groups.class_means, TRACE)
     assert found == pytest.approx(effects_by_loops(groups, TRACE), abs=1e-9)
 
 
@@ -62,7 +62,7 @@ def test_clients_of_one_distribution_have_no_effect() -> None:
     """By chance alone the excess is about nothing: far below the spread of samples."""
     groups = group_means(draw_clients(1, [[60, 60, 60]] * 8), 3)
     trace = float(1 - groups.class_means.square().sum(1).mean())
-    found = estimate_effects(groups, groups.class_means, trace)
+    found = estimate_effects(groups.totals(), groups.class_means, trace)
     assert found.shift + found.by_class < 0.005
 
 
@@ -71,7 +71,7 @@ def test_shift_and_class_effect_are_distinguished(shift: float, effect: float) -
     clients = draw_clients(2, [[20] * 6] * 40, size=30, shift=shift, effect=effect)
     groups = group_means(clients, 6)
     trace = float(1 - groups.vectors.square().sum(1).mean())
-    found = estimate_effects(groups, groups.class_means, trace)
+    found = estimate_effects(groups.totals(), groups.class_means, trace)
     larger, smaller = found if shift else found[::-1]
     assert larger > 5 * smaller
 

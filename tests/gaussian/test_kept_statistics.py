@@ -7,18 +7,17 @@ from clients_cases import Client, draw_clients, within_by_loop
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
-    PoolTotals,
     SecondMoment,
-    StackedSums,
     add_statistics,
     complete_pool,
     own_statistics,
     pack_symmetric,
     pool_of_one,
+    pool_parts,
     scatter_rows,
+    sum_samples,
     sums_to_fit,
     take_from_pool,
-    widen_classes,
     within_from_moment,
 )
 
@@ -26,9 +25,7 @@ CLIENTS = draw_clients(3, [[5, 0, 4], [1, 7, 0], [6, 2, 3]], shift=0.5)
 
 
 def sent_by(client: Client, second_moment: SecondMoment | None = "within") -> Tensors:
-    sizes = [len(client.labels)]
-    stack = StackedSums(client.features, client.labels, sizes, 3, second_moment)
-    return dict(stack.member(0))
+    return sum_samples(client.features, client.labels, 3, second_moment)
 
 
 def statistics_of(client: Client) -> Tensors:
@@ -102,12 +99,8 @@ def test_unlearning_leaves_no_rounding_in_an_empty_scatter() -> None:
     assert not pooled["scatter"]
 
 
-def test_statistics_are_widened_and_selected_for_a_method() -> None:
+def test_statistics_are_selected_for_a_method() -> None:
     pooled = pool_of(CLIENTS)
-    wide = widen_classes(pooled, 5)
-    assert wide["sums"].shape == (5, 6)
-    assert wide["counts"].tolist() == [*pooled["counts"].tolist(), 0, 0]
-    assert torch.equal(wide["moment"], pooled["moment"])
     fitted = sums_to_fit(pooled, "within")
     assert fitted.keys() == {"counts", "sums", "within", "scatter"}
     sent = [sent_by(client) for client in CLIENTS]
@@ -118,13 +111,13 @@ def test_statistics_are_widened_and_selected_for_a_method() -> None:
 
 @pytest.mark.parametrize("second_moment", [None, "within", "moment"])
 def test_totals_give_the_same_pooled_statistics(second_moment: SecondMoment | None) -> None:
-    totals = PoolTotals()
+    parts: Tensors = {}
     sums: Tensors = {}
     for client in CLIENTS:
         sent = sent_by(client, second_moment)
-        totals.add(sent)
+        parts = add_statistics(parts, pool_parts(sent))
         sums = add_statistics(sums, sent)
-    found = complete_pool(totals.parts(), sums)
+    found = complete_pool(parts, sums)
     wanted = pool_of(CLIENTS, second_moment)
     assert found.keys() == wanted.keys() - ({"moment"} if second_moment is None else set())
     for name, value in found.items():

@@ -12,17 +12,16 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
     SecondMoment,
-    StackedSums,
     find_impossible_sums,
     pack_symmetric,
-    packed_size,
+    sum_samples,
     unit_features,
     unpack_symmetric,
 )
 
 
 def collect_sums(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
-    return dict(StackedSums(features, labels, [len(labels)], num_classes, "within").member(0))
+    return sum_samples(features, labels, num_classes, "within")
 
 
 @given(
@@ -58,7 +57,7 @@ def test_packed_symmetric_matrix_is_unpacked(size: int) -> None:
     root = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     matrix = root + root.T
     packed = pack_symmetric(matrix)
-    assert packed.shape == (packed_size(size),)
+    assert packed.shape == (size * (size + 1) // 2,)
     assert torch.equal(unpack_symmetric(packed, size), matrix)
 
 
@@ -148,32 +147,16 @@ def test_moment_must_have_the_trace_of_its_samples() -> None:
 
 
 @pytest.mark.parametrize("second_moment", [None, "within", "moment"])
-def test_stack_total_is_the_sum_of_its_members(second_moment: SecondMoment | None) -> None:
-    clients = draw_clients(4, [[3, 0, 2], [0, 9, 9], [1, 0, 0], [0, 0, 0]])
-    stack = StackedSums(
-        torch.cat([each.features for each in clients]),
-        torch.cat([each.labels for each in clients]),
-        [len(each.labels) for each in clients],
-        3,
-        second_moment,
-    )
-    for chosen in ([0, 1, 2, 3], [1], [0, 2]):
-        total = stack.total(chosen)
-        members = [stack.member(index) for index in chosen]
-        assert total.keys() == members[0].keys()
-        for name, value in total.items():
-            torch.testing.assert_close(value, torch.stack([each[name] for each in members]).sum(0))
-    if second_moment == "within":
-        for index, client in enumerate(clients):
-            within = unpack_symmetric(stack.member(index)["within"], 6)
+def test_second_moment_matches_a_loop(second_moment: SecondMoment | None) -> None:
+    for client in draw_clients(4, [[3, 0, 2], [0, 9, 9], [1, 0, 0], [0, 0, 0]]):
+        found = sum_samples(client.features, client.labels, 3, second_moment)
+        assert set(found) - {"counts", "sums", "scatter"} == {second_moment} - {None}
+        if second_moment == "within":
+            within = unpack_symmetric(found["within"], 6)
             torch.testing.assert_close(within, torch.from_numpy(within_by_loop(client, 3)))
-
-
-def test_stack_reports_members_with_nan() -> None:
-    features = torch.tensor([[1.0, 0.0], [torch.nan, 0.0]])
-    stack = StackedSums(features, torch.tensor([0, 1]), [1, 1], 2, "within")
-    assert stack.is_finite == [True, False]
-    assert all(bool(each.isfinite().all()) for each in stack.total([0]).values())
+        if second_moment == "moment":
+            moment = unpack_symmetric(found["moment"], 6)
+            torch.testing.assert_close(moment, client.features.T @ client.features)
 
 
 def test_nan_features_stay_nan() -> None:

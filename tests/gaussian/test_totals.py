@@ -12,14 +12,13 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
-    StackedSums,
     add_statistics,
     estimate_effects,
-    estimate_effects_of_totals,
     find_impossible_totals,
     own_statistics,
     pool_of_one,
     pooled_of_totals,
+    sum_samples,
     totals_of_one,
 )
 
@@ -27,8 +26,8 @@ _SIZES = [[9, 4, 0], [0, 12, 5], [6, 6, 6], [1, 0, 0]]
 
 
 def own_pool(client: Client, num_classes: int) -> Tensors:
-    stack = StackedSums(client.features, client.labels, [len(client.labels)], num_classes, "within")
-    return pool_of_one(own_statistics(stack.member(0)), "within")
+    sent = sum_samples(client.features, client.labels, num_classes, "within")
+    return pool_of_one(own_statistics(sent), "within")
 
 
 def totals(clients: list[Client], num_classes: int) -> Tensors:
@@ -53,9 +52,11 @@ def test_effects_match_those_of_the_client_means(
     sizes = [each if sum(each) else [1, *each[1:]] for each in sizes]
     clients = draw_clients(seed, sizes, shift=shift, effect=effect)
     groups, trace = group_means(clients, 3), 0.7
-    wanted = estimate_effects(groups, groups.class_means, trace)
     summed = {name: value.double() for name, value in totals(clients, 3).items()}
-    found = estimate_effects_of_totals(summed, groups.class_means, trace)
+    for name, value in groups.totals().items():
+        torch.testing.assert_close(summed[name], value, rtol=1e-12, atol=1e-12)
+    wanted = estimate_effects(groups.totals(), groups.class_means, trace)
+    found = estimate_effects(summed, groups.class_means, trace)
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 

@@ -17,7 +17,7 @@ from tiny_method_inputs import (
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import Batch, Context, received_at
+from mpfedcl.methods import Batch, Context
 from small_experiments import METHODS
 
 pytestmark = pytest.mark.usefixtures("example_methods")
@@ -65,7 +65,7 @@ def test_vmap_of_the_gradient_matches_a_loop(name: str, form: str) -> None:
     batches = [each._replace(mask=mask) for each, mask in zip(batches, masks, strict=True)]
 
     def step(params: Tensors, start: Tensors, state: Tensors, *columns: Tensor) -> Tensors:
-        context = Context(apply, start, received_at(received, 0), state)
+        context = Context(apply, start, received, state)
         gradients = torch.func.grad(lambda p: method.loss(p, Batch(*columns), context))(params)
         adjusted: Tensors = method.adjust(gradients, params, context)[0]
         return adjusted

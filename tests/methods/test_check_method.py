@@ -96,12 +96,12 @@ class Breaks(Sound):
 WRONG = {
     Nameless: "identity.*name is ''",
     PredictsByTea: "identity.*primary_predictor is 'tea_leaves'",
-    CountsPadding: "padding.*without padding rows",
-    Branches: "vmap.*must not branch",
-    FollowsEngine: "vmap.*loss differs",
+    CountsPadding: "engines.*padding rows",
+    Branches: "engines.*vmap",
+    FollowsEngine: "engines.*differs",
     Forgets: "checkpoint.*server.params .* differs",
     KeepsList: "checkpoint.*cannot be written",
-    SendsNothing: "padding.*rejected in round 1.*withholds",
+    SendsNothing: "checkpoint.*rejected in round 1.*withholds",
     Breaks: "KeyError.*no such tensor",
 }
 

@@ -1,7 +1,6 @@
 """A method of one's own: the example, and others that lean on other parts of the seam."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from safetensors.torch import load_file
 from command_processes import call
 from command_results import without_progress
 from mpfedcl import Context, Method, resume, run
-from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.fedper import FedPer
 from mpfedcl.runs.observer import Observer
@@ -43,8 +41,6 @@ class WatchedFedPer(FedPer):
 
 class RemembersGlobal(Method):
     """Keeps the model that it received, as methods do that compare with the one before."""
-
-    options = ("beta", "gamma")
 
     def init_client(self, params: Tensors) -> Tensors:
         return params
@@ -138,28 +134,6 @@ def test_client_state_survives_an_interruption(images: Path, tmp_path: Path, met
     run(experiment, tmp_path / "stopped", stop_early)
     resume(tmp_path / "stopped")
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
-
-
-def test_custom_options_are_recorded(images: Path, tmp_path: Path) -> None:
-    experiment = small(images, REMEMBERS, rounds=1, options={"beta": "0.5"})
-    result = run(experiment, tmp_path / "run")
-    assert result.experiment.options == {"beta": "0.5"}
-    assert "[options]" in (tmp_path / "run" / "experiment.toml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("method", "sentence"),
-    [
-        (REMEMBERS, "options has 'bta'; it must be one of beta, gamma (did you mean beta?)"),
-        ("fedavg", "options has 'bta'; neither fedavg nor a tracker of this run reads any"),
-    ],
-)
-def test_unused_option_is_rejected(
-    images: Path, tmp_path: Path, method: str, sentence: str
-) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(sentence)):
-        run(small(images, method, rounds=1, options={"bta": "0.5"}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_run_folder_is_named_after_the_class(

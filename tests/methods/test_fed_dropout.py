@@ -17,7 +17,7 @@ from mpfedcl.engines.trainers.base import draw_batches
 from mpfedcl.engines.trainers.optimizer import MomentumSGD
 from mpfedcl.methods import Batch, Context, PartialModel
 from mpfedcl.models import Mlp
-from mpfedcl.models.parts import hidden_units, mask_params
+from mpfedcl.models.units import hidden_units, mask_params
 from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import assert_same_tensors, build_federation, small
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian import StackedSums
 from mpfedcl.methods.messages import Broadcast, Failure, StackMember, Total, Update, fill_part
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
@@ -69,15 +68,10 @@ def test_update_moves_to_another_device() -> None:
 
 
 def test_stacked_update_is_written_out() -> None:
-    stack = StackedSums(torch.eye(5)[:2], torch.tensor([0, 2]), [1, 1], 3, None)
-    update = Update("x", 9, member(1), rows(1), 0.5, stack.member(1))
-    assert update.summed_shapes is stack.template
+    update = Update("x", 9, member(1), rows(1), 0.5)
     written = update.written_out()
     assert isinstance(written.averaged, dict)
     assert written.averaged["a"].tolist() == [[1.0] * 3] * 2
-    assert type(written.summed) is dict
-    assert written.summed["counts"].tolist() == [0, 0, 1]
-    assert written.summed_shapes is written.summed
     plain = Update("x", 9, {"a": torch.ones(1)}, rows(1), 0.5, {"s": torch.ones(1)})
     again = plain.written_out()
     assert again.averaged is plain.averaged

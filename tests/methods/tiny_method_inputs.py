@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Batch, Context, Method, find_method, prototype_rule, received_at
+from mpfedcl.methods import Batch, Context, Method, find_method, prototype_rule
 from mpfedcl.methods.messages import Broadcast
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from small_experiments import METHODS
@@ -75,5 +75,5 @@ def make_broadcast(method: Method, pool: PrototypePool | None = None) -> Broadca
 def make_context(method: Method, broadcast: Broadcast | None = None, seed: int = 5) -> Context:
     start = make_params(seed)
     state = {name: 0.1 * draw(seed + 7, *v.shape) for name, v in method.init_client(start).items()}
-    received = received_at(method.prepare(broadcast or make_broadcast(method)), 0)
+    received = method.prepare(broadcast or make_broadcast(method))
     return Context(apply, start, received, state)

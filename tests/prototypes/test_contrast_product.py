@@ -13,7 +13,6 @@ from torch.func import grad, vmap
 
 from mpfedcl.prototypes import (
     ContrastTargets,
-    PoolGrid,
     PrototypePool,
     contrastive_loss,
     prepare_contrast,
@@ -161,62 +160,3 @@ def test_large_pool_can_be_differentiated_twice(form: Any) -> None:
 
     assert torch.autograd.gradcheck(loss, (z,))
     assert torch.autograd.gradgradcheck(loss, (z,))
-
-
-# --- some clients of a pool --------------------------------------------------------------------
-
-
-@quick
-@given(
-    st.integers(0, 2**31),
-    st.integers(1, 5),
-    st.integers(1, 3),
-    st.sampled_from(["slots", "literal"]),
-    st.sampled_from(PADDINGS),
-    st.booleans(),
-)
-def test_mean_over_single_clients_equals_the_whole_pool(
-    seed: int, num_clients: int, num_prototypes: int, form: Any, padding: Any, bounded: bool
-) -> None:
-    pool = make_pool(seed, num_clients, num_prototypes=num_prototypes).to(dtype=torch.float64)
-    z, labels = make_batch(seed + 1)
-    real = torch.ones(len(z), dtype=torch.bool)
-    whole = prepare_contrast(pool, padding)
-    reach = find_reach(z, whole) if bounded else math.inf
-    wanted, slope = value_and_slope(z, labels, real, whole, 0.5, form, reach)
-    parts = [
-        value_and_slope(
-            z,
-            labels,
-            real,
-            PoolGrid.pad(pool, padding).targets(torch.tensor([client])),
-            0.5,
-            form,
-            reach,
-        )
-        for client in range(pool.num_clients)
-    ]
-    if not parts:
-        assert wanted == 0
-        return
-    assert sum(loss for loss, _ in parts) / len(parts) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
-    mean = torch.stack([slope for _, slope in parts]).mean(0)
-    torch.testing.assert_close(mean, slope, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("padding", PADDINGS)
-def test_subset_of_clients_is_padded_with_the_means_of_the_whole_pool(padding: Any) -> None:
-    pool = make_pool(4)
-    grid, _ = pool.padded(padding)
-    for chosen in ([1], [0, 2], [0, 1, 2]):
-        targets = PoolGrid.pad(pool, padding).targets(torch.tensor(chosen))
-        wanted = grid[chosen].flatten(0, 1)
-        repeats = (targets.weights * len(wanted)).round().long()
-        prepared = targets.vectors[targets.slices].repeat_interleave(repeats, 0)
-        assert sorted(prepared.tolist()) == sorted(wanted.tolist())
-        assert targets.present.tolist() == pool.present.tolist()
-        # Nothing is kept that none of them uses.
-        assert set(targets.slices.flatten().tolist()) == set(range(len(targets.vectors)))
-        assert len(targets.classes) == len(targets.vectors)
-        aims = wanted.mean(0)
-        torch.testing.assert_close(targets.mean_targets, aims, rtol=1e-12, atol=1e-14)

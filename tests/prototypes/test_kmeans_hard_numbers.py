@@ -7,8 +7,7 @@ import torch
 from kmeans_cases import assert_same, one_class
 
 from mpfedcl.prototypes import cluster_prototypes, kmeans_prototypes
-from mpfedcl.prototypes.clustering import average_clusters
-from mpfedcl.prototypes.kmeans import Blocks, choose_centers, draw_rows, group_samples, run_lloyd
+from mpfedcl.prototypes.kmeans import Blocks, choose_centers, draw_rows, run_lloyd
 
 torch.set_num_threads(1)
 
@@ -79,14 +78,6 @@ def test_ties_between_two_centers_go_to_the_first() -> None:
     clusters, _, middle = choose_centers(blocks, torch.tensor([3]), draws, spread=True)
     assert clusters[0, :3].tolist() == [0, 0, 1]
     assert middle.tolist() == [[0]]
-
-
-def test_clusters_with_the_same_mean_are_merged() -> None:
-    points = torch.tensor([[-1.0], [1.0], [0.0], [5.0]])
-    groups = group_samples([points], [torch.zeros(4, dtype=torch.int64)], 1)
-    found = average_clusters(groups, torch.tensor([1, 1, 2, 0]), 3, 1)[0]
-    assert found.vectors.flatten().tolist() == [0, 5]
-    assert found.counts.tolist() == [3, 1]
 
 
 def test_rows_are_drawn_in_proportion_to_their_weight() -> None:

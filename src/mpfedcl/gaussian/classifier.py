@@ -125,11 +125,6 @@ class Degrees(NamedTuple):
     clients: int
     """Those with f_i > 0."""
 
-    @classmethod
-    def of(cls, degrees: Tensor) -> Self:
-        """Return the totals of f_i [N]."""
-        return cls(float(degrees.sum()), float(degrees.square().sum()), int((degrees > 0).sum()))
-
 
 def own_strength(covariance: Covariance, degrees: Degrees, scatter: float) -> float:
     """Return nu, the weight of the pooled covariance in samples, relative to a client's samples.

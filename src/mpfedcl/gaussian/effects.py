@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
+from mpfedcl.gaussian.statistics import effect_totals
 from mpfedcl.prototypes import PrototypePool
 
 
@@ -53,6 +54,20 @@ class ClientMeans(NamedTuple):
         """Return f_i [N]: a client's samples minus the classes that it holds."""
         return self.by_client(self.counts - 1)
 
+    def totals(self) -> Tensors:
+        """Return what the clients would add up to under secure aggregation, without moments."""
+        sums = self.counts.unsqueeze(1) * self.vectors
+        places = (self.owners, self.labels)
+        counts = self.counts.new_zeros(self.num_clients, self.num_classes)
+        return {
+            "counts": self.class_counts,
+            "sums": self.by_class(sums),
+            "groups": self.by_class(torch.ones_like(self.counts)),
+            "squares": self.by_class((sums * self.vectors).sum(1)),
+            "counts_squared": self.by_class(self.counts.square()),
+            **effect_totals(counts.index_put(places, self.counts), self.by_client(sums)),
+        }
+
 
 class ClientEffects(NamedTuple):
     """The variances of the differences between clients, in units of tr(S)."""
@@ -80,52 +95,16 @@ class ClientEffects(NamedTuple):
         return 1 / (self.by_class + 1 / groups.counts)
 
 
-def estimate_effects(groups: ClientMeans, means: Tensor, trace: float) -> ClientEffects:
-    """Estimate both variances by the method of moments.
-
-    Without an effect, means E_ic of n_ic samples around mu_c have squares tr(S)/n_ic. The
-    excess of these is t_b + t_e, and the excess of the clients' averages of them determines t_b.
-    """
-    counts, class_counts = groups.counts, groups.class_counts
-    away = groups.vectors - means[groups.labels]
-    num_classes = int((class_counts > 0).sum())
-    room = float(counts.sum() - (counts.square() / class_counts[groups.labels]).sum())
-    if not trace or room <= 1e-9 * float(counts.sum()):
-        return ClientEffects(0.0, 0.0)
-    squares = float((counts * away.square().sum(1)).sum()) / trace
-    total = max(0.0, squares - (len(counts) - num_classes)) / room
-    sizes = groups.by_client(counts)
-    shares = counts / sizes[groups.owners]
-    weights = counts / class_counts[groups.labels]
-    mean_away = groups.by_client(shares.unsqueeze(1) * away)
-    between = float((sizes * mean_away.square().sum(1)).sum()) / trace
-    # Σ_ij n_i (...)² over all pairs of clients, expanded to avoid a loop over pairs.
-    both = groups.by_class(weights.square())[groups.labels]
-    scale = sizes[groups.owners] * shares.square()
-    from_effect = float((scale * (1 - 2 * weights + both)).sum())
-    from_noise = float(
-        (scale * ((1 - 2 * weights) / counts + 1 / class_counts[groups.labels])).sum()
-    )
-    from_shift = _shift_exposure(groups, shares, weights, sizes)
-    return _split(total, between - from_noise, from_effect, from_shift, float(sizes.sum()))
-
-
-def _shift_exposure(groups: ClientMeans, shares: Tensor, weights: Tensor, sizes: Tensor) -> float:
-    """Return Σ_ij n_i (δ_ij - Σ_c p_ic w_jc)²."""
-    shape = (groups.num_clients, groups.num_classes)
-    p = shares.new_zeros(shape).index_put_((groups.owners, groups.labels), shares)
-    w = shares.new_zeros(shape).index_put_((groups.owners, groups.labels), weights)
-    squares = ((p @ (w.T @ w)) * p).sum(1) - 2 * (p * w).sum(1) + 1
-    return float((sizes * squares).sum())
-
-
-def estimate_effects_of_totals(totals: Tensors, means: Tensor, trace: float) -> ClientEffects:
-    """Return the same estimates as `estimate_effects`, from totals instead of client means.
+def estimate_effects(totals: Tensors, means: Tensor, trace: float) -> ClientEffects:
+    """Estimate both variances from the means E_ic by the method of moments.
 
     Args:
         totals: In float64.
         means: mu_c [C, d], zeros for a class that no client holds.
         trace: tr(S).
+
+    Without an effect, means E_ic of n_ic samples around mu_c have squares tr(S)/n_ic. The
+    excess of these is t_b + t_e, and the excess of the clients' averages of them determines t_b.
     """
     counts = totals["counts"]
     held = counts.clamp(min=1)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mpfedcl.gaussian.effects import ClientMeans
 from mpfedcl.gaussian.statistics import unpack_symmetric
 
 _ROUNDING = 1e-3
@@ -66,40 +65,6 @@ def find_impossible_totals(totals: Mapping[str, Tensor]) -> str | None:
         if reason := _check_matrix(totals[name], sums.shape[1], wanted[name], counts, in_full=True):
             return reason
     return None
-
-
-def find_impossible_statistics(
-    statistics: Mapping[str, Tensor], groups: ClientMeans, num_classes: int
-) -> str | None:
-    """Return which of the kept statistics contradicts the clients' class means, or None.
-
-    Args:
-        statistics: As `mpfedcl.gaussian.statistics` has them, of one client or of several.
-        groups: The class means of the same clients.
-        num_classes: The classes of the statistics; they may be the first of those of the groups.
-    """
-    total = float(groups.counts.sum())
-    squares = groups.counts * groups.vectors.square().sum(1)
-    expected = {
-        "sums": groups.by_class(groups.counts.unsqueeze(1) * groups.vectors),
-        "groups": groups.by_class(torch.ones_like(groups.counts)),
-        "squares": groups.by_class(squares),
-        "counts_squared": groups.by_class(groups.counts.square()),
-    }
-    for name, value in expected.items():
-        if name in statistics and not torch.allclose(
-            statistics[name], value[:num_classes], rtol=_ROUNDING, atol=_ROUNDING * max(1.0, total)
-        ):
-            return name
-    traces = {"moment": total, "within": total - float(squares.sum())}
-    for name in traces.keys() & statistics.keys():
-        matrix, slack = statistics[name], _ROUNDING * max(1.0, total)
-        # Semidefinite matrices have their largest numbers on the diagonal.
-        is_even = float((matrix - matrix.T).abs().max()) <= slack
-        is_bounded = float(matrix.abs().max()) <= traces[name] + slack
-        if not (is_even and is_bounded) or abs(float(matrix.trace()) - traces[name]) > slack:
-            return name
-    return "scatter" if float(statistics.get("scatter", torch.zeros(()))) < 0 else None
 
 
 def _check_matrix(

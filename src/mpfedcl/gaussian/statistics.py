@@ -22,8 +22,8 @@ classes of a client, and f_i = n_i - (classes that it holds), these are also:
   `degrees_squared` [] = Σ_i f_i².
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -35,8 +35,6 @@ from mpfedcl.core.tensors import Tensors
 
 SecondMoment = Literal["within", "moment"]
 """The scatter of samples around their class means, or the sum of phi phi'."""
-_ROWS_AT_ONCE = 1024
-"""Number of clients whose class sums are buffered before they are folded."""
 BY_CLASS = ("counts", "sums", "groups", "squares", "counts_squared")
 """The statistics that have a row per class."""
 _MATRICES = ("moment", "within")
@@ -112,11 +110,6 @@ def between_classes(counts: Tensor, sums: Tensor) -> Tensor:
     return scaled.T @ scaled
 
 
-def packed_size(dimension: int) -> int:
-    """Return the number of values of a packed symmetric matrix."""
-    return dimension * (dimension + 1) // 2
-
-
 def pack_symmetric(matrix: Tensor) -> Tensor:
     """Return the upper half of a symmetric matrix [d, d], row by row."""
     return matrix.flatten()[_upper_places(len(matrix)).to(matrix.device)]
@@ -137,118 +130,27 @@ def _upper_places(dimension: int) -> Tensor:
     return places
 
 
-# Statistics of several clients of one process
+# The message of a client
 
 
-class StackedSums:
-    """The statistics of several clients; Σ_i W_i is one product, and each W_i is computed lazily.
-
-    Args:
-        features: [samples, d] of all clients, grouped by client.
-        labels: [samples].
-        sizes: The samples of each client.
-        num_classes: C.
-        second_moment: The second moment that is sent next to counts and sums, if any.
-    """
-
-    def __init__(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        sizes: Sequence[int],
-        num_classes: int,
-        second_moment: SecondMoment | None,
-    ) -> None:
-        self._sizes = list(sizes)
-        self._second_moment = second_moment
-        num_clients, dimension = len(self._sizes), features.shape[1]
-        owners = torch.arange(num_clients).repeat_interleave(torch.tensor(self._sizes)).to(labels)
-        cells = owners * num_classes + labels
-        counts = torch.bincount(cells, minlength=num_clients * num_classes)
-        sums = features.new_zeros(num_clients * num_classes, dimension)
-        sums.index_add_(0, cells, features)
-        self._rows = features
-        self._small: Tensors = {
-            "counts": counts.view(num_clients, num_classes).to(features.dtype),
-            "sums": sums.view(num_clients, num_classes, dimension),
-        }
-        if second_moment == "within":
-            self._rows = center_by_class(features, cells, counts, sums)
-            self._small["scatter"] = self._scatters(counts.view(num_clients, num_classes))
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def member(self, index: int) -> "MemberSums":
-        """Return the statistics of one client."""
-        return MemberSums(self, index)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the tensors that each client sends."""
-        return [*self._small, *([self._second_moment] if self._second_moment else [])]
-
-    def tensor(self, name: str, index: int) -> Tensor:
-        """Return one tensor of one client."""
-        if name != self._second_moment:
-            return self._small[name][index]
-        rows = torch.split(self._rows, self._sizes)[index]
-        return pack_symmetric(rows.T @ rows)
-
-    def total(self, members: Sequence[int]) -> Tensors:
-        """Return the sums over some clients, in float64."""
-        chosen = torch.tensor(members, device=self._rows.device)
-        total = {n: v[chosen].sum(0, dtype=torch.float64) for n, v in self._small.items()}
-        if self._second_moment:
-            rows = self._rows
-            if len(members) < len(self):
-                parts = torch.split(rows, self._sizes)
-                rows = torch.cat([parts[index] for index in members])
-            total[self._second_moment] = pack_symmetric(rows.T @ rows).double()
-        return total
-
-    @cached_property
-    def is_finite(self) -> list[bool]:
-        """Whether all values of each client are finite: only then is the sum of their squares."""
-        squares = self._rows.square().sum(1, dtype=torch.float64)
-        return [bool(part.sum().isfinite()) for part in torch.split(squares, self._sizes)]
-
-    @cached_property
-    def template(self) -> Tensors:
-        """Tensors with the shapes and types that one client sends; their values are undefined."""
-        shapes = {name: value[0] for name, value in self._small.items()}
-        if self._second_moment:
-            size = packed_size(self._rows.shape[1])
-            shapes[self._second_moment] = self._rows.new_empty(1).expand(size)
-        return shapes
-
-    def _scatters(self, counts: Tensor) -> Tensor:
-        """Return |W_i|² / f_i of each client, from the smaller of X X' and X'X."""
-        degrees = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=1)
-        squares = []
-        for rows in torch.split(self._rows, self._sizes):
-            product = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
-            squares.append(product.square().sum(dtype=torch.float64))
-        return (torch.stack(squares) / degrees).to(self._rows.dtype)
-
-
-class MemberSums(Mapping[str, Tensor]):
-    """The statistics of one client in a stack; it never leaves the process that created it."""
-
-    def __init__(self, stack: StackedSums, index: int) -> None:
-        self.stack = stack
-        self.index = index
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.stack.names:
-            raise KeyError(name)
-        return self.stack.tensor(name, self.index)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.stack.names)
-
-    def __len__(self) -> int:
-        return len(self.stack.names)
+def sum_samples(
+    features: Tensor, labels: Tensor, num_classes: int, second_moment: SecondMoment | None
+) -> Tensors:
+    """Return the statistics that a client sends, with a packed second moment if there is one."""
+    counts = torch.bincount(labels, minlength=num_classes)
+    sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
+    found = {"counts": counts.to(features.dtype), "sums": sums}
+    if second_moment is None:
+        return found
+    is_within = second_moment == "within"
+    rows = center_by_class(features, labels, counts, sums) if is_within else features
+    matrix = rows.T @ rows
+    found[second_moment] = pack_symmetric(matrix)
+    if is_within:
+        degrees = (counts - 1).clamp(min=0).sum().clamp(min=1)
+        squares = matrix.square().sum(dtype=torch.float64)
+        found["scatter"] = (squares / degrees).to(features.dtype)
+    return found
 
 
 # Statistics that are kept, and the pool of all clients
@@ -301,17 +203,6 @@ def take_from_pool(pooled: Tensors, own: Tensors, second_moment: SecondMoment | 
     return left
 
 
-def widen_classes(statistics: Tensors, num_classes: int) -> Tensors:
-    """Return statistics extended by zeros to `num_classes` classes."""
-    wide = dict(statistics)
-    for name in BY_CLASS:
-        if name in wide:
-            missing = num_classes - len(wide[name])
-            rows = wide[name].new_zeros(missing, *wide[name].shape[1:])
-            wide[name] = torch.cat([wide[name], rows])
-    return wide
-
-
 def sums_to_fit(pooled: Tensors, second_moment: SecondMoment | None) -> Tensors:
     """Return pooled statistics in the form of summed messages, for `OneShot.fit`."""
     sums = {"counts": pooled["counts"], "sums": pooled["sums"]}
@@ -333,41 +224,22 @@ def scatter_rows(own: Tensors) -> Tensor:
     return rows
 
 
-class PoolTotals:
-    """Pooled statistics of many clients, without the second moment of each.
+def pool_parts(summed: Mapping[str, Tensor]) -> Tensors:
+    """Return the part of the pooled statistics that the sum of all messages lacks, of one client.
 
-    Computing thousands of single second moments would dominate the server's time.
+    `between` is Σ_c s_ic s_ic' / n_ic. The client's second moment itself is not computed, which
+    would dominate the server's time with thousands of clients.
     """
-
-    def __init__(self) -> None:
-        self._small: Tensors = {}
-        self._rows: list[Tensor] = []
-        self._between: Tensor | float = 0.0
-        """Σ rows' rows of the rows that were folded; the rows themselves would fill memory."""
-
-    def add(self, summed: Mapping[str, Tensor]) -> None:
-        """Add a client's counts and sums."""
-        own = {name: summed[name].double() for name in ("counts", "sums")}
-        self._small = add_statistics(self._small, pool_of_one(own, None))
+    own = {name: summed[name].double() for name in ("counts", "sums")}
+    parts = pool_of_one(own, None)
+    if "within" in summed:
         held = own["counts"] > 0
-        self._rows.append(own["sums"][held] / own["counts"][held].sqrt().unsqueeze(1))
-        if len(self._rows) >= _ROWS_AT_ONCE:
-            self._fold()
-
-    def _fold(self) -> None:
-        rows = torch.cat(self._rows)
-        self._between, self._rows = self._between + rows.T @ rows, []
-
-    def parts(self) -> Tensors:
-        """Return tensors that are summed over processes; `between` is Σ_ic s_ic s_ic' / n_ic."""
-        if self._rows:
-            self._fold()
-        assert isinstance(self._between, Tensor)
-        return {**self._small, "between": self._between}
+        parts["between"] = between_classes(own["counts"][held], own["sums"][held])
+    return parts
 
 
 def complete_pool(parts: Tensors, sums: Tensors) -> Tensors:
-    """Return the pooled statistics from `PoolTotals.parts` and the sums of all messages."""
+    """Return the pooled statistics from the sum of all `pool_parts` and of all messages."""
     pooled = {name: parts[name] for name in BY_CLASS}
     size = pooled["sums"].shape[1]
     if "within" in sums:
@@ -382,6 +254,23 @@ def complete_pool(parts: Tensors, sums: Tensors) -> Tensors:
 # Totals under secure aggregation
 
 
+def effect_totals(counts: Tensor, sums: Tensor) -> Tensors:
+    """Return the totals of how clients differ, from counts [N, C] and sums [N, d]."""
+    sizes, degrees = counts.sum(1), (counts - 1).clamp(min=0).sum(1)
+    at_least_one = sizes.clamp(min=1)
+    shares = counts / at_least_one.unsqueeze(1)
+    return {
+        "pairs": counts.T @ counts,
+        "shared_pairs": counts.T @ shares,
+        "cubes": (counts.square() * shares).sum(0),
+        "shared_sums": shares.T @ sums,
+        "lengths": (sums.square().sum(1) / at_least_one).sum(),
+        "clients": (sizes > 0).double().sum(),
+        "free_clients": (degrees > 0).double().sum(),
+        "degrees_squared": degrees.square().sum(),
+    }
+
+
 def totals_of_one(pooled: Tensors, *, with_effects: bool) -> Tensors:
     """Return the contribution of a client to the totals, given its pooled statistics.
 
@@ -389,20 +278,7 @@ def totals_of_one(pooled: Tensors, *, with_effects: bool) -> Tensors:
     """
     found = dict(pooled)
     if with_effects:
-        counts, sums = pooled["counts"], pooled["sums"]
-        size, degrees = counts.sum(), (counts - 1).clamp(min=0).sum()
-        at_least_one = size.clamp(min=1)
-        whole = sums.sum(0)
-        found |= {
-            "pairs": torch.outer(counts, counts),
-            "shared_pairs": torch.outer(counts, counts) / at_least_one,
-            "cubes": counts**3 / at_least_one,
-            "shared_sums": torch.outer(counts / at_least_one, whole),
-            "lengths": whole.square().sum() / at_least_one,
-            "clients": (size > 0).double(),
-            "free_clients": (degrees > 0).double(),
-            "degrees_squared": degrees.square(),
-        }
+        found |= effect_totals(pooled["counts"].unsqueeze(0), pooled["sums"].sum(0, keepdim=True))
     for name in found.keys() & set(_MATRICES):
         found[name] = pack_symmetric(found[name])
     for name in found.keys() & _WHOLE:

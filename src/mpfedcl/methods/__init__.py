@@ -32,11 +32,9 @@ from mpfedcl.methods.base import (
     FullBatch,
     LocalTraining,
     Method,
-    PerStep,
     Public,
     Server,
     Tally,
-    received_at,
     update_template,
 )
 from mpfedcl.methods.fedavg import FedAvg
@@ -64,7 +62,6 @@ __all__ = [
     "Method",
     "OneShot",
     "PartialModel",
-    "PerStep",
     "PredictorKind",
     "PredictorName",
     "PrototypePool",
@@ -87,7 +84,6 @@ __all__ = [
     "name_method",
     "name_methods",
     "prototype_rule",
-    "received_at",
     "shares_prototypes_in",
     "update_template",
 ]

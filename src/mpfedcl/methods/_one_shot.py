@@ -39,12 +39,6 @@ class CollectsStatistics(Method, ABC):
         Without samples they must be zeros of the same shapes and types.
         """
 
-    def collect_many(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
-    ) -> Sequence[Mapping[str, Tensor]]:
-        """Return the statistics of several clients, which may be cheaper together."""
-        return [self.collect(*each) for each in zip(inputs, labels, strict=True)]
-
     def validate_statistics(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
         """Return why a client's statistics are impossible, or None; shapes were checked before.
 
@@ -138,10 +132,9 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
     """The second moment that clients send next to counts and sums by class, if any."""
     has_private_sums: ClassVar[bool] = True
     """Whether noisy sums over all clients suffice to fit the classifier (privacy budget)."""
-    sends_fit: ClassVar[bool] = False
-    """Whether clients are sent the further estimates of `fit`; else the server keeps them."""
     estimates_effects: ClassVar[bool] = False
-    """Whether `fit` estimates how clients differ, for which totals need further statistics."""
+    """Whether `fit` estimates how clients differ: totals then have further statistics, and clients
+    are sent the estimates, which otherwise the server keeps."""
     own_statistics = staticmethod(gaussian.own_statistics)
     statistics_of = staticmethod(gaussian.pooled_of_totals)
     _nothing_sent: bool = False
@@ -168,25 +161,11 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         """
 
     def collect(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Return a client's counts, sums and second moments."""
-        return dict(self.collect_many([inputs], [labels])[0])
-
-    def collect_many(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor]
-    ) -> Sequence[Mapping[str, Tensor]]:
-        """Return the statistics of several clients, without classes of too few samples."""
+        """Return counts, sums and second moments, without classes of too few samples."""
         least = self.experiment.prototypes.min_cluster_size
-        counts = [torch.bincount(each, minlength=self.num_classes) for each in labels]
-        sent = [(each >= least)[own] for each, own in zip(counts, labels, strict=True)]
-        chosen = torch.cat([each[kept] for each, kept in zip(inputs, sent, strict=True)])
-        stack = gaussian.StackedSums(
-            self.features(chosen),
-            torch.cat([each[kept] for each, kept in zip(labels, sent, strict=True)]),
-            [int(kept.sum()) for kept in sent],
-            self.num_classes,
-            self._sent_moment,
-        )
-        return [stack.member(index) for index in range(len(stack))]
+        sent = (torch.bincount(labels, minlength=self.num_classes) >= least)[labels]
+        features = self.features(inputs[sent])
+        return gaussian.sum_samples(features, labels[sent], self.num_classes, self._sent_moment)
 
     def validate_statistics(self, update: Update, *, announced: Sequence[int] | None) -> str | None:
         """Return why no samples have these sums, or why they are not the announced ones."""
@@ -279,7 +258,7 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         components, found = self.fit(sums, ClientMeans.of_pool(pool))
         like = server.params["weight"]
         params = {name: value.to(like) for name, value in components._asdict().items()}
-        if self.sends_fit:
+        if self.estimates_effects:
             return replace(server, params=params, extra=found)
         return replace(server, params=params, private={**server.private, **found})
 

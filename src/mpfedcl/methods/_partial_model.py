@@ -13,7 +13,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods.base import Batch, Context, Server, Tally
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.methods.messages import Broadcast
-from mpfedcl.models.parts import feeding_layers, hidden_units, mask_params
+from mpfedcl.models.units import feeding_layers, hidden_units, mask_params
 
 _LEAST_SCORE = 1e-12
 """Added to scores: units without a score are equally likely, and follow all others."""

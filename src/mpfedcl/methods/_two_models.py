@@ -3,9 +3,8 @@
 from torch import zeros_like
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods.base import Context, LocalTraining, PerStep
+from mpfedcl.methods.base import Context, LocalTraining
 from mpfedcl.methods.fedavg import FedAvg
-from mpfedcl.methods.messages import Broadcast
 
 _OTHER, _SPEED, _OTHERS_SPEED = "other.", "speed.", "other speed."
 
@@ -14,7 +13,7 @@ class TwoModels(FedAvg):
     """FedAvg; each batch trains the personal model first, then the one that is sent.
 
     The two models swap places after each step, and each has its own velocity. A subclass changes
-    the gradients in `adjust`, where `context.received` is true for the personal model.
+    the gradients in `adjust`; even steps train the personal model (`is_personal`).
     """
 
     family = "personal models"
@@ -30,9 +29,9 @@ class TwoModels(FedAvg):
         """Take two steps on each batch; `adjust` applies the momentum of each model."""
         return super().local_training(round_number)._replace(momentum=0.0, repeats=2)
 
-    def prepare(self, broadcast: Broadcast) -> PerStep:
-        """Train the personal model in even steps."""
-        return PerStep(lambda step: step % 2 == 0)
+    def is_personal(self, context: Context) -> bool:
+        """Return whether a step trains the personal model."""
+        return context.step % 2 == 0
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
         """Begin with the personal model; both velocities are 0."""

@@ -124,21 +124,8 @@ class Context:
     """The constants that `describe` computed from this client's labels."""
     memory: Tensors = field(default_factory=dict)
     """Tensors that last until the round ends: from `begin`, then from `adjust` and `after_step`."""
-
-
-class PerStep:
-    """A value of `prepare` that differs from step to step: `context.received` is then `at(step)`.
-
-    Steps are counted from 0, and `at` runs outside `vmap`: all clients see the same value.
-    """
-
-    def __init__(self, at: Callable[[int], Any]) -> None:
-        self.at = at
-
-
-def received_at(received: Any, step: int) -> Any:
-    """Return `context.received` for a step, given the value that `prepare` returned."""
-    return received.at(step) if isinstance(received, PerStep) else received
+    step: int = 0
+    """The number of the client's step in the round, from 0; an ordinary number also under vmap."""
 
 
 class LocalTraining(NamedTuple):
@@ -277,8 +264,6 @@ class Method:
     )
     """Settings that `mpfedcl tune` searches, and the values to try; the defaults are always tried.
     A method adds its own: `{**Method.search_space, "mine__beta": (0.1, 0.5)}`."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """Names that the method reads from `experiment.options`; others are rejected."""
     settings: Settings
     """The method's settings: declare `settings: MySettings`, a subclass of `Settings` with a
     `section`; its fields become the flags `--section.field` and the keys of that section. Settings
@@ -379,8 +364,7 @@ class Method:
         """Return the value of `context.received`, computed once per round from the broadcast.
 
         `broadcast` has the `round`, the shared `params`, the server's `extra` tensors and the
-        prototype `pool`; the learning rate is `self.local_training(broadcast.round).lr`. Return a
-        `PerStep` for a value that changes from step to step.
+        prototype `pool`; the learning rate is `self.local_training(broadcast.round).lr`.
         """
         return None
 
@@ -475,7 +459,7 @@ def update_template(method: Method, initial: Tensors, embedding_size: int) -> Te
     context = Context(
         _reject_apply,
         initial,
-        received_at(method.prepare(broadcast), 0),
+        method.prepare(broadcast),
         method.init_client(initial),
         method.describe(torch.zeros(1, dtype=torch.int64, device=like.device)),
     )

@@ -30,7 +30,7 @@ class Ditto(TwoModels):
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """Return g + λ (v - w) for the personal model."""
-        pull = self.settings.weight if context.received else 0.0
+        pull = self.settings.weight if self.is_personal(context) else 0.0
         if pull:
             gradients = {n: g + pull * (params[n] - context.start[n]) for n, g in gradients.items()}
         return super().adjust(gradients, params, context)

@@ -20,7 +20,7 @@ class FedAvgFT(TwoModels):
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """Move only the classifier of the personal model."""
-        if context.received:
+        if self.is_personal(context):
             gradients = {
                 n: g if n.startswith("classifier.") else zeros_like(g) for n, g in gradients.items()
             }

@@ -49,7 +49,6 @@ class FedGauss(OneShot):
     primary_predictor = "personal_classifier_prior"
     primary_predictor_global = "global_classifier"
     second_moment = "within"
-    sends_fit = True
     estimates_effects = True
     lost_by_totals = (
         "With totals only, the global test set is predicted with one Gaussian per class, not with "
@@ -67,13 +66,10 @@ class FedGauss(OneShot):
         within = (sums["within"] / scale).to(getattr(torch, self.experiment.dtype))
         covariance = Covariance.decompose(gaussian.unpack_symmetric(within, means.shape[1]))
         shrinkage = gaussian.choose_shrinkage(covariance, scale, means, counts)
-        if is_total(sums):
-            effects = gaussian.estimate_effects_of_totals(sums, everywhere, covariance.trace)
-            total = float(sums["counts"].sum() - sums["groups"].sum())
-            degrees = Degrees(total, float(sums["degrees_squared"]), int(sums["free_clients"]))
-        else:
-            effects = gaussian.estimate_effects(groups, everywhere, covariance.trace)
-            degrees = Degrees.of(groups.degrees)
+        totals = sums if is_total(sums) else groups.totals()
+        effects = gaussian.estimate_effects(totals, everywhere, covariance.trace)
+        total = float(totals["counts"].sum() - totals["groups"].sum())
+        degrees = Degrees(total, float(totals["degrees_squared"]), int(totals["free_clients"]))
         strength = gaussian.own_strength(covariance, degrees, float(sums["scatter"]))
         pool = GaussianPool(
             covariance, shrinkage, effects, strength, everywhere, sums["counts"].double()

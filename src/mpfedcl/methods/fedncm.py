@@ -4,6 +4,9 @@ from mpfedcl.gaussian import ClientMeans, Components, Covariance
 from mpfedcl.methods import OneShot, Tensors
 from mpfedcl.methods._one_shot import class_means, fit_classes
 
+_ROUNDING = 1e-12
+"""Scatter per sample that is no more than the rounding of means of norm 1."""
+
 
 class FedNCM(OneShot):
     """Clients send class counts [C] and feature sums [C, d]; the nearest class mean predicts."""
@@ -19,5 +22,7 @@ class FedNCM(OneShot):
         degrees = max(1.0, float(counts.sum()) - len(counts))
         # Features have norm 1, so the means determine the scatter around them.
         scatter = float((counts * (1 - means.square().sum(1))).sum())
-        covariance = Covariance.spherical(max(0.0, scatter) / degrees, means)
+        if scatter < _ROUNDING * float(counts.sum()):
+            scatter = 0.0
+        covariance = Covariance.spherical(scatter / degrees, means)
         return fit_classes(covariance, degrees, sums)[0], {}

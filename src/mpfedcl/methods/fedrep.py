@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.experiment.method_settings import FedRepSettings
-from mpfedcl.methods import Broadcast, Context, LocalTraining, Method, PerStep, Tensors
+from mpfedcl.methods import Context, LocalTraining, Method, Tensors
 
 
 class FedRep(Method):
@@ -43,15 +43,11 @@ class FedRep(Method):
         head_steps = steps * self.settings.head_epochs
         return {"head_steps": torch.tensor(head_steps, device=labels.device)}
 
-    def prepare(self, broadcast: Broadcast) -> PerStep:
-        """Return the index of each step."""
-        return PerStep(lambda step: step)
-
     def adjust(
         self, gradients: Tensors, params: Tensors, context: Context
     ) -> tuple[Tensors, Tensors]:
         """Move the classifier in the first steps, and the layers below it in the others."""
-        is_head = context.received < context.own["head_steps"]
+        is_head = context.step < context.own["head_steps"]
         chosen = {
             n: torch.where(is_head == (not self.shared(n)), g, torch.zeros_like(g))
             for n, g in gradients.items()

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mpfedcl.gaussian import Covariance, StackedSums, unit_features, unpack_symmetric
+from mpfedcl.gaussian import Covariance, sum_samples, unit_features, unpack_symmetric
 from mpfedcl.methods import ClosedForm, Tensors
 from mpfedcl.methods._one_shot import fit_classes
 
@@ -26,8 +26,7 @@ class LocalGauss(ClosedForm):
     def personalize(self, received: object, inputs: Tensor, labels: Tensor) -> Tensors:
         """Return the classifier fitted to the client's own statistics."""
         features = unit_features(inputs).double()
-        stack = StackedSums(features, labels, [len(labels)], self.num_classes, "within")
-        sums = dict(stack.member(0))
+        sums = sum_samples(features, labels, self.num_classes, "within")
         degrees = max(1.0, float(sums["counts"].sum()) - int((sums["counts"] > 0).sum()))
         within = unpack_symmetric(sums["within"], features.shape[1]) / degrees
         covariance = Covariance.decompose(within)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian import MemberSums
-from mpfedcl.models.parts import count_bytes, mask_params
+from mpfedcl.models.units import count_bytes, mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
 
@@ -100,7 +99,7 @@ class Update:
     """Collected from all clients, never averaged."""
     loss: float | None
     """Mean training loss over the round's samples; None if the method does not train."""
-    summed: Mapping[str, Tensor] = field(default_factory=dict)
+    summed: Tensors = field(default_factory=dict)
     """Statistics of the client's samples, to be added up over clients."""
     processed: tuple[str, ...] = ()
     """The processors that have changed the update."""
@@ -112,7 +111,7 @@ class Update:
     @property
     def num_parameters(self) -> int:
         """The number of values that are sent in tensors to average or add up."""
-        tensors = [*self._shapes.values(), *self.summed_shapes.values()]
+        tensors = [*self._shapes.values(), *self.summed.values()]
         return sum(value.numel() for value in tensors) - self.left_out
 
     @property
@@ -120,7 +119,7 @@ class Update:
         """Bytes of tensors that the client sends."""
         shapes, own = [*self._shapes.values()], self.prototypes
         unsent = self.left_out * shapes[0].element_size() if self.left_out else 0
-        others = (*self.summed_shapes.values(), *self.coding.values())
+        others = (*self.summed.values(), *self.coding.values())
         return _num_bytes(*shapes, *others, own.vectors, own.labels, own.counts) - unsent
 
     def to(self, device: torch.device) -> Self:
@@ -136,15 +135,9 @@ class Update:
 
     def written_out(self) -> Self:
         """Return the update with its own tensors instead of a part of a stack."""
-        found = replace(self, summed=dict(self.summed))
         if not isinstance(self.averaged, StackMember):
-            return found
-        return replace(found, averaged=self.averaged.stack.tensors(self.averaged.index))
-
-    @property
-    def summed_shapes(self) -> Mapping[str, Tensor]:
-        """Tensors of the shapes and types of the statistics, without writing them out."""
-        return self.summed.stack.template if isinstance(self.summed, MemberSums) else self.summed
+            return self
+        return replace(self, averaged=self.averaged.stack.tensors(self.averaged.index))
 
     @property
     def _shapes(self) -> Tensors:

@@ -1,20 +1,14 @@
 """MP-FedCL: multi-prototype federated contrastive learning (Qiao et al., 2023)."""
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.rng import generator
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Batch, Broadcast, Context, Method, PerStep, SharesPrototypes, Tensors
+from mpfedcl.methods import Batch, Broadcast, Context, Method, SharesPrototypes, Tensors
 from mpfedcl.methods.predictors import PredictorName
-from mpfedcl.prototypes import ContrastTargets, PoolGrid, PrototypePool, contrastive_loss
-
-_STEPS_KEPT = 64
-"""Draws that are kept for the next client; more would take too much memory."""
+from mpfedcl.prototypes import ContrastTargets, PrototypePool, contrastive_loss, prepare_contrast
 
 CONTRAST_SEARCH_SPACE = {
     **Method.search_space,
@@ -47,30 +41,10 @@ class MpFedCL(SharesPrototypes):
         if not self.shares_model:
             # Without a global model the personal ones predict on the global test set too.
             self.primary_predictor_global = self.primary_predictor
-        if experiment.contrast.sample is not None and experiment.contrast.form == "pooled":
-            raise InvalidInput(
-                f"contrast.sample is {experiment.contrast.sample}; with contrast.form 'pooled' it "
-                "must be left out: that loss is not a mean over clients, so a sample would bias it."
-            )
 
-    def prepare(self, broadcast: Broadcast) -> ContrastTargets | PerStep:
-        """Pad the pool into the grid of clients, slots and classes.
-
-        With `contrast.sample`, each step has a random subset of the pool's clients, the same for
-        all clients and engines; the mean over all draws is the full loss.
-        """
-        grid = PoolGrid.pad(broadcast.pool, self.experiment.prototypes.padding or "all")
-        if not self._draws(broadcast):
-            return grid.targets()
-
-        @lru_cache(_STEPS_KEPT)
-        def draw(step: int) -> ContrastTargets:
-            key = (self.experiment.seed, broadcast.round, "sample of the pool", step)
-            order = torch.randperm(len(grid.slots), generator=generator(*key))
-            drawn = order[: self.experiment.contrast.sample].sort().values
-            return grid.targets(drawn.to(grid.slots.device))
-
-        return PerStep(draw)
+    def prepare(self, broadcast: Broadcast) -> ContrastTargets:
+        """Pad the pool into the grid of clients, slots and classes."""
+        return prepare_contrast(broadcast.pool, self.experiment.prototypes.padding or "all")
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return cross-entropy + weight * L_R."""
@@ -89,18 +63,10 @@ class MpFedCL(SharesPrototypes):
         return batch.cross_entropy(logits) + settings.weight * contrast
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:
-        """Record the sample of the pool's clients, and the numbers of prototypes if they differ."""
-        remarks: dict[str, Any] = {}
-        if self._draws(broadcast):
-            drawn, total = self.experiment.contrast.sample, broadcast.pool.num_clients
-            remarks["contrast"] = {"clients_a_step": drawn, "clients_in_pool": total}
-        if self.num_prototypes is None and len(broadcast.pool):
-            remarks["prototypes_per_class"] = _count_prototypes(broadcast.pool)
-        return remarks
-
-    def _draws(self, broadcast: Broadcast) -> bool:
-        sample = self.experiment.contrast.sample
-        return sample is not None and sample < broadcast.pool.num_clients
+        """Record the numbers of prototypes if they differ."""
+        if self.num_prototypes is not None or not len(broadcast.pool):
+            return {}
+        return {"prototypes_per_class": _count_prototypes(broadcast.pool)}
 
 
 def _count_prototypes(pool: PrototypePool) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.method_settings import PFedMeSettings
-from mpfedcl.methods import Broadcast, Context, FedAvg, LocalTraining, PerStep, Server, Tally
+from mpfedcl.methods import Broadcast, Context, FedAvg, LocalTraining, Server, Tally
 
 
 class PFedMe(FedAvg):
@@ -32,11 +32,9 @@ class PFedMe(FedAvg):
         epochs = self.experiment.train.epochs
         return LocalTraining(self.settings.lr, 0.0, epochs, self.settings.steps)
 
-    def prepare(self, broadcast: Broadcast) -> PerStep:
-        """Return the rate lr λ of w_i towards θ in the last step on a batch, else 0."""
-        steps = self.settings.steps
-        rate = self.experiment.train.learning_rate(broadcast.round) * self.settings.weight
-        return PerStep(lambda step: rate if (step + 1) % steps == 0 else 0.0)
+    def prepare(self, broadcast: Broadcast) -> float:
+        """Return the rate lr λ of w_i towards θ."""
+        return self.experiment.train.learning_rate(broadcast.round) * self.settings.weight
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
         """Start θ and w_i at the global model."""
@@ -51,7 +49,9 @@ class PFedMe(FedAvg):
         return {n: g + pull * (params[n] - near[n]) for n, g in gradients.items()}, near
 
     def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
-        """Move w_i towards θ."""
+        """Move w_i towards θ in the last step on a batch."""
+        if (context.step + 1) % self.settings.steps:
+            return params, context.memory
         moved = {n: w.lerp(params[n], context.received) for n, w in context.memory.items()}
         return params, moved
 

@@ -9,9 +9,8 @@ from mpfedcl.prototypes.clustering import (
 )
 from mpfedcl.prototypes.contrast import (
     ContrastTargets,
-    PoolGrid,
     contrastive_loss,
     prepare_contrast,
     prototype_contrastive_loss,
 )
-from mpfedcl.prototypes.pool import PrototypePool, Prototypes, merge_prototypes, spread_kept
+from mpfedcl.prototypes.pool import PrototypePool, Prototypes, merge_prototypes

@@ -304,8 +304,7 @@ def average_clusters(
     """Return each client's prototypes: the mean of every cluster of every group.
 
     u_k = 1/|S_k| Σ_{x ∈ S_k} x, where `clusters` [P] gives each sample's k < `num_clusters` within
-    its group. Clusters with exactly equal means become one; those that stand for fewer than
-    `min_cluster_size` samples are dropped.
+    its group. Clusters of fewer than `min_cluster_size` samples are dropped.
     """
     if min_cluster_size < 1:
         raise ValueError(f"min_cluster_size is {min_cluster_size}; it must be at least 1.")
@@ -322,16 +321,6 @@ def average_clusters(
     sums = torch.zeros_like(base).index_add_(0, slot, torch.sub(points, offsets, out=offsets))
     means = base + sums / counts.clamp(min=1).unsqueeze(1)
 
-    if num_clusters > 1:
-        merged = _merge_equal(
-            means.view(len(groups), num_clusters, points.shape[1]),
-            counts.view(-1, num_clusters) > 0,
-        )
-        if not torch.equal(
-            merged, torch.arange(num_clusters, device=slot.device).expand_as(merged)
-        ):
-            return average_clusters(groups, merged.flatten()[slot], num_clusters, min_cluster_size)
-
     # Largest count first, then lowest first member; `first` is at most P, so it only breaks ties.
     rank = (counts * (num_samples + 1) - first).view(-1, num_clusters)
     ranked = rank.argsort(dim=1, descending=True, stable=True)
@@ -345,11 +334,3 @@ def average_clusters(
         Prototypes(*column)
         for column in zip(*(torch.split(column, per_client) for column in columns), strict=True)
     ]
-
-
-def _merge_equal(means: Tensor, filled: Tensor) -> Tensor:
-    """Return [G, K]: for each cluster the lowest one of its group that has the same mean."""
-    equal = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist") == 0
-    equal &= filled.unsqueeze(1) & filled.unsqueeze(2)
-    equal |= torch.eye(means.shape[1], dtype=torch.bool, device=means.device)
-    return equal.int().argmax(dim=1)

@@ -1,7 +1,7 @@
 """The contrastive loss L_R between embeddings and the prototypes of a pool."""
 
 import math
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -41,67 +41,35 @@ class ContrastTargets(NamedTuple):
     """[V, S] how often each vector stands in each slice, absent classes aside; None if large."""
 
 
-class PoolGrid(NamedTuple):
-    """A pool padded to a vector for every client, slot and class; else as `ContrastTargets`."""
-
-    vectors: Tensor
-    classes: Tensor
-    slots: Tensor
-    """[N, K, C] int64, the vector in each slot."""
-    present: Tensor
-
-    @classmethod
-    def pad(cls, pool: PrototypePool, padding: Padding = "all") -> Self:
-        """Put the class mean wherever a client has no prototype."""
-        slots = pool.slots(padding)
-        means = torch.arange(pool.num_classes, device=slots.device) + len(pool)
-        return cls(
-            vectors=torch.cat([pool.vectors, pool.class_means()]).detach(),
-            classes=torch.cat([pool.labels, torch.full_like(means, -1)]),
-            slots=torch.where(slots < 0, means, slots),
-            present=pool.present,
-        )
-
-    def targets(self, clients: Tensor | None = None) -> ContrastTargets:
-        """Return what `contrastive_loss` works with.
-
-        With `clients`, indices into the pool's names, only their slices count, with all means.
-        """
-        slots = self.slots if clients is None else self.slots[clients]
-        vectors, classes, present = self.vectors, self.classes, self.present
-        if len(slots):
-            slices, repeats = torch.unique(slots.flatten(0, 1), dim=0, return_counts=True)
-        else:
-            # One slice of absent classes: the arithmetic of the loss goes through and yields 0.
-            slices = torch.arange(len(vectors), device=present.device)[-len(present) :].unsqueeze(0)
-            repeats = torch.ones_like(slices[:, 0])
-        if clients is not None:
-            # What the drawn clients do not use costs nothing.
-            used, places = torch.unique(slices, return_inverse=True)
-            vectors, classes, slices = vectors[used], classes[used], places.view_as(slices)
-        weights = repeats.to(vectors.dtype) / repeats.sum()
-        shares = vectors.new_zeros(len(present), len(vectors))
-        shares.scatter_add_(1, slices.T, weights.expand(len(present), -1))
-        table = None
-        if not len(slots) or len(slices) * len(vectors) <= LARGEST_TABLE:
-            counted = present if len(slots) else ~present
-            by_slice = vectors.new_zeros(len(slices), len(vectors))
-            by_slice.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
-            table = by_slice.T.contiguous()
-        return ContrastTargets(
-            vectors=vectors,
-            classes=classes,
-            slices=slices,
-            weights=weights,
-            present=present,
-            mean_targets=shares @ vectors,
-            table=table,
-        )
-
-
 def prepare_contrast(pool: PrototypePool, padding: Padding = "all") -> ContrastTargets:
-    """Lay a whole pool out for `contrastive_loss`."""
-    return PoolGrid.pad(pool, padding).targets()
+    """Lay a pool out for `contrastive_loss`; class means stand where a client has no prototype."""
+    slots, present = pool.slots(padding), pool.present
+    vectors = torch.cat([pool.vectors, pool.class_means()]).detach()
+    means = torch.arange(pool.num_classes, device=slots.device) + len(pool)
+    if len(slots):
+        grid = torch.where(slots < 0, means, slots)
+        slices, repeats = torch.unique(grid.flatten(0, 1), dim=0, return_counts=True)
+    else:
+        # One slice of absent classes: the arithmetic of the loss goes through and yields 0.
+        slices, repeats = means.unsqueeze(0), torch.ones_like(means[:1])
+    weights = repeats.to(vectors.dtype) / repeats.sum()
+    shares = vectors.new_zeros(len(present), len(vectors))
+    shares.scatter_add_(1, slices.T, weights.expand(len(present), -1))
+    table = None
+    if not len(slots) or len(slices) * len(vectors) <= LARGEST_TABLE:
+        counted = present if len(slots) else ~present
+        by_slice = vectors.new_zeros(len(slices), len(vectors))
+        by_slice.scatter_add_(1, slices, counted.to(vectors.dtype).expand(slices.shape))
+        table = by_slice.T.contiguous()
+    return ContrastTargets(
+        vectors=vectors,
+        classes=torch.cat([pool.labels, torch.full_like(means, -1)]),
+        slices=slices,
+        weights=weights,
+        present=present,
+        mean_targets=shares @ vectors,
+        table=table,
+    )
 
 
 def contrastive_loss(

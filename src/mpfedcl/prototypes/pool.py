@@ -380,12 +380,12 @@ class PrototypePool:
 
 
 def merge_prototypes(pool: PrototypePool, most: int, generator: torch.Generator) -> PrototypePool:
-    """Return a pool with at most `most` prototypes per class; the same one where that is so.
+    """Return a pool with at most `most` prototypes per class; the pool itself if it fits.
 
     k-means in each class, a prototype counting as its samples: u = Σ n_m u_m / Σ n_m over those
     that become one, and n = Σ n_m. So a class's mean over samples stays what it was, and its second
-    moment loses the scatter within what is merged (`spread_kept`). The new ones are owned by groups
-    of K, the largest first: the clients that sent them are not known any more.
+    moment loses the scatter within what is merged. The clients that sent prototypes are not known
+    any more: the K largest of each class belong to a first group, the next K to a second.
     """
     if most < 1:
         raise ValueError(f"most is {most}; it must be at least 1.")
@@ -403,15 +403,6 @@ def merge_prototypes(pool: PrototypePool, most: int, generator: torch.Generator)
     counts = torch.zeros_like(key).index_add_(0, place, pool.counts)
     labels = groups.labels[key // num_clusters]
     return _own_by_groups(pool, means.to(pool.vectors.dtype), labels, counts)
-
-
-def spread_kept(full: PrototypePool, merged: PrototypePool) -> float:
-    """Return the share of the scatter of prototypes around their class means that is left.
-
-    Σ n |u - ū_c|² of the merged pool over that of the full one (ū_c: mean over samples), else 1.
-    """
-    before = _scatter(full)
-    return _scatter(merged) / before if before > 0 else 1.0
 
 
 def _own_by_groups(
@@ -436,12 +427,6 @@ def _own_by_groups(
         owners=owners[by_owner],
         names=tuple(f"group-{number + 1:0{digits}}" for number in range(num_owners)),
     )
-
-
-def _scatter(pool: PrototypePool) -> float:
-    vectors, weights = pool.vectors.double(), pool.counts.double()
-    centers = mean_by(vectors, pool.labels, pool.num_classes, weights)
-    return float((weights.unsqueeze(1) * (vectors - centers[pool.labels]).square()).sum())
 
 
 def _find_nearest(z: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
