@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment.settings import PrivacySettings
-from mpfedcl.gaussian import StackedSums
+from mpfedcl.gaussian import sum_samples
 from mpfedcl.gaussian.mechanism import PrivateSums
 
 RUNS = 2500
@@ -28,7 +28,7 @@ def sums(with_it: bool) -> Tensors:
     """
     features = torch.eye(2, dtype=torch.float64)[: 2 if with_it else 1]
     labels = torch.zeros(len(features), dtype=torch.int64)
-    one = dict(StackedSums(features, labels, [len(features)], 1, None).member(0))
+    one = sum_samples(features, labels, 1, None)
     return {name: value.expand(RUNS, *value.shape[1:]) for name, value in one.items()}
 
 

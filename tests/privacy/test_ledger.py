@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from mpfedcl.privacy.ledger import (
     FOLDER,
     BudgetSpent,
     Ledger,
-    ReleaseFolder,
     ReleaseLog,
     read_ledger,
 )
@@ -26,7 +25,7 @@ DELTA = 1e-5
 def ledger_for(releases: int, epsilon: float = 2.0) -> Ledger:
     """Return a ledger that covers so many releases and no more."""
     multiplier = gaussian_multiplier(epsilon, DELTA) * releases**0.5
-    return Ledger("client", epsilon, DELTA, multiplier)
+    return Ledger(unit="client", epsilon=epsilon, delta=DELTA, multiplier=multiplier, releases={})
 
 
 def draw() -> Tensors:
@@ -35,7 +34,7 @@ def draw() -> Tensors:
 
 @pytest.fixture(params=["memory", "folder"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> ReleaseLog:
-    found = ReleaseLog() if request.param == "memory" else ReleaseFolder(tmp_path)
+    found = ReleaseLog(None if request.param == "memory" else tmp_path)
     found.begin(ledger_for(2))
     return found
 
@@ -84,12 +83,12 @@ def test_participants_are_drawn_once(log: ReleaseLog) -> None:
 
 
 def test_another_process_reads_the_same_ledger(tmp_path: Path) -> None:
-    log = ReleaseFolder(tmp_path)
+    log = ReleaseLog(tmp_path)
     log.begin(ledger_for(3))
     assert log.ledger is not None
     released = log.release(1, log.ledger.multiplier, draw)
     chosen = log.choose(2, lambda: ["a"])
-    again = ReleaseFolder(tmp_path)
+    again = ReleaseLog(tmp_path)
     assert again.ledger == log.ledger
     assert torch.equal(again.release(1, log.ledger.multiplier, draw)["noisy"], released["noisy"])
     assert again.choose(2, lambda: []) == chosen
@@ -97,14 +96,14 @@ def test_another_process_reads_the_same_ledger(tmp_path: Path) -> None:
 
 
 def test_crash_between_release_and_ledger_is_charged_afterwards(tmp_path: Path) -> None:
-    log = ReleaseFolder(tmp_path)
+    log = ReleaseLog(tmp_path)
     log.begin(ledger_for(3))
     before = (tmp_path / FOLDER / "ledger.json").read_bytes()
     assert log.ledger is not None
     z = log.ledger.multiplier
     released = log.release(1, z, draw)
     (tmp_path / FOLDER / "ledger.json").write_bytes(before)
-    again = ReleaseFolder(tmp_path)
+    again = ReleaseLog(tmp_path)
     assert again.ledger is not None
     assert again.ledger.num_releases == 0
     assert torch.equal(again.release(1, z, draw)["noisy"], released["noisy"])
@@ -112,23 +111,25 @@ def test_crash_between_release_and_ledger_is_charged_afterwards(tmp_path: Path) 
 
 
 def test_repeated_round_without_its_release_is_charged_again(tmp_path: Path) -> None:
-    log = ReleaseFolder(tmp_path)
+    log = ReleaseLog(tmp_path)
     log.begin(ledger_for(2))
     assert log.ledger is not None
     z = log.ledger.multiplier
     log.release(1, z, draw)
     (path,) = (tmp_path / FOLDER).glob("release-*")
     path.unlink()
-    log.release(1, z, draw)
-    assert log.ledger.releases == {z: 2}
+    again = ReleaseLog(tmp_path)
+    again.release(1, z, draw)
+    assert again.ledger is not None
+    assert again.ledger.releases == {z: 2}
     (path,) = (tmp_path / FOLDER).glob("release-*")
     path.unlink()
     with pytest.raises(BudgetSpent):
-        log.release(1, z, draw)
+        ReleaseLog(tmp_path).release(1, z, draw)
 
 
 def test_only_the_last_two_releases_are_kept(tmp_path: Path) -> None:
-    log = ReleaseFolder(tmp_path)
+    log = ReleaseLog(tmp_path)
     log.begin(ledger_for(5))
     assert log.ledger is not None
     for number in range(1, 5):
@@ -153,13 +154,14 @@ def test_reported_epsilon_is_within_the_budget() -> None:
         "",
         "[]",
         "{}",
-        json.dumps({**ledger_for(1).to_json(), "multiplier": -1.0}),
-        json.dumps({**ledger_for(1).to_json(), "epsilon": "3"}),
-        json.dumps({**ledger_for(1).to_json(), "epsilon": 0.0}),
-        json.dumps({**ledger_for(1).to_json(), "epsilon": math.inf}),
-        json.dumps({**ledger_for(1).to_json(), "clients": 0}),
-        json.dumps({**ledger_for(1).to_json(), "releases": [[1.0, -3]]}),
-        json.dumps({**ledger_for(1).to_json(), "releases": [["nan", 3]]}),
+        json.dumps({**asdict(ledger_for(1)), "multiplier": -1.0}),
+        json.dumps({**asdict(ledger_for(1)), "epsilon": 0.0}),
+        json.dumps({**asdict(ledger_for(1)), "epsilon": math.inf}),
+        json.dumps({**asdict(ledger_for(1)), "clients": 0}),
+        json.dumps({**asdict(ledger_for(1)), "releases": {"1.0": -3}}),
+        json.dumps({**asdict(ledger_for(1)), "releases": {"nan": 3}}),
+        json.dumps({n: v for n, v in asdict(ledger_for(1)).items() if n != "releases"}),
+        json.dumps({**asdict(ledger_for(1)), "spent": 0.0}),
     ],
 )
 def test_unreadable_ledger_is_rejected(tmp_path: Path, content: str) -> None:
@@ -169,9 +171,26 @@ def test_unreadable_ledger_is_rejected(tmp_path: Path, content: str) -> None:
         read_ledger(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chosen-000001.json", ""),
+        ("chosen-000001.json", '{"a": 1}'),
+        ("chosen-one.json", "[]"),
+        ("release-000001.safetensors", ""),
+        ("release-000001-000001.safetensors", "no tensors"),
+    ],
+)
+def test_damaged_release_or_sample_is_rejected(tmp_path: Path, name: str, content: str) -> None:
+    ReleaseLog(tmp_path).begin(ledger_for(2))
+    (tmp_path / FOLDER / name).write_text(content)
+    with pytest.raises(InvalidInput, match=name):
+        ReleaseLog(tmp_path)
+
+
 def test_ledger_with_a_zero_count_is_read(tmp_path: Path) -> None:
     kept = replace(ledger_for(1), releases={2.0: 0, 3.0: 1})
     (tmp_path / "privacy").mkdir()
-    (tmp_path / "privacy" / "ledger.json").write_text(json.dumps(kept.to_json()))
+    (tmp_path / "privacy" / "ledger.json").write_text(json.dumps(asdict(kept)))
     assert read_ledger(tmp_path) == kept
     assert kept.num_releases == kept.clients == 1

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import mechanism
 from mpfedcl.methods.messages import Update
 from mpfedcl.privacy import private_rounds
-from mpfedcl.privacy.private_rounds import ALL_CLIENTS, planned_releases
+from mpfedcl.privacy.private_rounds import ALL_CLIENTS
 from mpfedcl.rounds.loop import RoundLoop
 from small_experiments import build_federation, save_images, small, tensors_of
 
@@ -114,17 +113,17 @@ def test_prototypes_are_means_of_client_sums_scaled_to_norm_1(
     assert rows.labels.tolist() == [0, 1, 2]
 
 
-def test_prototypes_are_released_every_n_rounds(
+def test_each_round_releases_model_and_prototypes(
     images: Path, silent: dict[str, list[float]]
 ) -> None:
-    private = federation(images, "mp-fedcl", rounds=4, privacy__release_every=3)
+    private = federation(images, "mp-fedcl", rounds=4)
     for _ in range(4):
         private.run_round(evaluate=False)
     assert private.private is not None
     assert private.private.ledger is not None
     z = private.private.ledger.multiplier
-    assert len(silent["sums"]) == 2
-    assert private.private.ledger.releases == pytest.approx({z / 2**0.5: 2, z: 2})
+    assert len(silent["sums"]) == 4
+    assert private.private.ledger.releases == pytest.approx({z / 2**0.5: 4})
     assert private.private.ledger.spent == pytest.approx(5.0, rel=0.01)
 
 
@@ -260,13 +259,6 @@ def test_method_whose_server_does_more_than_average_is_rejected(
 ) -> None:
     with pytest.raises(InvalidInput, match="its server does not only average"):
         federation(images, "custom_method:Scaffold")
-
-
-def test_planned_releases_count_rounds() -> None:
-    experiment = Experiment(rounds=7, privacy={"epsilon": 1.0, "release_every": 3})
-    assert planned_releases(experiment, shares_prototypes=True) == {1.0: 4, 2**0.5: 3}
-    assert planned_releases(experiment, shares_prototypes=False) == {1.0: 7}
-    assert planned_releases(experiment, shares_prototypes=True, first=5) == {1.0: 2, 2**0.5: 1}
 
 
 def test_noise_does_not_depend_on_the_seed(images: Path) -> None:

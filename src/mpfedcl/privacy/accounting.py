@@ -59,22 +59,16 @@ def _loss_distribution(multiplier: float, sampling: float, interval: float) -> A
 
 
 def calibrate_multiplier(
-    epsilon: float, delta: float, weights: Releases, *, sampling: float = 1.0
+    epsilon: float, delta: float, num_releases: int, *, sampling: float = 1.0
 ) -> float:
-    """Return the smallest noise multiplier z that keeps the budget over all releases.
-
-    `weights` is the number of releases by sensitivity: one of sensitivity s has the multiplier z/s.
-    """
-    unsampled = gaussian_multiplier(epsilon, delta) / composed_multiplier(
-        {1 / sensitivity: count for sensitivity, count in weights.items()}
-    )
+    """Return the smallest noise multiplier that keeps the budget over all releases."""
+    unsampled = gaussian_multiplier(epsilon, delta) * math.sqrt(num_releases)
     if sampling == 1:
         # A margin, so that rounding never exceeds the budget.
         return unsampled * (1 + 1e-9)
 
     def spent(z: float, interval: float) -> float:
-        scaled = {z / sensitivity: count for sensitivity, count in weights.items()}
-        return spent_epsilon(scaled, delta, sampling=sampling, interval=interval)
+        return spent_epsilon({z: num_releases}, delta, sampling=sampling, interval=interval)
 
     # A coarse bisection of the ratio, because each evaluation takes a second; then a fine check.
     low, z = unsampled * sampling / 4, unsampled

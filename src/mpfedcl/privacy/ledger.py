@@ -5,13 +5,15 @@ the same values and cost twice the budget, so a repeated round uses the stored r
 """
 
 import json
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from mpfedcl.core.errors import InvalidInput
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
 from mpfedcl.privacy.accounting import spent_epsilon
@@ -26,21 +28,24 @@ class BudgetSpent(InvalidInput):
     """Raised for a release that would exceed the budget."""
 
 
-@dataclass(frozen=True)
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Ledger:
-    """A budget and the releases that were charged to it."""
+    """A budget and the releases that were charged to it, the content of `ledger.json`."""
 
     unit: Literal["record", "client"]
-    epsilon: float
-    delta: float
-    multiplier: float
+    epsilon: _Positive
+    delta: _Positive
+    multiplier: _Positive
     """Noise over sensitivity, fixed when the run began."""
-    sampling: float = 1.0
+    sampling: _Positive = 1.0
     """The probability with which each client takes part in a round."""
-    clients: int = 1
+    clients: Annotated[int, Field(ge=1)] = 1
     """Number of clients when the run began, the divisor of sums."""
-    releases: dict[float, int] = field(default_factory=dict)
-    """Number of releases by multiplier."""
+    releases: dict[_Positive, Annotated[int, Field(ge=0)]]
+    """Number of releases by multiplier. It has no default: a file without it is damaged."""
 
     def charge(self, multiplier: float) -> Self:
         """Return the ledger with one more release; raise BudgetSpent if it is not covered."""
@@ -68,41 +73,55 @@ class Ledger:
         spent = min(float(f"{self.spent:.6g}"), self.epsilon)
         return {"unit": self.unit, "epsilon": self.epsilon, "delta": self.delta, "spent": spent}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for `ledger.json`."""
-        return {**vars(self), "releases": [[*each] for each in self.releases.items()]}
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the ledger that `to_json` was called on; raise ValueError for invalid values."""
-        releases = {float(multiplier): int(count) for multiplier, count in values["releases"]}
-        found = cls(**{**values, "releases": releases})
-        positive = [found.epsilon, found.delta, found.multiplier, found.sampling, *releases]
-        if not all(isinstance(each, float) and 0 < each < math.inf for each in positive):
-            raise ValueError("epsilon, delta and multipliers must be positive")
-        if any(count < 0 for count in releases.values()) or found.clients < 1:
-            raise ValueError("counts must not be negative")
-        return found
+_LEDGER = TypeAdapter(Ledger)
+_NAMES = TypeAdapter(list[str])
+_Any = TypeVar("_Any")
 
 
 class ReleaseLog:
-    """The ledger and the latest releases of a run, in memory."""
+    """The ledger and the latest releases of a run, stored in its directory if it has one.
 
-    def __init__(self) -> None:
-        self.ledger: Ledger | None = None
+    The files are readable by their owner only because participation is secret.
+    """
+
+    def __init__(self, run: Path | None = None) -> None:
+        self._folder = None if run is None else run / FOLDER
+        self.ledger = None if run is None else read_ledger(run)
         self._released: dict[int, tuple[int, Tensors]] = {}
-        """By round: the number of the release, and its tensors."""
+        """By round: the number of the release, which shows after a crash whether the release was
+        charged, and its tensors."""
         self._chosen: dict[int, list[str]] = {}
+        """By round: the sampled clients."""
+        if self._folder is not None:
+            for path in (*self._folder.glob("release-*"), *self._folder.glob("chosen-*")):
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        """Read a stored release or sample; reject a damaged file."""
+        try:
+            kind, *numbers = path.stem.split("-")
+            if kind == "release":
+                round_number, number = map(int, numbers)
+                self._released[round_number] = number, load_tensors(path)
+            else:
+                (round_number,) = map(int, numbers)
+                self._chosen[round_number] = _NAMES.validate_json(path.read_bytes())
+        except ValueError as error:
+            raise InvalidInput(
+                f"{path} cannot be read ({explain(error)}); the run must be restarted in a new "
+                "folder."
+            ) from None
 
     def begin(self, ledger: Ledger) -> None:
         """Set the ledger, unless the run has one."""
         if self.ledger is None:
-            self._write_ledger(ledger)
+            self._set_ledger(ledger)
 
     def release(self, round_number: int, multiplier: float, make: Callable[[], Tensors]) -> Tensors:
         """Return a round's release: the stored one, else a new one that is stored and charged."""
         assert self.ledger is not None
-        found = self._find(round_number)
+        found = self._released.get(round_number)
         number = self.ledger.num_releases + 1
         if found is not None and found[0] < number:
             return found[1]
@@ -110,72 +129,45 @@ class ReleaseLog:
         charged = self.ledger.charge(multiplier)
         if found is None:
             found = number, make()
-            self._write_release(round_number, *found)
-        self._write_ledger(charged)
+            name = f"release-{round_number:06d}-{number:06d}.safetensors"
+            self._write(name, pack_tensors(found[1]))
+            _remember(self._released, round_number, found)
+        self._set_ledger(charged)
         return found[1]
 
     def charge(self, multiplier: float, epsilon: float) -> None:
         """Charge a release that is stored elsewhere, up to an epsilon."""
         assert self.ledger is not None
-        self._write_ledger(replace(self.ledger, epsilon=epsilon).charge(multiplier))
+        self._set_ledger(replace(self.ledger, epsilon=epsilon).charge(multiplier))
 
     def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
         """Return the clients of a round: the stored sample, or a new one that is stored."""
         if round_number not in self._chosen:
-            self._chosen[round_number] = draw()
+            names = draw()
+            self._write(f"chosen-{round_number:06d}.json", json.dumps(names).encode())
+            _remember(self._chosen, round_number, names)
         return self._chosen[round_number]
 
-    def _find(self, round_number: int) -> tuple[int, Tensors] | None:
-        return self._released.get(round_number)
-
-    def _write_release(self, round_number: int, number: int, released: Tensors) -> None:
-        self._released[round_number] = number, released
-
-    def _write_ledger(self, ledger: Ledger) -> None:
+    def _set_ledger(self, ledger: Ledger) -> None:
+        self._write("ledger.json", _LEDGER.dump_json(ledger))
         self.ledger = ledger
 
-
-class ReleaseFolder(ReleaseLog):
-    """The log in a run directory, readable by its owner only because participation is secret."""
-
-    def __init__(self, run: Path) -> None:
-        super().__init__()
-        self._folder = run / FOLDER
-        self.ledger = read_ledger(run)
-
-    def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
-        """Return the clients of a round: the stored sample, or a new one that is stored."""
-        path = self._folder / f"chosen-{round_number:06d}.json"
-        if path.is_file():
-            return [str(name) for name in json.loads(path.read_bytes())]
-        names = draw()
-        self._write(path, json.dumps(names).encode())
-        self._drop_old("chosen")
-        return names
-
-    def _find(self, round_number: int) -> tuple[int, Tensors] | None:
-        for path in self._folder.glob(f"release-{round_number:06d}-*.safetensors"):
-            return int(path.stem.rpartition("-")[2]), load_tensors(path)
-        return None
-
-    def _write_release(self, round_number: int, number: int, released: Tensors) -> None:
-        # After a crash, the number shows whether the release was charged.
-        name = f"release-{round_number:06d}-{number:06d}.safetensors"
-        self._write(self._folder / name, pack_tensors(released))
-        self._drop_old("release")
-
-    def _write_ledger(self, ledger: Ledger) -> None:
-        self._write(self._folder / "ledger.json", json.dumps(ledger.to_json()).encode())
-        self.ledger = ledger
-
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, name: str, content: bytes) -> None:
+        if self._folder is None:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.chmod(0o700)
-        write_atomically(path, content)
-
-    def _drop_old(self, kind: str) -> None:
-        for path in sorted(self._folder.glob(f"{kind}-*"))[:-_KEPT]:
+        write_atomically(self._folder / name, content)
+        kind, _, is_numbered = name.partition("-")
+        for path in sorted(self._folder.glob(f"{kind}-*"))[:-_KEPT] if is_numbered else ():
             path.unlink()
+
+
+def _remember(known: dict[int, _Any], round_number: int, value: _Any) -> None:
+    """Add the value of a round, and forget those of all but the latest rounds."""
+    known[round_number] = value
+    for old in sorted(known)[:-_KEPT]:
+        del known[old]
 
 
 def read_ledger(run: Path) -> Ledger | None:
@@ -184,9 +176,10 @@ def read_ledger(run: Path) -> Ledger | None:
     if not path.is_file():
         return None
     try:
-        return Ledger.from_json(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _LEDGER.validate_json(path.read_bytes())
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
         raise InvalidInput(
-            f"{path} cannot be read ({error}); the spent budget is unknown, so the run must be "
+            f"{path} cannot be read ({reason}); the spent budget is unknown, so the run must be "
             "restarted in a new folder."
         ) from None

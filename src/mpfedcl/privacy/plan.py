@@ -134,9 +134,7 @@ class Plan:
         return min(1.0, mechanism.sensitivity / norm)
 
     def _plan_rounds(self, epsilon: float) -> RoundsPlan:
-        multiplier = calibrate_multiplier(
-            epsilon, self.delta, {1.0: self.rounds}, sampling=self.fraction
-        )
+        multiplier = calibrate_multiplier(epsilon, self.delta, self.rounds, sampling=self.fraction)
         needed = multiplier * math.sqrt(self.parameters) / self.fraction
         error = needed / self.clients
         advice: Literal["nothing", "model"] = "model" if error <= _USEFUL_MODEL else "nothing"

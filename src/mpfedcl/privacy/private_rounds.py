@@ -3,8 +3,7 @@
 A one-shot method releases noisy statistics once. A method that averages models releases in each
 round the mean change of the model with noise (DP-FedAvg: each client's change is clipped, all
 clients have equal weights, and the sum is divided by the public expected number of clients), and
-every `privacy.release_every` rounds one noisy prototype per class. The server continues from
-releases only.
+one noisy prototype per class if clients share prototypes. The server continues from releases only.
 """
 
 import math
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors, pack_tensors, take_group
-from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import add_exact_noise, draw_noise, require_extra
 from mpfedcl.methods import (
     CollectsStatistics,
@@ -93,20 +91,10 @@ def _no_mechanism(method: Method, why: str) -> InvalidInput:
     )
 
 
-def releases_prototypes(experiment: Experiment, round_number: int) -> bool:
-    """Return whether a round releases prototypes, if the method shares any."""
-    return (round_number - 1) % experiment.privacy.release_every == 0
-
-
-def planned_releases(
-    experiment: Experiment, *, shares_prototypes: bool, first: int = 1
-) -> dict[float, int]:
-    """Return the number of releases by sensitivity, from round `first` on."""
-    planned = {1.0: 0, BOTH: 0}
-    for number in range(first, experiment.rounds + 1):
-        both = shares_prototypes and releases_prototypes(experiment, number)
-        planned[BOTH if both else 1.0] += 1
-    return {sensitivity: count for sensitivity, count in planned.items() if count}
+def release_sensitivity(method: type[Method]) -> float:
+    """Return the sensitivity of a round's release, relative to the clip of the model."""
+    shares_prototypes = issubclass(method, SharesPrototypes) and not issubclass(method, OneShot)
+    return BOTH if shares_prototypes else 1.0
 
 
 def released_predictors(method: Method) -> tuple[PredictorName, ...]:
@@ -151,6 +139,7 @@ class PrivateRounds:
         self._method, self._experiment = method, method.experiment
         self._settings = method.experiment.privacy
         self._num_clients, self._dimension = num_clients, dimension
+        self._sensitivity = release_sensitivity(type(method))
 
     @property
     def samples(self) -> bool:
@@ -169,11 +158,21 @@ class PrivateRounds:
             assert method.private_sums is not None
             multiplier = method.private_sums.multiplier
         elif multiplier is None:
-            shares = isinstance(method, SharesPrototypes)
-            planned = planned_releases(self._experiment, shares_prototypes=shares)
-            multiplier = calibrate_multiplier(epsilon, delta, planned, sampling=sampling)
+            multiplier = self._sensitivity * calibrate_multiplier(
+                epsilon, delta, self._experiment.rounds, sampling=sampling
+            )
         unit = settings.unit_for(trains=method.trains)
-        self.log.begin(Ledger(unit, epsilon, delta, multiplier, sampling, self._num_clients))
+        self.log.begin(
+            Ledger(
+                unit=unit,
+                epsilon=epsilon,
+                delta=delta,
+                multiplier=multiplier,
+                sampling=sampling,
+                clients=self._num_clients,
+                releases={},
+            )
+        )
 
     @property
     def ledger(self) -> Ledger | None:
@@ -198,16 +197,15 @@ class PrivateRounds:
         self.begin()
         assert self.log.ledger is not None
         ledger, method = self.log.ledger, self._method
-        has_both = isinstance(method, SharesPrototypes) and not isinstance(method, OneShot)
-        has_both &= releases_prototypes(self._experiment, round_number)
 
         def make() -> Tensors:
             if isinstance(method, OneShot):
                 return self._noisy_sums(method, collector)
-            rows = self._noisy_prototypes(collector, ledger) if has_both else {}
+            shares = isinstance(method, SharesPrototypes)
+            rows = self._noisy_prototypes(collector, ledger) if shares else {}
             return {**self._noisy_means(start, collector, ledger), **rows}
 
-        multiplier = ledger.multiplier / (BOTH if has_both else 1.0)
+        multiplier = ledger.multiplier / self._sensitivity
         return pack_tensors(self.log.release(round_number, multiplier, make))
 
     def open(self, content: bytes, like: Tensor) -> Released:

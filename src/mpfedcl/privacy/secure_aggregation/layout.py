@@ -19,7 +19,7 @@ from mpfedcl.gaussian.mechanism import draw_noise, share_sigma
 from mpfedcl.methods import CollectsStatistics, Method, OneShot, find_method
 from mpfedcl.methods.messages import Total, Update
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
-from mpfedcl.privacy.private_rounds import MODEL_CLIP, ROUNDING, planned_releases
+from mpfedcl.privacy.private_rounds import MODEL_CLIP, ROUNDING
 from mpfedcl.privacy.secure_aggregation import least_left
 from mpfedcl.privacy.secure_aggregation.primitives import Ring, decode, encode, is_possible
 
@@ -37,10 +37,8 @@ def fix_noise(experiment: Experiment) -> Experiment:
     settings, method = experiment.privacy, find_method(experiment.method)
     if not (experiment.secure_aggregation and settings.epsilon and method.trains) or settings.noise:
         return experiment
-    planned = planned_releases(experiment, shares_prototypes=False)
-    return experiment.replace(
-        privacy__noise=calibrate_multiplier(settings.epsilon, settings.delta, planned)
-    )
+    noise = calibrate_multiplier(settings.epsilon, settings.delta, experiment.rounds)
+    return experiment.replace(privacy__noise=noise)
 
 
 class NoiseShares:
