@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.methods import Batch, Context, Method, PerStep, SharesPrototypes
+from mpfedcl.methods import Batch, Context, Method, SharesPrototypes
 from mpfedcl.methods.messages import Broadcast
 
 
@@ -67,13 +67,13 @@ class Counts(Method):
 class Warming(Method):
     """Pulls embeddings together, more in each step."""
 
-    def prepare(self, broadcast: Broadcast) -> PerStep:
-        return PerStep(lambda step: 0.01 * broadcast.round * (step + 1))
+    def prepare(self, broadcast: Broadcast) -> float:
+        return 0.01 * broadcast.round
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         embeddings, logits = context.apply(params, batch.inputs)
         pull = batch.mean(embeddings.square().sum(1))
-        weight: float = context.received
+        weight: float = context.received * (context.step + 1)
         return batch.cross_entropy(logits) + weight * pull
 
 
@@ -83,22 +83,26 @@ class Warming(Method):
 class ProximalLater(Method):
     """Adds a proximal term from round 2 on."""
 
-    def prepare(self, broadcast: Broadcast) -> bool | PerStep:
+    def prepare(self, broadcast: Broadcast) -> bool:
         return broadcast.round > 1
 
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         loss = super().loss(params, batch, context)
-        if not context.received:
+        if not self.is_pulled(context):
             return loss
         distances = [(params[name] - context.start[name]).square().sum() for name in params]
         return loss + 0.05 * torch.stack(distances).sum()
+
+    def is_pulled(self, context: Context) -> bool:
+        pulled: bool = context.received
+        return pulled
 
 
 class ProximalAfterTheFirstStep(ProximalLater):
     """Adds a proximal term in all steps but the first, in which it is 0 anyway."""
 
-    def prepare(self, broadcast: Broadcast) -> PerStep:
-        return PerStep(lambda step: step > 0)
+    def is_pulled(self, context: Context) -> bool:
+        return context.step > 0
 
 
 class SideBySide(Method):

@@ -79,6 +79,7 @@ def test_one_interrupt_ends_after_the_round_and_leaves_no_worker(
     assert is_gone(worker)
 
 
+@pytest.mark.thorough
 def test_second_interrupt_ends_a_waiting_leader(
     images: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:
@@ -116,6 +117,7 @@ def test_stopped_worker_is_noticed_and_stopped_leader_continues(
     assert is_gone(worker)
 
 
+@pytest.mark.thorough
 def test_interrupt_from_the_terminal_does_not_reach_workers(team: Team) -> None:
     leader, worker = team()
     assert os.getpgid(worker) != os.getpgid(leader.pid)

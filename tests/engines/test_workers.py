@@ -28,7 +28,6 @@ pytestmark = pytest.mark.whole
 BOUNDED = {"validation__bounds": "on", "validation__clip_factor": 0.8}
 ROBUST = BOUNDED | {
     "aggregation__rule": "geometric-median",
-    "aggregation__bucket": 2,
     "update__clip": 0.05,
 }
 MATCHED = BOUNDED | {"partition__test": "matched", "systems__kind": "tiers", "systems__up": 1e3}
@@ -134,6 +133,7 @@ def torchrun_words(images: Path) -> list[str]:
     return ["run", *flags(images, dtype="float64", clients=4), "--out"]
 
 
+@pytest.mark.thorough
 def test_torchrun_with_two_processes_equals_one_process(
     images: Path, alone: Path, tmp_path: Path, commands: list[CommandProcess]
 ) -> None:

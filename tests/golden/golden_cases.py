@@ -101,7 +101,6 @@ VARIANTS: Mapping[str, tuple[str, Settings]] = {
     "init-random": ("mp-fedcl", {"prototypes__init": "random"}),
     "contrast-pooled": ("mp-fedcl", {"contrast__form": "pooled"}),
     "contrast-literal": ("mp-fedcl", {"contrast__form": "literal"}),
-    "contrast-sample": ("mp-fedcl", {"contrast__sample": 2}),
     "contrast-weight": (
         "mp-fedcl",
         {"contrast__weight": 0.3, "contrast__temperature": 0.5},
@@ -113,11 +112,7 @@ VARIANTS: Mapping[str, tuple[str, Settings]] = {
     },
     "fednova-momentum": ("fednova", RAGGED | {"fednova__momentum": 0.5, "train__epochs": 2}),
     "cmfl-constant": ("cmfl", CMFL | {"cmfl__schedule": "constant", "cmfl__threshold": 0.6}),
-    "afd-client": ("afd", {"afd__scores": "client"}),
-    "fed-dropout-zero": ("fed-dropout", {"fed_dropout__fill": "zero"}),
-    "fedmmd-l2": ("fedmmd", {"fedmmd__form": "l2", "fedmmd__outputs": "embeddings"}),
     "fedprox-mu": ("fedprox", {"fedprox__mu": 1.0}),
-    "proto-attention-narrow": ("proto-attention", {"proto_attention__prefers": "narrow"}),
     # FedGauss
     "fedgauss-pooled": ("fedgauss", {"statistics__keep": "pooled"}),
     "fedgauss-clients": ("fedgauss", {"statistics__keep": "clients"}),
@@ -127,7 +122,6 @@ VARIANTS: Mapping[str, tuple[str, Settings]] = {
     "central-dp-fedavg": ("fedavg", PRIVATE),
     "central-dp-clip": ("fedavg", {"privacy__noise": 7.0, "privacy__clip": 0.01} | PRIVATE),
     "central-dp-mp-fedcl": ("mp-fedcl", {"privacy__epsilon": 100.0}),
-    "central-dp-mp-fedcl-release": ("mp-fedcl", {"privacy__release_every": 2} | PRIVATE),
     "central-dp-fedgauss": ("fedgauss", PRIVATE | {"privacy__dimensions": 6}),
     "central-dp-client-level": ("fedncm", PRIVATE | {"privacy__unit": "client"}),
     "local-dp-fedncm": ("fedncm", LOCALLY_PRIVATE),
@@ -174,10 +168,6 @@ VARIANTS: Mapping[str, tuple[str, Settings]] = {
     # Byzantine-robust aggregation and update validation
     **{f"rule-{rule}": ("fedavg", SIX | {"aggregation__rule": rule}) for rule in RULES},
     "rule-mp-fedcl-median": ("mp-fedcl", SIX | {"aggregation__rule": "median"}),
-    "rule-buckets": (
-        "fedavg",
-        SIX | {"aggregation__rule": "geometric-median", "aggregation__bucket": 2},
-    ),
     "bounds-fedavg": ("fedavg", RAGGED | BOUNDED),
     "bounds-mp-fedcl": ("mp-fedcl", RAGGED | BOUNDED | {"aggregation__rule": "median"}),
     "bounds-fedgauss": ("fedgauss", RAGGED | BOUNDED),

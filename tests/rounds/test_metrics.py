@@ -71,12 +71,7 @@ def error_of(path: Path) -> dict[str, float]:
     found: dict[str, float] = read_summary(path)["calibration_error"]
     records = read_records(path)
     assert records[-1]["calibration_error"] == found
-    for name in ("calibration_error", "calibration_bins"):
-        assert all(name not in each for each in records[:-1])
-    for test, bins in records[-1]["calibration_bins"].items():
-        images = sum(count for count, _, _ in bins)
-        gaps = sum(abs(right - count * probability) for count, right, probability in bins)
-        assert 100 * gaps / images == pytest.approx(found[test], abs=1e-3)
+    assert all("calibration_error" not in each for each in records[:-1])
     assert set(found) == {"local_test", "global_test"}
     return found
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.rng import numpy_generator
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
@@ -34,7 +33,7 @@ def combine(rule: str, rows: Rows | Sequence[Sequence[float]], **settings: objec
 
 def make(rule: str, rows: Rows | Sequence[Sequence[float]], **settings: object) -> RuleOverAll:
     experiment = Experiment(aggregation={"rule": rule, **settings})
-    made = find_aggregator(rule)({}, experiment, 3)
+    made = find_aggregator(rule)({}, experiment)
     assert isinstance(made, RuleOverAll)
     for number, row in enumerate(rows):
         values = torch.tensor(row, dtype=torch.float64)
@@ -172,15 +171,6 @@ def test_ties_are_broken_by_name(rule: str) -> None:
         assert combine(rule, rows).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("rule", ROBUST)
-def test_buckets_are_drawn_by_the_round_and_averaged(rule: str) -> None:
-    rows = draw(9)
-    order = numpy_generator(0, 3, "buckets of clients").permutation(9)
-    buckets = numpy.array([rows[order[first : first + 2]].mean(0) for first in range(0, 9, 2)])
-    # One of nine clients is expected to be malicious, and so is one of five buckets.
-    numpy.testing.assert_allclose(combine(rule, rows, bucket=2), combine(rule, buckets), atol=1e-9)
-
-
 def test_too_few_updates_are_recorded() -> None:
     made = make("krum", draw(2))
     numpy.testing.assert_allclose(made.result()["a"].numpy(), draw(2).mean(0)[:1])
@@ -194,8 +184,7 @@ def test_too_few_updates_are_recorded() -> None:
     ("rule", "clients", "settings", "most"),
     [
         ("krum", 5, {"attackers": 0.4}, "2 of a round's 5 clients; it must be at most 0.2"),
-        ("multi-krum", 10, {"bucket": 2}, "5 buckets aggregation.rule multi-krum withstands 1"),
-        ("median", 10, {"attackers": 0.49, "bucket": 2}, "withstands 2"),
+        ("multi-krum", 9, {"attackers": 0.45}, "aggregation.rule multi-krum withstands 3"),
     ],
 )
 def test_more_attackers_than_a_rule_withstands_are_rejected(
@@ -206,8 +195,3 @@ def test_more_attackers_than_a_rule_withstands_are_rejected(
         find_aggregator(rule).check(experiment, clients)
     assert most in str(caught.value)
     find_aggregator(rule).check(experiment.replace(aggregation__attackers=0.1), clients)
-
-
-def test_buckets_with_the_mean_are_rejected() -> None:
-    with pytest.raises(InvalidInput, match="bucket is 2; with aggregation"):
-        find_aggregator("mean").check(Experiment(aggregation={"bucket": 2}), 10)

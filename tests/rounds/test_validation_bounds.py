@@ -12,7 +12,6 @@ from torch import Tensor
 from validation_cases import Usual, make_validator, prepare
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian import StackedSums
 from mpfedcl.methods import CollectsStatistics, Context, Method, collect_statistics
 from mpfedcl.methods.messages import StackMember, Update
 from mpfedcl.prototypes import Prototypes
@@ -99,12 +98,6 @@ def test_structure_of_an_update_is_validated(
 ) -> None:
     validator, _, update = usual
     assert validator.check_form(replace(update, **changes)) == reason
-
-
-def test_sums_of_this_process_have_a_valid_structure(usual: Usual) -> None:
-    validator, _, update = usual
-    stack = StackedSums(torch.ones(2, 5), torch.tensor([0, 1]), [2], 3, None)
-    assert validator.check_form(replace(update, summed=stack.member(0))) is None
 
 
 def test_names_shapes_and_types_of_tensors_are_validated(usual: Usual) -> None:
@@ -215,13 +208,3 @@ def test_sums_are_bounded(values: Sequence[float], reason: str | None) -> None:
     validator, broadcast, update = make_validator(prepare(AddsUp))
     summed = {**update.summed, "sums": torch.tensor(values, dtype=torch.float64)}
     assert validator.check(replace(update, summed=summed), broadcast) == reason
-
-
-def test_sums_of_this_process_must_be_finite() -> None:
-    validator, _, update = make_validator(prepare("fedncm"))
-    features = torch.ones(2, 4)
-    features[1, 0] = math.nan
-    stack = StackedSums(features, torch.tensor([0, 1]), [1, 1], 3, None)
-    sound, odd = (replace(update, summed=stack.member(index)) for index in (0, 1))
-    assert validator._check_sums(sound) is None
-    assert validator._check_sums(odd) == "the samples hold values that are not finite"

@@ -42,7 +42,7 @@ def drop_checkpoints(path: Path, after: int) -> None:
     ("method", "changes"),
     [
         ("fedavg", {}),
-        ("mp-fedcl", {"privacy__release_every": 2}),
+        ("mp-fedcl", {}),
         ("fedavg", {"fraction": 0.6, "privacy__noise": 1.5}),
     ],
 )
@@ -136,6 +136,7 @@ def test_prototype_releases_count_when_rounds_are_limited(images: Path) -> None:
     assert rounds["mp-fedcl"] < rounds["fedavg"] == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked_workers")
 def test_several_processes_use_the_leaders_noise(images: Path, tmp_path: Path) -> None:
     experiment = small(images, "fedavg", rounds=2, workers=2, fraction=0.9, **BUDGET)

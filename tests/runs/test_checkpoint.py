@@ -1,7 +1,6 @@
 """Checkpoints: what is saved comes back, what is damaged does not count."""
 
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +14,18 @@ from made_checkpoints import assert_same_checkpoint, make_checkpoint
 from mpfedcl.core.files import FORMAT
 from mpfedcl.rounds.state import ArrivalCounts, ArrivalState, Dispatch, SentModel
 from mpfedcl.runs.checkpoint import (
-    BackgroundWriter,
     _sign,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
-    pack_checkpoint,
+    save_checkpoint,
 )
 from small_experiments import Json, assert_same_tensors
 
 
 def save_three(folder: Path) -> Path:
     for number in (1, 2, 3):
-        pack_checkpoint(make_checkpoint(number)).save(folder)
+        save_checkpoint(make_checkpoint(number), folder)
     return folder
 
 
@@ -36,7 +34,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_checkpoint_is_restored(tmp_path: Path) -> None:
-    pack_checkpoint(make_checkpoint(7)).save(tmp_path / "new")
+    save_checkpoint(make_checkpoint(7), tmp_path / "new")
     found, problems = load_checkpoint(tmp_path / "new")
     assert_same_checkpoint(found, make_checkpoint(7))
     assert problems == []
@@ -116,7 +114,7 @@ def test_previous_checkpoint_replaces_a_damaged_one(tmp_path: Path, kind: str) -
 
 
 def test_every_flipped_byte_of_a_manifest_is_noticed(tmp_path: Path) -> None:
-    pack_checkpoint(make_checkpoint(1)).save(tmp_path)
+    save_checkpoint(make_checkpoint(1), tmp_path)
     manifest = tmp_path / "round-000001.json"
     sound = manifest.read_bytes()
     for place in range(len(sound)):
@@ -157,7 +155,7 @@ def test_damaged_later_checkpoints_are_removed_by_a_new_one(tmp_path: Path) -> N
     save_three(tmp_path)
     for path in tmp_path.glob("*.safetensors"):
         flip(path)
-    pack_checkpoint(make_checkpoint(1)).save(tmp_path)
+    save_checkpoint(make_checkpoint(1), tmp_path)
     found, problems = load_checkpoint(tmp_path)
     assert_same_checkpoint(found, make_checkpoint(1))
     assert problems == []
@@ -166,7 +164,7 @@ def test_damaged_later_checkpoints_are_removed_by_a_new_one(tmp_path: Path) -> N
 def test_orphaned_tensor_files_are_removed(tmp_path: Path) -> None:
     save_three(tmp_path)
     (tmp_path / "round-000001.safetensors").write_bytes(b"left by a crash while deleting")
-    pack_checkpoint(make_checkpoint(4)).save(tmp_path)
+    save_checkpoint(make_checkpoint(4), tmp_path)
     assert files(tmp_path) == [
         "round-000003.json",
         "round-000003.safetensors",
@@ -255,13 +253,11 @@ def test_invalid_tensors_with_a_valid_hash_are_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[4], [5, -1], [2, 1], [2, 3], [2, 2, 0]])
-def test_prototypes_with_impossible_sizes_are_damaged(tmp_path: Path, sizes: list[int]) -> None:
-    packed = pack_checkpoint(make_checkpoint(3))
-    tensors = {**load(packed.tensors), "prototypes/sizes": torch.tensor(sizes)}
-    replace(packed, tensors=save(tensors)).save(tmp_path)
-    found, problems = load_checkpoint(tmp_path)
-    assert found is None
-    assert "prototypes cannot be those of 2 clients" in problems[0]
+def test_prototypes_with_impossible_sizes_are_rejected(sizes: list[int]) -> None:
+    manifest, _, content = checkpoint_to_bytes(make_checkpoint(3)).partition(b"\n")
+    tensors = {**load(content), "prototypes/sizes": torch.tensor(sizes)}
+    with pytest.raises(ValueError, match="prototypes cannot be those of 2 clients"):
+        checkpoint_from_bytes(manifest + b"\n" + save(tensors))
 
 
 def test_checkpoint_is_restored_from_bytes() -> None:
@@ -272,7 +268,7 @@ def test_checkpoint_is_restored_from_bytes() -> None:
 def test_private_server_state_is_restored(tmp_path: Path) -> None:
     kept = make_checkpoint(1)
     kept.state.server.private["secret"] = torch.ones(2)
-    pack_checkpoint(kept).save(tmp_path)
+    save_checkpoint(kept, tmp_path)
     found, _ = load_checkpoint(tmp_path)
     assert found is not None
     assert_same_tensors(found.state.server.private, {"secret": torch.ones(2)})
@@ -284,7 +280,7 @@ def test_dispatched_clients_are_restored(tmp_path: Path) -> None:
     counts = ArrivalCounts(version=8, sendings=5, answers=3, ticks=2, under_way=[under_way])
     sent = SentModel({"a.weight": torch.ones(3, 2)}, {"control": torch.zeros(3)})
     state = replace(whole.state, virtual_seconds=2.25, arrivals=ArrivalState(counts, {7: sent}))
-    pack_checkpoint(replace(whole, state=state)).save(tmp_path)
+    save_checkpoint(replace(whole, state=state), tmp_path)
     found, problems = load_checkpoint(tmp_path)
     assert problems == []
     assert found is not None
@@ -293,54 +289,3 @@ def test_dispatched_clients_are_restored(tmp_path: Path) -> None:
     assert found.state.arrivals.counts == counts
     assert_same_tensors(found.state.arrivals.models[7].params, sent.params)
     assert_same_tensors(found.state.arrivals.models[7].extra, sent.extra)
-
-
-# The background writer
-
-
-def test_writes_are_in_order_and_finished_at_the_end() -> None:
-    done: list[int] = []
-    may_go_on = threading.Event()
-
-    def slowly() -> None:
-        may_go_on.wait(30)
-        done.append(2)
-
-    with BackgroundWriter() as writer:
-        writer.begin(lambda: done.append(1))
-        assert done == [1], "the first one is waited for"
-        writer.begin(slowly)
-        assert done == [1], "the others are not"
-        may_go_on.set()
-        writer.begin(lambda: done.append(3))
-        assert done[:2] == [1, 2]
-    assert done == [1, 2, 3]
-
-
-def fail() -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_failure_is_raised_once_by_the_next_wait() -> None:
-    with BackgroundWriter() as writer:
-        with pytest.raises(OSError, match="No space"):
-            writer.begin(fail)
-        writer.begin(fail)
-        with pytest.raises(OSError, match="No space"):
-            writer.wait()
-        writer.wait()
-    with pytest.raises(OSError, match="No space"):
-        fail_last(None)
-
-
-def test_error_of_the_run_takes_precedence_over_a_failed_write() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        fail_last(KeyboardInterrupt())
-
-
-def fail_last(error: BaseException | None) -> None:
-    with BackgroundWriter() as writer:
-        writer.begin(lambda: None)
-        writer.begin(fail)
-        if error is not None:
-            raise error

@@ -119,6 +119,7 @@ def test_lost_or_damaged_state_file_is_a_one_line_error(images: Path, tmp_path: 
         resume(path)
 
 
+@pytest.mark.thorough
 def test_state_files_support_another_number_of_processes(images: Path, tmp_path: Path) -> None:
     experiment = experiment_of(images, "scaffold").replace(clients=5, dtype="float64")
     run(experiment, tmp_path / "alone")

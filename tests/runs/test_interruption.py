@@ -84,6 +84,7 @@ def test_run_killed_at_any_moment_resumes_bit_identically(
     assert_same_run(path, tmp_path / "whole")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small_model")
 def test_run_killed_before_the_first_round_is_resumed(
     images: Path, tmp_path: Path, start: Callable[..., Process]
@@ -118,6 +119,7 @@ def test_first_ctrl_c_ends_after_the_round(
     assert_same_run(path, tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_second_ctrl_c_ends_at_once_and_the_folder_is_locked_until_then(
     images: Path,
     tmp_path: Path,

@@ -43,8 +43,7 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resume_after_a_crash_at_any_file_operation_is_bit_identical(
     images: Path, tmp_path: Path, method: str
 ) -> None:
-    # Four rounds, so that checkpoints are dropped and two are written while the next round trains;
-    # two clients of three, so that some idle.
+    # Four rounds, so that checkpoints are dropped; two clients of three, so that some idle.
     changes = {"rounds": 4, "fraction": 0.7, "prototypes__pool_ttl": 2, "model__hidden": TINY}
     experiment = small(images, method, **changes)
     with OPERATIONS.watch(tmp_path / "whole") as seen:

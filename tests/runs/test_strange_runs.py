@@ -15,7 +15,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import digest
 from mpfedcl.inference.trained_run import load_trained_run
 from mpfedcl.report.run import RunRecords
-from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, pack_checkpoint
+from mpfedcl.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
 from small_experiments import HIDDEN, Json, assert_same_results, read_records, small
 
@@ -141,7 +141,7 @@ def forge_state(path: Path, change: Callable[[Checkpoint], None]) -> None:
     found, _ = load_checkpoint(path / "checkpoint")
     assert found is not None
     change(found)
-    pack_checkpoint(found).save(path / "checkpoint")
+    save_checkpoint(found, path / "checkpoint")
 
 
 @pytest.mark.parametrize("part", ["server.params", "prototypes", "nothing"])

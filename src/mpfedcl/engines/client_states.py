@@ -28,9 +28,8 @@ checkpoint has all states that are in memory again, and the files have only the 
 FILES = "files"
 """The prefix of the tensors in a checkpoint that list the files."""
 _FOLDER = "clients"
-_ROUNDS_KEPT = 3
-"""Rounds after which a replaced file is removed: the checkpoint of the current round is not written
-yet, the one before may be on its way to disk, and the newest two on disk are kept."""
+_ROUNDS_KEPT = 2
+"""Rounds after which a replaced file is removed: the newest two checkpoints are kept."""
 _MOST_BYTES = 2**40
 _RESTART = "it must be as the run wrote it, or the run must be started again in a new folder."
 

@@ -1,9 +1,8 @@
 """The engine of one process: keeps the clients' states, trains and evaluates the clients."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,12 @@ from mpfedcl.engines.trainers.base import (
 from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.methods import (
     ClosedForm,
-    CollectsStatistics,
     collect_statistics,
     prototype_rule,
     shares_prototypes_in,
 )
 from mpfedcl.methods.messages import Broadcast, Update, fill_part
-from mpfedcl.models.parts import mask_params
+from mpfedcl.models.units import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, Members
@@ -47,8 +45,6 @@ CLIENTS_AT_ONCE = 64
 """Clients that are trained and clustered together: enough for large batches."""
 _VALUES_AT_ONCE = 2**26
 """Parameters of all clients that are trained together, to bound the memory."""
-MOST_INPUTS = 2**24
-"""Input values of a group of clients: their statistics take several times that memory."""
 
 
 class InProcessEngine(Engine):
@@ -95,7 +91,6 @@ class InProcessEngine(Engine):
             with self._clock.phase("train"):
                 processed = self._processors.outgoing(update, broadcast)
             yield processed
-        self._processors.end_round()
 
     def _begin_round(self) -> None:
         self._trainers.begin_round()
@@ -104,16 +99,11 @@ class InProcessEngine(Engine):
 
     def _collect(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         """Collect the statistics of clients for a method that does not train."""
-        for clients in group_clients(map(self._data.client, ordered), CLIENTS_AT_ONCE):
+        for client in map(self._data.client, ordered):
             with self._clock.phase("train"):
-                parts: Sequence[Mapping[str, Tensor]] = [{} for _ in clients]
-                if isinstance(self._method, CollectsStatistics):
-                    parts = self._method.collect_many(
-                        [each.inputs for each in clients], [each.labels for each in clients]
-                    )
-            for each, summed in zip(clients, parts, strict=True):
-                count = len(each.labels)
-                yield Update(each.name, count, {}, self._no_prototypes, None, summed=summed)
+                summed = collect_statistics(self._method, client.inputs, client.labels)
+            count = len(client.labels)
+            yield Update(client.name, count, {}, self._no_prototypes, None, summed=summed)
 
     def _train(self, broadcast: Broadcast, ordered: Sequence[str]) -> Iterator[Update]:
         with self._clock.phase("broadcast"):
@@ -300,33 +290,13 @@ class InProcessEngine(Engine):
         """Return each client's prototypes."""
         # A client whose training diverged sends no prototypes; validation rejects its model.
         # Embeddings can be clustered if they and their squares are finite.
-        is_sound = [float(e.square().sum(dtype=torch.float64)) < 1e30 for e in embeddings]
+        usable = [
+            len(each) if float(each.square().sum(dtype=torch.float64)) < 1e30 else 0
+            for each in embeddings
+        ]
         seed = self._experiment.seed
-        rows = iter(
-            self._rule.summarize(
-                list(compress(embeddings, is_sound)),
-                [client.labels for client in compress(clients, is_sound)],
-                [
-                    seed_for(seed, round_number, client.name, "clusters")
-                    for client in compress(clients, is_sound)
-                ],
-            )
+        return self._rule.summarize(
+            [each[:size] for each, size in zip(embeddings, usable, strict=True)],
+            [client.labels[:size] for client, size in zip(clients, usable, strict=True)],
+            [seed_for(seed, round_number, client.name, "clusters") for client in clients],
         )
-        return [next(rows) if sound else self._no_prototypes for sound in is_sound]
-
-
-def group_clients(clients: Iterable[ClientData], most: int) -> Iterator[list[ClientData]]:
-    """Yield clients in groups of at most `most` clients and MOST_INPUTS input values.
-
-    A larger client is a group of its own.
-    """
-    group: list[ClientData] = []
-    values = 0
-    for client in clients:
-        values += client.inputs.numel()
-        if group and (len(group) == most or values > MOST_INPUTS):
-            yield group
-            group, values = [], client.inputs.numel()
-        group.append(client)
-    if group:
-        yield group

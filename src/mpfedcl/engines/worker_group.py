@@ -328,7 +328,8 @@ def _has_begun(store: Store, rank: int) -> bool:
 
 
 def _in_thread(call: Callable[[], _Result]) -> Future[_Result]:
-    """Run a call in a thread of its own: one that waits for others hears no signal."""
+    """Run a call in a thread of its own: the main thread stays free for signals, which a blocking
+    exchange would hold up."""
     outcome: Future[_Result] = Future()
 
     def work() -> None:

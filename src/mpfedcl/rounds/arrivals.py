@@ -28,8 +28,8 @@ _FINEST_TICK = 1e-3
 """The shortest tick, relative to the time of a typical client: shorter ones are mostly idle."""
 _LOOK_SECONDS = 1.0
 """Seconds between two looks for connected clients while there is a place to fill."""
-_SHORTEST_TICK = 1.0
-"""The shortest measured tick in seconds."""
+_TICK_SHARE = 0.1
+"""The tick over a network, relative to `network.round_timeout`, unless `systems.tick` is given."""
 
 
 class ArrivalLoop(RoundLoop, ABC):
@@ -457,10 +457,8 @@ class WallArrivals(ArrivalLoop):
         self._take_in(due)
 
     def _take_at_tick(self) -> None:
-        tick = self._experiment.systems.tick or self._arrivals.counts.tick
-        if tick is None:
-            self._measure_tick()
-            return
+        experiment = self._experiment
+        tick = experiment.systems.tick or _TICK_SHARE * experiment.network.round_timeout
         if self._next_tick is None:
             self._next_tick = self._now() + tick
         left = self._next_tick - self._now()
@@ -470,17 +468,6 @@ class WallArrivals(ArrivalLoop):
         self._take(list(self._back))
         # Not at fixed times: a server that was busy does not have to catch up.
         self._next_tick = self._now() + tick
-
-    def _measure_tick(self) -> None:
-        """Wait for half of the first dispatches: their time becomes the tick."""
-        self._hear(_LOOK_SECONDS)
-        answered = [each.seconds for each in self._back.values() if not each.is_lost]
-        if answered and 2 * len(answered) >= len(self._under_way):
-            self._note(tick=max(_SHORTEST_TICK, *answered))
-            self._next_tick = self._now()
-        elif self._under_way and len(self._back) == len(self._under_way):
-            # Most were given up.
-            self._take(list(self._back))
 
     def _take_tiers(self) -> None:
         self._hear(_LOOK_SECONDS)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian import MemberSums, PoolTotals, StackedSums, complete_pool
+from mpfedcl.gaussian import add_statistics, complete_pool, pool_parts
 from mpfedcl.methods import Method, OneShot, Server, Tally
 from mpfedcl.methods.messages import Broadcast, Failure, Total, Update
 from mpfedcl.prototypes import Prototypes
@@ -58,11 +58,9 @@ class UpdateCollector:
         """Complete after `merge` and `tally`."""
         self.client_sums: dict[str, Tensors] | None = {} if keep_sums else None
         """The statistics of each client, if they are kept."""
-        self._totals = PoolTotals() if isinstance(method, OneShot) and not keep_sums else None
-        self._parts: Tensors | None = None
-        """The totals over all processes."""
-        self._stack: StackedSums | None = None
-        self._members: list[int] = []
+        self._pools_sums = isinstance(method, OneShot) and not keep_sums
+        self._parts: Tensors = {}
+        """Pooled statistics that are not sums of messages."""
         self.noise: Tensor | None = None
         """The variance of the noise that clients add, relative to what the budget requires."""
         self.mean_loss: float | None = None
@@ -77,7 +75,7 @@ class UpdateCollector:
         self.template = validator.template
         """Tensors with the shapes and types of the averaged parameters."""
         self.aggregation = BoundedAggregation(
-            rule(validator.template, experiment, broadcast.round), broadcast, bounds
+            rule(validator.template, experiment), broadcast, bounds
         )
         self._bounds = bounds
         self._waiting: list[Update] = []
@@ -112,7 +110,7 @@ class UpdateCollector:
             problem = self._validator.check(update, self._broadcast) or problem
         if problem is None and update.client not in self._chosen:
             problem = "this client was not asked"
-        if problem is None and self._bounds is not None and update.summed_shapes:
+        if problem is None and self._bounds is not None and update.summed:
             problem = self._bounds.check_claim(update.client, update.num_samples)
         if problem is None:
             self._weigh(update)
@@ -122,12 +120,10 @@ class UpdateCollector:
     def merge(self, peers: Peers) -> None:
         """Combine the collectors of all processes, so that each has the whole round."""
         self.settle(peers)
-        self._add_stack()
         self._add_up(self._validator.sums)
         self.sums = peers.sum(self.sums)
-        if self._totals is not None:
-            self._totals.add(self._validator.sums)
-            self._parts = peers.sum(self._totals.parts())
+        if self._pools_sums:
+            self._parts = peers.sum(add_statistics(self._parts, pool_parts(self._validator.sums)))
         if self.client_sums is not None:
             # Only the leading process writes them, and receives them one at a time.
             own = (pack_named(name, sums) for name, sums in self.client_sums.items())
@@ -183,7 +179,6 @@ class UpdateCollector:
 
     def tally(self, sizes: Mapping[str, int], num_samples: int) -> Tally:
         """Return the accepted clients; `num_samples` is the total of all clients."""
-        self._add_stack()
         names = self.accepted
         counts = [sizes[name] for name in names]
         return Tally(
@@ -199,10 +194,9 @@ class UpdateCollector:
 
     def pooled_statistics(self) -> Tensors:
         """Return the pooled statistics if only these are kept; after `tally`."""
-        if self._totals is None or not self.prototypes:
+        if not self._pools_sums or not self.prototypes:
             return {}
-        parts = self._totals.parts() if self._parts is None else self._parts
-        return complete_pool(parts, self.sums)
+        return complete_pool(self._parts, self.sums)
 
     def _process(self, update: Update) -> tuple[Update, str | None]:
         """Return the processed update, or the update as sent and the reason of a failure."""
@@ -281,25 +275,11 @@ class UpdateCollector:
         self._waiting = []
 
     def _add_statistics(self, update: Update) -> None:
-        summed = update.summed
-        if isinstance(summed, MemberSums):
-            if self._stack is not summed.stack:
-                self._add_stack()
-            self._stack = summed.stack
-            self._members.append(summed.index)
-        else:
-            self._add_stack()
-            self._add_up(summed)
+        self._add_up(update.summed)
         if self.client_sums is not None:
-            self.client_sums[update.client] = dict(summed)
-        if self._totals is not None:
-            self._totals.add(summed)
-
-    def _add_stack(self) -> None:
-        """Add the members of the current stack."""
-        if self._stack is not None:
-            self._add_up(self._stack.total(self._members))
-        self._stack, self._members = None, []
+            self.client_sums[update.client] = update.summed
+        if self._pools_sums:
+            self._parts = add_statistics(self._parts, pool_parts(update.summed))
 
     def _add_up(self, summed: Mapping[str, Tensor]) -> None:
         # In double precision: many clients add up, and one that leaves is subtracted again.

@@ -19,7 +19,6 @@ from mpfedcl.methods import (
 from mpfedcl.rounds.metrics import (
     BinSums,
     ConfusionCounts,
-    describe_bins,
     expected_calibration_error,
     list_accuracies,
 )
@@ -34,8 +33,8 @@ WantedPredictors = Mapping[Test, Collection[PredictorName]]
 
 MANY_CLIENTS = 1000
 """Of a larger population, not all personal models are evaluated."""
-SOME_CLIENTS, FEWEST_CLIENTS = 100, 10
-"""The largest number that are, and the smallest if evaluation is expensive."""
+SOME_CLIENTS = 100
+"""The number that are by default."""
 _TRAINING_FACTOR = 1.5
 """Time of a multiplication in training, in small batches, relative to one in evaluation."""
 
@@ -115,8 +114,6 @@ class RoundEvaluation:
             fields["calibration_error"] = {
                 test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS
             }
-            described = {test: describe_bins(bins) for test, bins in self.bins.items()}
-            fields["calibration_bins"] = {t: bins for t, bins in described.items() if bins} or None
         return fields
 
     def _mean(self, test: Test, predictor: PredictorName) -> float | None:
@@ -198,7 +195,7 @@ class Workload:
 def settle_evaluation(experiment: Experiment, method: Method, work: Workload) -> Experiment:
     """Return the experiment with `evaluate_clients` and `evaluate_every` filled in."""
     if experiment.evaluate_clients is None and work.num_clients > MANY_CLIENTS:
-        experiment = experiment.replace(evaluate_clients=_choose_clients(method, work))
+        experiment = experiment.replace(evaluate_clients=SOME_CLIENTS)
     if experiment.evaluate_every != "auto":
         return experiment
     between, last = (
@@ -207,18 +204,6 @@ def settle_evaluation(experiment: Experiment, method: Method, work: Workload) ->
     )
     every = choose_spacing(experiment.rounds, work.training(method), between, last)
     return experiment.replace(evaluate_every=every)
-
-
-def _choose_clients(method: Method, work: Workload) -> int | None:
-    """Return how many personal models the last round evaluates in a fifth of the run's cost."""
-    part = work.participants(method.experiment)
-    wanted = wanted_predictors(method, is_complete=True)
-    experiments = (method.experiment.replace(evaluate_clients=n) for n in (1, 2))
-    one, two = (work.evaluation(each, wanted) for each in experiments)
-    left = method.experiment.rounds * work.training(method) / 4 - (one - (two - one))
-    affordable = int(left / max(1.0, two - one))
-    chosen = min(SOME_CLIENTS, max(FEWEST_CLIENTS, affordable))
-    return None if chosen >= part else chosen
 
 
 def choose_spacing(rounds: int, training: float, between: float, last: float) -> int:

@@ -236,7 +236,7 @@ class RoundLoop:
         with self._clock.phase("broadcast"):
             absent = set(self.engine.absent_clients())
             self._population.begin_round()
-            broadcast, merged = self.broadcast(), self._pooling.remarks()
+            broadcast = self.broadcast()
             chosen = self._choose(broadcast.round, absent)
             broadcast = replace(broadcast, units=self._thin(broadcast.round, chosen))
             waiting = self._wait_for(broadcast, chosen)
@@ -268,7 +268,7 @@ class RoundLoop:
         if not self._method.trains and broadcast.round == self._experiment.rounds:
             # A one-shot method's result is sent back, without another round.
             counts.bytes_down += self.broadcast().num_bytes * len(accepted)
-        counts.remarks = {**self._method.remarks(broadcast), **merged, **collector.remarks()}
+        counts.remarks = {**self._method.remarks(broadcast), **collector.remarks()}
         return counts
 
     def _train(

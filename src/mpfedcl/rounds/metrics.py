@@ -64,29 +64,6 @@ def add_bins(parts: Iterable[BinSums]) -> BinSums:
     ]
 
 
-def describe_bins(bins: BinSums) -> list[list[float]]:
-    """Return [images, correct predictions, mean probability] of each bin that holds an image."""
-    return [
-        [count, right, round(probability / (count * _UNIT), 6)]
-        for count, right, probability in bins
-        if count
-    ]
-
-
-def pool_bins(several: Iterable[Iterable[Sequence[float]]]) -> list[list[float]]:
-    """Add the described bins of several runs; a bin is known by its mean probability."""
-    sums: dict[int, list[float]] = {}
-    for count, right, probability in (each for bins in several for each in bins):
-        total = sums.setdefault(math.ceil(probability * NUM_BINS), [0.0, 0.0, 0.0])
-        total[0] += count
-        total[1] += right
-        total[2] += count * probability
-    return [
-        [count, right, round(weight / count, 6)]
-        for _, (count, right, weight) in sorted(sums.items())
-    ]
-
-
 def expected_calibration_error(bins: BinSums) -> float | None:
     """Return Σ_b n_b/n |share correct - mean probability| in percent; None without an image.
 

@@ -11,7 +11,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.methods import Method, SharesPrototypes, prototype_rule
-from mpfedcl.prototypes import PrototypePool, Prototypes, merge_prototypes, spread_kept
+from mpfedcl.prototypes import PrototypePool, Prototypes, merge_prototypes
 from mpfedcl.rounds.aggregation import Peers
 
 
@@ -22,7 +22,6 @@ class PrototypePooling:
         self._method, self._empty, self._pool = method, empty, empty
         self._most: int | None = method.experiment.prototypes.pool_size
         self._rows: Mapping[str, tuple[int, Prototypes]] = {}
-        self._told: dict[str, Any] = {}
         if self._most and isinstance(method, SharesPrototypes) and method.compares_with_own:
             raise InvalidInput(
                 f"prototypes.pool_size is {self._most}; with method {method.name} it must be left "
@@ -32,13 +31,9 @@ class PrototypePooling:
     def make(self, rows: Mapping[str, tuple[int, Prototypes]], number: int) -> PrototypePool:
         """Return the pool of the clients' prototypes, given with the round they came in."""
         if rows is not self._rows:
-            self._rows, self._told = rows, {}
+            self._rows = rows
             self._pool = self._gather(rows, number) if rows else self._empty
         return self._pool
-
-    def remarks(self) -> dict[str, Any]:
-        """Return remarks about the merged pool for the round's record."""
-        return {"pool": self._told} if self._told else {}
 
     def _gather(self, rows: Mapping[str, tuple[int, Prototypes]], number: int) -> PrototypePool:
         rule = prototype_rule(self._method)
@@ -51,14 +46,7 @@ class PrototypePooling:
         if self._most is None or rule.reference(full) is not full:
             return full
         key = (self._method.experiment.seed, number, "merged pool")
-        merged = merge_prototypes(full, self._most, generator(*key))
-        if merged is not full:
-            self._told = {
-                "prototypes": len(full),
-                "merged_into": len(merged),
-                "spread_kept": round(spread_kept(full, merged), 3),
-            }
-        return merged
+        return merge_prototypes(full, self._most, generator(*key))
 
 
 def exchange_prototypes(

@@ -17,7 +17,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
-LAST_ROUND_ONLY = ("calibration_error", "calibration_bins")
+LAST_ROUND_ONLY = ("calibration_error",)
 """Fields that only the last round of a run has."""
 _OPTIONAL = (
     *LAST_ROUND_ONLY,
@@ -48,10 +48,6 @@ class ArrivalRecord(FileContent):
     """Clients that were sent the model and have not answered."""
 
 
-CalibrationBin = Annotated[list[_Number], Field(min_length=3, max_length=3)]
-"""Test images, correct predictions, and the mean probability of the predicted class."""
-
-
 class RoundRecord(FileContent):
     """The record of a round."""
 
@@ -77,8 +73,6 @@ class RoundRecord(FileContent):
     """Further remarks of the method and the engine."""
     calibration_error: dict[Test, _Percent | None] | None = None
     """Expected calibration error in percent of the primary predictors; in the last round."""
-    calibration_bins: dict[Test, list[CalibrationBin]] | None = None
-    """The bins of that error that hold images, by rising probability."""
     privacy: dict[str, Any] | None = None
     """The privacy budget and the epsilon spent after this round, if there is one."""
     accuracy_spread: AccuracySpread | None = None

@@ -34,8 +34,6 @@ _MOST_PRIOR_SCORES = 2**29
 """Clients times images times classes up to which the label priors of all clients are evaluated on
 the global test set. Beyond it, only those of clients whose personal models are evaluated: without a
 prior the global model predicts the same for all clients, with one it does not."""
-_MOST_BINNED_SCORES = 2**28
-"""The same for the calibration of probabilities that differ between clients."""
 
 
 def log_prior(counts: Tensor) -> Tensor:
@@ -276,7 +274,7 @@ class GlobalScorer:
         if kind.rule == "prototype" or (test == "global_test" and kind.prior == "estimated"):
             return add_bins([])
         if kind.prior != "none":
-            clients = self._affordable(test, _MOST_BINNED_SCORES)
+            clients = self._affordable(test)
             added = tests.add_priors(scores.double(), self._priors(kind), clients, test)
             return add_bins(count_bins(some, labels) for some, _, labels in added)
         if test == "global_test" or tests.is_shared:
@@ -309,7 +307,7 @@ class GlobalScorer:
             # All clients have the same images, and so the same estimate.
             classes = (scores + priors[0].to(scores)).argmax(dim=1)
             return [percent_correct(classes == tests.labels)] * len(tests)
-        clients = self._affordable(test, _MOST_PRIOR_SCORES)
+        clients = self._affordable(test)
         correct = torch.zeros_like(tests.sizes)
         for added, owners, labels in tests.add_priors(scores, priors, clients, test):
             correct.index_add_(0, owners, (added.argmax(dim=1) == labels).long())
@@ -320,12 +318,13 @@ class GlobalScorer:
         known = set(clients.tolist())
         return [each if number in known else None for number, each in enumerate(column)]
 
-    def _affordable(self, test: Test, most: int) -> Tensor:
+    def _affordable(self, test: Test) -> Tensor:
         """Return the clients whose priors are evaluated: all, or some if these are too many."""
         size = len(self.tests.labels) * self.predictions.scores.shape[1]
-        if (test == "local_test" and not self.tests.is_shared) or len(self.tests) * size <= most:
+        is_little = len(self.tests) * size <= _MOST_PRIOR_SCORES
+        if is_little or (test == "local_test" and not self.tests.is_shared):
             return torch.arange(len(self.tests), device=self.tests.labels.device)
-        return self.evaluated[: most // max(1, size)]
+        return self.evaluated[: _MOST_PRIOR_SCORES // max(1, size)]
 
 
 @dataclass(frozen=True)
@@ -355,7 +354,7 @@ class PersonalScorer:
         """Return the calibration bins; empty ones for a prototype rule."""
         kind, scores = PredictorKind.of(predictor), self._on(test).scores
         size = num_clients * len(self.tests.labels) * scores.shape[1]
-        is_much = test == "global_test" and size > _MOST_BINNED_SCORES
+        is_much = test == "global_test" and size > _MOST_PRIOR_SCORES
         if kind.rule == "prototype" or is_much or not len(scores):
             return add_bins([])
         if kind.prior != "none":

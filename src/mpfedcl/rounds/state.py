@@ -47,8 +47,6 @@ class ArrivalCounts(FileContent):
     ticks: _Count = 0
     elapsed_seconds: _Seconds = 0.0
     """Over a network: wall-clock seconds while the server was running."""
-    tick: _Seconds | None = None
-    """Over a network without `systems.tick`: measured seconds between ticks."""
     tiers: list[list[str]] = Field(default_factory=list)
     """Over a network: the clients by measured speed, the fastest tier first."""
     under_way: list[Dispatch] = Field(default_factory=list)

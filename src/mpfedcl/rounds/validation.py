@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.gaussian import MemberSums
 from mpfedcl.methods import CollectsStatistics, SharesPrototypes, prototype_rule
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.prototypes import Prototypes
@@ -77,8 +76,7 @@ class UpdateValidator:
             return "tensors or prototypes are missing"
         # Stack members are made in this process; only tensors come from other machines.
         averaged = update.averaged if isinstance(update.averaged, dict) else {}
-        summed = {} if isinstance(update.summed, MemberSums) else update.summed
-        parts = {**averaged, **summed, "vectors": update.prototypes.vectors}
+        parts = {**averaged, **update.summed, "vectors": update.prototypes.vectors}
         for name, value in parts.items():
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
                 return f"{name} is not a dense tensor"
@@ -89,9 +87,7 @@ class UpdateValidator:
     def check_shapes(self, update: Update) -> str | None:
         """Return which tensors have an unexpected name, shape or type, or None."""
         averaged = update.averaged if isinstance(update.averaged, dict) else self.template
-        return _check_tensors(averaged, self.template) or _check_tensors(
-            update.summed_shapes, self.sums
-        )
+        return _check_tensors(averaged, self.template) or _check_tensors(update.summed, self.sums)
 
     def check(self, update: Update, broadcast: Broadcast) -> str | None:
         """Return why a well-formed update must be rejected, or None if it is valid."""
@@ -132,12 +128,8 @@ class UpdateValidator:
         return None
 
     def _check_sums(self, update: Update) -> str | None:
-        if isinstance(update.summed, MemberSums):
-            # Computed in this process from the samples.
-            sound = update.summed.stack.is_finite[update.summed.index]
-            return None if sound else "the samples hold values that are not finite"
         for name, value in update.summed.items():
-            largest = float(value.double().abs().max()) if value.numel() else 0.0
+            largest = float(value.abs().max()) if value.numel() else 0.0
             if not math.isfinite(largest):
                 return f"the sums {name} hold values that are not finite"
             if largest > LARGEST_SUM:

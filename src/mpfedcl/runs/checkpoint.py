@@ -1,13 +1,10 @@
 """Checkpoints: the whole state after a round, hashed; the one before is kept.
 
 A checkpoint is two files: the tensors, and a small JSON manifest that is written last, with a hash
-over both. A checkpoint without a manifest that matches does not count. `BackgroundWriter` writes
-checkpoints while the next round trains.
+over both. A checkpoint without a manifest that matches does not count.
 """
 
 import json
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,35 +54,28 @@ class Checkpoint:
     record: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class PackedCheckpoint:
-    """A checkpoint as bytes, which the next round cannot change."""
-
-    round: int
-    manifest: str
-    tensors: bytes
-
-    def save(self, folder: Path) -> None:
-        """Write the checkpoint; keep the one before and delete the others."""
-        folder.mkdir(exist_ok=True)
-        # The checkpoint names the files of client states.
-        sync_states(folder, self.round)
-        newest = f"round-{self.round:06d}"
-        write_atomically(folder / f"{newest}.safetensors", self.tensors)
-        # The hash comes first, followed by the content that it covers.
-        signed = f'{{"sha256": "{_sign(self.manifest, self.tensors)}", {self.manifest[1:]}'
-        write_atomically(folder / f"{newest}.json", signed.encode())
-        # A later checkpoint is left over from before a return to an earlier round. If it were kept,
-        # it would count as the newest.
-        stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
-        # Manifests first: tensors without a manifest do not count, but the reverse is damage.
-        for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
-            if path.stem not in stems[-_KEPT:]:
-                path.unlink()
+def save_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write a checkpoint; keep the one before and delete the others."""
+    manifest, tensors = _pack(checkpoint)
+    folder.mkdir(exist_ok=True)
+    # The checkpoint names the files of client states.
+    sync_states(folder, checkpoint.state.round)
+    newest = f"round-{checkpoint.state.round:06d}"
+    write_atomically(folder / f"{newest}.safetensors", tensors)
+    # The hash comes first, followed by the content that it covers.
+    signed = f'{{"sha256": "{_sign(manifest, tensors)}", {manifest[1:]}'
+    write_atomically(folder / f"{newest}.json", signed.encode())
+    # A later checkpoint is left over from before a return to an earlier round. If it were kept, it
+    # would count as the newest.
+    stems = sorted(path.stem for path in folder.glob("round-*.json") if path.stem <= newest)
+    # Manifests first: tensors without a manifest do not count, but the reverse is damage.
+    for path in sorted(folder.glob("round-*"), key=lambda each: each.suffix):
+        if path.stem not in stems[-_KEPT:]:
+            path.unlink()
 
 
-def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
-    """Return a checkpoint as bytes."""
+def _pack(checkpoint: Checkpoint) -> tuple[str, bytes]:
+    """Return the manifest and the tensors of a checkpoint."""
     state, server = checkpoint.state, checkpoint.state.server
     groups = {
         "params": server.params,
@@ -111,13 +101,13 @@ def pack_checkpoint(checkpoint: Checkpoint) -> PackedCheckpoint:
         "arrivals": state.arrivals.counts.to_json() if state.arrivals else None,
         "record": checkpoint.record,
     }
-    return PackedCheckpoint(state.round, json.dumps(manifest), content)
+    return json.dumps(manifest), content
 
 
 def checkpoint_to_bytes(checkpoint: Checkpoint) -> bytes:
     """Return a checkpoint as bytes for another process."""
-    packed = pack_checkpoint(checkpoint)
-    return packed.manifest.encode() + b"\n" + packed.tensors
+    manifest, tensors = _pack(checkpoint)
+    return manifest.encode() + b"\n" + tensors
 
 
 def checkpoint_from_bytes(content: bytes, device: torch.device = _CPU) -> Checkpoint:
@@ -170,37 +160,3 @@ def _unpack(content: bytes, manifest: dict[str, Any], device: torch.device) -> C
         arrivals=arrivals,
     )
     return Checkpoint(state, clients, manifest["record"])
-
-
-class BackgroundWriter(ThreadPoolExecutor):
-    """Writes in a thread, one call at a time; the end of its block waits for the last one.
-
-    The content of a call must not change any more. The next `begin` or `wait` raises the error of a
-    failed call, so that no later content is written without it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-        self._is_first = True
-
-    def begin(self, write: Callable[[], None]) -> None:
-        """Start a call after the one before has ended; the first time, wait for it."""
-        self.wait()
-        self._pending = self.submit(write)
-        if self._is_first:
-            # A full or read-only disk is reported before another round is computed.
-            self._is_first = False
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the call under way, and raise its error."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def __exit__(self, *error: Any) -> None:
-        # The last complete round is kept, whatever ends the run.
-        self.shutdown()
-        if error[0] is None:
-            self.wait()

@@ -1,13 +1,10 @@
 """Checks of a method class, as `mpfedcl.methods.check_method` runs them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch.func import vmap
-from torch.utils._pytree import tree_map
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
@@ -18,14 +15,10 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.methods import (
     PREDICTORS,
     Asynchronous,
-    Batch,
-    Context,
     Family,
-    FullBatch,
     Method,
     built_in_methods,
     find_method,
-    received_at,
 )
 from mpfedcl.models import Mlp
 from mpfedcl.rounds.assembly import Assembly, assemble
@@ -37,10 +30,7 @@ ROUNDS = 3
 SIZES = {"a": 11, "b": 6, "c": 6}
 """Samples by client: batches of 4 leave padding, and two clients are of one size."""
 NUM_CLASSES, INPUT_SIZE, EMBEDDING_SIZE = 3, 5, 4
-CLIENT_PARTS = ("start", "state", "own", "memory")
-"""The parts of a context that differ from client to client."""
 ENGINE_TOLERANCE = 1e-5
-LOSS_TOLERANCE = 1e-9
 _LONGEST_NAME, _LONGEST_REASON = 60, 300
 
 
@@ -48,8 +38,6 @@ def check_method(method: type[Method]) -> None:
     """Raise `InvalidInput` that names the first check which a class fails."""
     checks: dict[str, Callable[[type[Method]], None]] = {
         "identity": _check_identity,
-        "padding": _check_padding,
-        "vmap": _check_vmap,
         "checkpoint": _check_checkpoint,
         "engines": _check_engines,
     }
@@ -178,98 +166,17 @@ def _run(loop: RoundLoop, rounds: int = ROUNDS) -> RoundLoop:
     return loop
 
 
-# The loss
-
-
-def _make_clients(kind: type[Method]) -> tuple[Method, list[tuple[Tensors, FullBatch, Context]]]:
-    """Return a method, and parameters, batches and contexts of two clients after one round."""
-    assembly = _assemble(kind)
-    method = assembly.method
-    broadcast = _run(_make_loop(kind), 1).broadcast()
-    received = received_at(method.prepare(broadcast), 0)
-    found = []
-    for client in _make_data().clients[1:]:
-        start = {**method.initial, **broadcast.params}
-        own, state = method.describe(client.labels), method.init_client(start)
-        context = Context(assembly.model.apply, start, received, state, own)
-        begun, memory = method.begin(context)
-        draw = generator(0, "weights of a method check", client.name)
-        params = {
-            name: value + 0.1 * torch.randn(value.shape, generator=draw, dtype=value.dtype)
-            for name, value in begun.items()
-        }
-        batch = FullBatch.of(client.inputs, client.labels)
-        found.append((params, batch, replace(context, memory=memory)))
-    return method, found
-
-
-def _pad(batch: Batch) -> Batch:
-    """Return a batch with as many padding rows as real ones: rows of no sample, with labels."""
-    size = len(batch.labels)
-    return Batch(
-        torch.cat([batch.inputs, 3 - 2 * batch.inputs]),
-        torch.cat([batch.labels, batch.labels.roll(1)]),
-        torch.arange(2 * size) < size,
-    )
-
-
-def _check_padding(kind: type[Method]) -> None:
-    if not kind.trains:
-        return
-    method, clients = _make_clients(kind)
-    for params, batch, context in clients:
-        plain, padded = (method.loss(params, given, context) for given in (batch, _pad(batch)))
-        if plain.shape != () or not plain.isfinite():
-            raise _CheckError(f"the loss is {plain}; it must be a finite scalar")
-        if not _are_close(plain, padded, LOSS_TOLERANCE):
-            raise _CheckError(
-                f"the loss is {float(plain):.6g} without padding rows and {float(padded):.6g} with "
-                "them; batch.mean and batch.cross_entropy leave them out"
-            )
-
-
-def _check_vmap(kind: type[Method]) -> None:
-    if not kind.trains:
-        return
-    method, clients = _make_clients(kind)
-    context = clients[0][2]
-
-    def step(params: Tensors, batch: Batch, parts: dict[str, Any]) -> Tensors:
-        given = replace(context, **parts)
-        loss = method.loss(params, batch, given)
-        gradients, memory = method.adjust(params, params, given)
-        moved, memory = method.after_step(params, replace(given, memory=memory))
-        named = {"adjust": gradients, "after_step": moved, "memory": memory}
-        return {"loss": loss} | {
-            f"{hook}, {name}": value for hook, each in named.items() for name, value in each.items()
-        }
-
-    given = [
-        (params, _pad(batch), {part: getattr(each, part) for part in CLIENT_PARTS})
-        for params, batch, each in clients
-    ]
-    try:
-        together = vmap(step)(*tree_map(lambda *each: torch.stack(each), *given))
-    except Exception as error:
-        raise _CheckError(
-            f"torch.func.vmap cannot run loss, adjust or after_step ({_describe(error)}); they "
-            "must not branch on values of tensors"
-        ) from error
-    for number, each in enumerate(given):
-        for name, value in step(*each).items():
-            if not _are_close(value, together[name][number], LOSS_TOLERANCE):
-                raise _CheckError(f"{name} differs under torch.func.vmap")
-
-
 # Engines and checkpoints
 
 
 def _check_engines(kind: type[Method]) -> None:
+    """Compare clients that train together, under vmap and with padding rows, with the loop."""
     wanted = _state_of(_run(_make_loop(kind)))
     for engine in ("stacked", "auto"):
         found = _state_of(_run(_make_loop(kind, engine)))
         when = f"after {ROUNDS} rounds of engine {engine} instead of loop"
-        _compare(found, wanted, ENGINE_TOLERANCE, when)
+        advice = "batch.mean and batch.cross_entropy leave padding rows out"
+        _compare(found, wanted, ENGINE_TOLERANCE, f"{when}; {advice}")
 
 
 def _check_checkpoint(kind: type[Method]) -> None:

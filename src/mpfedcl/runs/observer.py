@@ -83,7 +83,7 @@ class Callbacks:
     """Adds trackers and the model card. Called before the run begins, so that missing packages are
     reported at once."""
     change_exchange: Callable[..., Mapping[str, Any]] = lambda *_, **__: {}
-    """Lets one client join or leave a finished run over a network, and returns the outcome
+    """Lets one client join or update a finished run over a network, and returns the outcome
     (`mpfedcl.inference.one_shot`)."""
 
 

@@ -14,12 +14,12 @@ import torch
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.wording import describe_missing_encoder
-from mpfedcl.methods import Asynchronous, ClosedForm, Method, SharesPrototypes, find_method
+from mpfedcl.experiment.descriptions import describe_missing_encoder
+from mpfedcl.methods import Asynchronous, ClosedForm, Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
-from mpfedcl.privacy.private_rounds import planned_releases
+from mpfedcl.privacy.private_rounds import release_sensitivity
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
 from mpfedcl.rounds.evaluation import Workload, settle_evaluation
@@ -137,15 +137,8 @@ def _count_affordable_rounds(experiment: Experiment, run: Path | None) -> int:
     done = 0 if run is None else _last_number(run / FOLDER, r"release-(\d+)-.*")
 
     def cost(rounds: int) -> float:
-        planned = planned_releases(
-            experiment.replace(rounds=rounds),
-            shares_prototypes=issubclass(method, SharesPrototypes),
-            first=done + 1,
-        )
-        releases = dict(spent)
-        for sensitivity, count in planned.items():
-            kind = multiplier / sensitivity
-            releases[kind] = releases.get(kind, 0) + count
+        kind = multiplier / release_sensitivity(method)
+        releases = {**spent, kind: spent.get(kind, 0) + rounds - done}
         return spent_epsilon(releases, delta, sampling=sampling)
 
     if cost(experiment.rounds) <= epsilon * _SLACK:

@@ -12,7 +12,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.gaussian import add_statistics
 from mpfedcl.methods import OneShot, Server, SharesPrototypes, is_built_in
-from mpfedcl.privacy.ledger import ReleaseFolder
+from mpfedcl.privacy.ledger import ReleaseLog
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine
@@ -22,12 +22,11 @@ from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.rounds.state import RoundState
 from mpfedcl.rounds.systems import SystemModel
 from mpfedcl.runs.checkpoint import (
-    BackgroundWriter,
     Checkpoint,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
     load_checkpoint,
-    pack_checkpoint,
+    save_checkpoint,
 )
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.file_schemas import (
@@ -46,9 +45,6 @@ class RunLoop:
     """Runs the rounds of an experiment: `run` in the leading process, `follow` in the others."""
 
     _group: WorkerGroup | None = None
-    _writes_in_background = False
-    """Whether checkpoint and record are written while the next round trains. A kill then returns to
-    this round or to the one before."""
 
     def __init__(
         self,
@@ -70,7 +66,7 @@ class RunLoop:
     def run(self, directory: RunDirectory, observer: Observer) -> RunResult:
         """Run the remaining rounds and write the results."""
         if self._round_loop.private is not None:
-            self._round_loop.private.log = ReleaseFolder(directory.path)
+            self._round_loop.private.log = ReleaseLog(directory.path)
         recorded = len(self._restore(directory, observer))
         rounds, done = self._experiment.rounds, self._round_loop.state.round
         # Only the last round of a run leaves models and a complete evaluation.
@@ -84,10 +80,9 @@ class RunLoop:
         directory.write_experiment(self._experiment)
         observer.on_start(self._experiment, done)
         try:
-            with BackgroundWriter() as writer:
-                while self._has_next_round(not observer.should_stop()):
-                    for record in self._run_round(directory, observer, writer):
-                        recorded = self._report(record, observer)
+            while self._has_next_round(not observer.should_stop()):
+                for record in self._run_round(directory, observer):
+                    recorded = self._report(record, observer)
             for record in self._complete_records(directory):
                 recorded = self._report(record, observer)
         except RunCutShort:
@@ -135,16 +130,11 @@ class RunLoop:
         )
         return record, is_last
 
-    def _run_round(
-        self, directory: RunDirectory, observer: Observer, writer: BackgroundWriter
-    ) -> Iterator[dict[str, Any]]:
+    def _run_round(self, directory: RunDirectory, observer: Observer) -> Iterator[dict[str, Any]]:
         """Run a round; yield the records that are complete after it."""
         done, is_last = self._advance()
         record = done.to_json()
-        # Private releases and the last round are on disk before anything else happens.
-        waits = not self._writes_in_background or is_last or self._round_loop.private is not None
         with self._clock.phase("checkpoint"):
-            writer.wait()
             if is_last:
                 # Before the checkpoint: after a crash in between, this round runs again.
                 self._write_models(directory, done, observer)
@@ -152,21 +142,9 @@ class RunLoop:
                 if done.accuracy is not None:
                     self._write_confusion(directory, self._round_loop.confusion)
             checkpoint = Checkpoint(self._round_loop.state, self._engine.state(), record)
-            packed = pack_checkpoint(checkpoint)
-            if waits:
-                packed.save(directory.checkpoints)
-        # Includes the wait for the checkpoint of the round before.
+            save_checkpoint(checkpoint, directory.checkpoints)
         record["seconds"]["checkpoint"] = self._clock.lap()["checkpoint"]
-        if waits:
-            yield from self._write_record(directory, record)
-            return
-
-        def write() -> None:
-            packed.save(directory.checkpoints)
-            directory.append_record(record)
-
-        writer.begin(write)
-        yield record
+        yield from self._write_record(directory, record)
 
     # What a network does in another way
 

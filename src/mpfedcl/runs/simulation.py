@@ -1,6 +1,6 @@
 """Simulation: runs an experiment on this machine, in one process or in several."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,25 +61,29 @@ def _prepare(
     planned: Plan, observer: Observer, callbacks: Callbacks
 ) -> Iterator[tuple["_Simulation", Attach]]:
     """Start the processes of a planned run, load its data, and yield it with its callbacks."""
-    for notice in planned.notices:
-        observer.on_warning(notice)
     experiment = planned.experiment
-    attach, choice = callbacks.attach(experiment), choose_workers(experiment)
-    notices = choice.notices
+    attach = callbacks.attach(experiment)
+    asked, count = experiment.workers, choose_workers(experiment)
     try:
         with ExitStack() as stack:
             group = None
             try:
-                opened = open_worker_group(choice.count, _WORKER, experiment.worker_timeout)
+                opened = open_worker_group(count, _WORKER, experiment.worker_timeout)
                 group = stack.enter_context(opened)
             except (LostWorker, OSError) as error:
-                if experiment.workers != "auto":
+                if asked != "auto":
                     raise
-                notices = (f"1 worker: others could not be started ({error}).",)
+                observer.on_warning(f"1 worker: others could not be started ({error}).")
             experiment = experiment.replace(workers=1 if group is None else group.size)
             if group is not None:
                 group.broadcast(experiment.to_toml().encode())
-            yield _Simulation(experiment, group, notices), attach
+            simulation = _Simulation(experiment, group)
+            # Only now: invalid data are reported in one line.
+            for notice in planned.notices:
+                observer.on_warning(notice)
+            if asked != experiment.workers and (asked != "auto" or group is not None):
+                observer.on_warning(f"workers is {asked}; the run has {experiment.workers}.")
+            yield simulation, attach
     except RunCutShort:
         raise
     except LostWorker as error:
@@ -99,16 +103,8 @@ def follow() -> None:
 class _Simulation(RunLoop):
     """An experiment on this machine, with data, model and engine."""
 
-    _writes_in_background = True
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        group: WorkerGroup | None,
-        notices: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, experiment: Experiment, group: WorkerGroup | None) -> None:
         cap_threads()
-        self._notices = notices
         device = find_device(experiment.device)
         self._group = group
         # The cache of features lets one process encode the samples while the others wait.
@@ -149,7 +145,7 @@ class _Simulation(RunLoop):
         """Run the remaining rounds on the data that the run began with."""
         self._check_data(directory)
         secure = describe_secure_aggregation(self._experiment)
-        for notice in [*self._data.notices, *secure, *self._notices]:
+        for notice in [*self._data.notices, *secure]:
             observer.on_warning(notice)
         return super().run(directory, observer)
 

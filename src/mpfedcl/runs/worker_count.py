@@ -7,7 +7,6 @@ process may use. It measures no time, and `experiment.toml` records the number.
 import multiprocessing
 import os
 import sys
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -33,14 +32,6 @@ _MEMORY_SHARE = 2
 """The samples of all processes take at most 1 / _MEMORY_SHARE of the usable memory."""
 
 
-@dataclass(frozen=True)
-class WorkerChoice:
-    """The number of processes of a run, and notices for the user."""
-
-    count: int
-    notices: tuple[str, ...] = ()
-
-
 class RunSize(NamedTuple):
     """The size of a run, as far as it is known before samples are read."""
 
@@ -52,49 +43,39 @@ class RunSize(NamedTuple):
     """Estimated memory of the samples in each process."""
 
 
-def choose_workers(experiment: Experiment) -> WorkerChoice:
-    """Return the processes of a resolved experiment: as asked, or by the rule of `share_cores`."""
+def choose_workers(experiment: Experiment) -> int:
+    """Return the number of processes of a resolved experiment, as asked or by `share_cores`."""
     asked, cores = experiment.workers, usable_cores()
     if is_under_torchrun() or asked == 1:
-        return WorkerChoice(1 if asked == "auto" else asked)
+        return 1 if asked == "auto" else asked
     if asked != "auto":
         # More workers than cores or clients would only take memory.
-        limits = {"cores": cores}
-        if experiment.dataset.name != "table":
-            split = split_among_clients(open_data_set(experiment.dataset), experiment)
-            limits["clients"] = len(split.training)
-        if (number := min(asked, *limits.values())) == asked:
-            return WorkerChoice(asked)
-        told = ", ".join(f"{count:,} {kind}" for kind, count in limits.items())
-        return WorkerChoice(number, (f"workers is {asked}; the run has {number} ({told}).",))
+        if experiment.dataset.name == "table":
+            return min(asked, cores)
+        split = split_among_clients(open_data_set(experiment.dataset), experiment)
+        return min(asked, cores, len(split.training))
     threads = os.environ.get("OMP_NUM_THREADS", "")
     cores //= int(threads) if threads.isdecimal() and int(threads) else 1
     method = find_method(experiment.method)
-    if cores <= 1 or (size := measure_run(experiment, method)) is None:
-        return WorkerChoice(1)
-    choice = share_cores(size, cores, usable_memory())
-    if choice.count > 1 and (reason := _find_obstacle(experiment, method)):
-        return WorkerChoice(1, (f"1 worker of {cores} cores: {reason}.",))
-    return choice
+    if cores <= 1 or _must_stay_alone(experiment, method):
+        return 1
+    size = measure_run(experiment, method)
+    return 1 if size is None else share_cores(size, cores, usable_memory())
 
 
-def share_cores(size: RunSize, cores: int, memory: int) -> WorkerChoice:
+def share_cores(size: RunSize, cores: int, memory: int) -> int:
     """Return a worker per core, at most one per client of a round, if memory allows.
 
     Example:
         >>> share_cores(RunSize(clients=5, seconds=30, num_bytes=10**7), cores=2, memory=10**10)
-        WorkerChoice(count=2, notices=('2 workers (2 cores, 5 clients per round).',))
+        2
         >>> share_cores(RunSize(clients=5, seconds=2, num_bytes=10**7), cores=2, memory=10**10)
-        WorkerChoice(count=1, notices=())
+        1
     """
     if size.seconds < LEAST_SECONDS:
-        return WorkerChoice(1)
+        return 1
     fitting = max(1, memory // _MEMORY_SHARE // max(1, size.num_bytes))
-    number = min(cores, size.clients, fitting)
-    told = f"{cores} cores, {size.clients:,} clients per round"
-    if number == fitting < min(cores, size.clients):
-        told += ", whose samples take much of the memory"
-    return WorkerChoice(number, (f"{number} worker{'s' * (number > 1)} ({told}).",))
+    return min(cores, size.clients, fitting)
 
 
 def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
@@ -121,21 +102,21 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
     return RunSize(taking_part, seconds, 4 * (samples + len(split.test.labels)) * width)
 
 
-def _find_obstacle(experiment: Experiment, method: type[Method]) -> str | None:
-    """Return why a long run stays in one process, or None."""
-    if sys.platform == "win32" or not sys.executable:
-        return "workers cannot be started here"
-    if multiprocessing.parent_process() is not None:
-        return "this process is already one of several"
-    if issubclass(method, Asynchronous):
-        return f"clients of the asynchronous method {experiment.method} send updates one by one"
-    if experiment.secure_aggregation:
-        return "clients mask their updates for each other (secure aggregation)"
-    if experiment.device != "cpu":
-        return f"all workers would share the device {experiment.device}"
-    if experiment.method.startswith("__main__:"):
-        return "workers cannot import a method of the program that was started"
-    return None
+def _must_stay_alone(experiment: Experiment, method: type[Method]) -> bool:
+    """Return whether several processes could not share a run, or would share one device."""
+    return (
+        sys.platform == "win32"
+        or not sys.executable
+        # This process is already one of several.
+        or multiprocessing.parent_process() is not None
+        # Clients of an asynchronous method send updates one by one.
+        or issubclass(method, Asynchronous)
+        # Clients mask their updates for each other.
+        or experiment.secure_aggregation
+        or experiment.device != "cpu"
+        # Workers cannot import a method of the program that was started.
+        or experiment.method.startswith("__main__:")
+    )
 
 
 def _count_multiplications(experiment: Experiment, width: int, *, takes_features: bool) -> int:

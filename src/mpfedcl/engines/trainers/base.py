@@ -147,7 +147,7 @@ class TrainedClients(ABC):
 
     @abstractmethod
     def params(self, index: int) -> Tensors:
-        """Return the whole model of a client, which does not hold those of others in memory."""
+        """Return a client's whole model; it shares no memory with the models of other clients."""
 
     @abstractmethod
     def embed(self) -> list[Tensor]:

@@ -25,7 +25,7 @@ from mpfedcl.engines.trainers.base import (
     draw_batches,
 )
 from mpfedcl.engines.trainers.find_linear_layers import Layer, LinearParameter, check_layer
-from mpfedcl.methods import Batch, Context, FullBatch, received_at
+from mpfedcl.methods import Batch, Context, FullBatch
 
 _SMALLEST_SCALE = 2.0**-20
 """The velocity is rescaled if its scale would fall below this."""
@@ -62,8 +62,9 @@ class DirectTrainer(Trainer):
             batch = FullBatch.of(
                 client.inputs.index_select(0, chosen), client.labels.index_select(0, chosen)
             )
-            given = received_at(received, step)
-            context = Context(self._model.apply, task.start, given, task.state, task.own)
+            context = Context(
+                self._model.apply, task.start, received, task.state, task.own, step=step
+            )
             loss, entered, slopes = self._differentiate(params, batch, context)
             descent.step(entered, slopes)
             losses.append(loss)

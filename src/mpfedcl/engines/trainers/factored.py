@@ -38,7 +38,7 @@ from mpfedcl.engines.trainers.base import (
 )
 from mpfedcl.engines.trainers.find_linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.trainers.optimizer import MomentumSGD
-from mpfedcl.methods import Batch, Context, Method, received_at
+from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 
@@ -319,20 +319,19 @@ class FactoredTrainer(Trainer):
         trained = FactoredClients(schedule, self._method, self._model, self.layers, (lr, momentum))
         losses = torch.zeros(len(trained), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):
-            given = received_at(received, step)
-            losses[: schedule.active(step)] += self._step(trained, own, step, given).cpu()
+            losses[: schedule.active(step)] += self._step(trained, own, step, received).cpu()
         trained.close()
         sizes = torch.tensor([len(client.labels) for client in schedule.clients])
         trained.losses = (losses / (self._experiment.train.epochs * sizes)).tolist()
         return [trained.to_stack() if is_smaller_written_out(trained) else trained]
 
-    def _step(self, clients: FactoredClients, own: Tensors, step: int, given: object) -> Tensor:
+    def _step(self, clients: FactoredClients, own: Tensors, step: int, received: object) -> Tensor:
         """Take one step of each client that still trains; return losses times batch sizes."""
         taps = clients.taps(step)
         batch = clients.batch(step)
         active = len(batch.labels)
         in_dims = (0, 0, 0, 0, None, 0)
-        losses, entered = vmap(partial(self._loss, given, clients.common), in_dims)(
+        losses, entered = vmap(partial(self._loss, received, step, clients.common), in_dims)(
             taps,
             clients.earlier_steps(step),
             take_first(clients.own, active),
@@ -346,7 +345,8 @@ class FactoredTrainer(Trainer):
 
     def _loss(
         self,
-        given: object,
+        received: object,
+        step: int,
         common: Tensors,
         taps: Tensors,
         past: Mapping[str, tuple[Tensor, Tensor]],
@@ -374,7 +374,7 @@ class FactoredTrainer(Trainer):
             return out - ((inputs @ rows.T) * scale) @ slopes
 
         params: Any = {name: LinearParameter(name, run) for name in start}
-        context = Context(self._model.apply, start, given, {}, own)
+        context = Context(self._model.apply, start, received, {}, own, step=step)
         return self._method.loss(params, batch, context), entered
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mpfedcl.engines.trainers.base import ClientTask
-from mpfedcl.methods import Batch, Context, Method, received_at
+from mpfedcl.methods import Batch, Context, Method
 from mpfedcl.models import Model
 
 
@@ -66,7 +66,7 @@ def find_layers(
 
     params: Any = {name: LinearParameter(name, run) for name in task.start}
     batch = Batch(inputs, labels, torch.ones_like(labels).bool())
-    context = Context(model.apply, task.start, received_at(received, 0), task.state, task.own)
+    context = Context(model.apply, task.start, received, task.state, task.own)
     try:
         method.loss(params, batch, context)
     except Exception:

@@ -14,7 +14,7 @@ from mpfedcl.engines.trainers.base import (
     replace_values,
 )
 from mpfedcl.engines.trainers.optimizer import make_optimizer
-from mpfedcl.methods import Context, FullBatch, received_at
+from mpfedcl.methods import Context, FullBatch
 
 
 class LoopTrainer(Trainer):
@@ -40,7 +40,7 @@ class LoopTrainer(Trainer):
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         for step, chosen in enumerate(batches):
             batch = FullBatch.of(client.inputs[chosen], client.labels[chosen])
-            context = replace(context, received=received_at(received, step))
+            context = replace(context, step=step)
             loss = method.loss(params, batch, context)
             slopes = torch.autograd.grad(loss, list(params.values()))
             gradients = dict(zip(params, slopes, strict=True))
@@ -54,7 +54,7 @@ class LoopTrainer(Trainer):
                     context = replace(context, memory=replace_values(params, changed, memory))
             losses += loss.detach() * len(chosen)
         trained = {name: value.detach() for name, value in params.items()}
-        averaged, state = method.finish(trained, replace(context, received=received), len(batches))
+        averaged, state = method.finish(trained, context, len(batches))
         mean = float(losses) / sum(map(len, batches))
         return TrainedClient(
             client, self._model, trained, averaged=averaged, state=state, loss=mean

@@ -1,7 +1,7 @@
 """The optimizers of local training, for parameters by name: fresh in each round.
 
-torch.optim has the same, and takes the better part of a second to import a compiler that nothing
-here uses.
+torch.optim has the same optimizers, but importing it loads a compiler that is unused here, which
+takes most of a second. `TrainSettings.learning_rate` has the schedule of the learning rate.
 """
 
 from typing import Any

@@ -26,7 +26,7 @@ from mpfedcl.engines.trainers.base import (
     take_one,
 )
 from mpfedcl.engines.trainers.optimizer import make_optimizer
-from mpfedcl.methods import Batch, Context, LocalTraining, received_at
+from mpfedcl.methods import Batch, Context, LocalTraining
 
 
 class StackedTrainer(Trainer):
@@ -98,34 +98,37 @@ class StackedTrainer(Trainer):
         inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
         sums = torch.zeros(len(schedule.tasks), dtype=torch.float64, device=labels.device)
         for step in range(schedule.num_steps[0]):
-            given = received_at(received, step)
             active = schedule.active(step)
             rows = slice(step * num_rows, (step + 1) * num_rows)
             mask = schedule.mask[:active, step]
             batch = Batch(inputs[:active, rows], labels[:active, rows], mask)
             now, kept = take_first(params, active), stack.first(active)
             leaves = {name: value.detach().requires_grad_() for name, value in now.items()}
-            losses = self._for_each(method.loss, given)(leaves, batch, kept)
+            losses = self._for_each(method.loss, received, step)(leaves, batch, kept)
             slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
             gradients = dict(zip(leaves, slopes, strict=True))
             if not method.plain_steps:
-                gradients, memory = self._for_each(method.adjust, given)(gradients, now, kept)
+                adjust = self._for_each(method.adjust, received, step)
+                gradients, memory = adjust(gradients, now, kept)
                 stack.remember(memory)
             optimizer.step([gradients[name] for name in params], active)
             if not method.plain_steps:
                 kept = stack.first(active)
-                changed, memory = self._for_each(method.after_step, given)(now, kept)
+                after_step = self._for_each(method.after_step, received, step)
+                changed, memory = after_step(now, kept)
                 stack.remember(replace_values(now, changed, memory))
             sums[:active] += losses.detach() * mask.sum(1)
         return sums.cpu() / schedule.mask.sum((1, 2)).cpu()
 
-    def _for_each(self, hook: Callable[..., Any], given: object) -> Callable[..., Any]:
+    def _for_each(
+        self, hook: Callable[..., Any], received: object, step: int
+    ) -> Callable[..., Any]:
         """Return a hook of the method for all clients at once; its last argument is a `_Stack`."""
 
         def run(*arguments: Any) -> Any:
             *values, stack = arguments
             apply, (start, state, own, memory) = self._model.apply, stack
-            return hook(*values, Context(apply, start, given, state, own, memory))
+            return hook(*values, Context(apply, start, received, state, own, memory, step))
 
         return vmap(run)
 

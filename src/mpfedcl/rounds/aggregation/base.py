@@ -1,6 +1,8 @@
-"""The interface of aggregation rules."""
+"""The interface of aggregation rules.
 
-import math
+`RULES` of this package and `AGGREGATION_RULES` of `experiment/names.py` list them.
+"""
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -9,7 +11,6 @@ import torch
 from safetensors.torch import load
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.rng import numpy_generator
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import AggregationSettings
@@ -35,17 +36,14 @@ class Peers(Protocol):
 class Aggregator(ABC):
     """Aggregates the parameters that clients send in one round.
 
-    `template` has a tensor with the shape and type of each parameter. `round_number` is a key of
-    random draws.
+    `template` has a tensor with the shape and type of each parameter.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
+    def __init__(self, template: Tensors, experiment: Experiment) -> None:
         self.template = template
         self.experiment = experiment
-        self.round = round_number
 
-    @classmethod
-    @abstractmethod
+    @classmethod  # noqa: B027  -- most rules take any number
     def check(cls, experiment: Experiment, num_clients: int) -> None:
         """Reject an experiment whose rounds have too few clients for the rule."""
 
@@ -72,13 +70,11 @@ class Aggregator(ABC):
 class RuleOverAll(Aggregator):
     """A rule over all updates at once: it keeps them until the round is over.
 
-    All clients count alike, because weights are claims of the clients. With `aggregation.bucket`
-    above 1, clients are randomly put into buckets of that size, and the rule sees the means of the
-    buckets (Karimireddy, He and Jaggi, 2022), which differ less than clients do.
+    All clients count alike, because weights are claims of the clients.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
-        super().__init__(template, experiment, round_number)
+    def __init__(self, template: Tensors, experiment: Experiment) -> None:
+        super().__init__(template, experiment)
         self._updates: dict[str, Tensors] = {}
         self._remarks: list[str] = []
 
@@ -98,14 +94,12 @@ class RuleOverAll(Aggregator):
     def check(cls, experiment: Experiment, num_clients: int) -> None:
         """Reject more attackers than the rule tolerates."""
         settings = experiment.aggregation
-        count, wanted = math.ceil(num_clients / settings.bucket), _attackers(settings, num_clients)
-        most = max(0, cls.most_attackers(count))
+        wanted, most = _attackers(settings, num_clients), max(0, cls.most_attackers(num_clients))
         if wanted > most:
-            seen = f"{count} buckets" if settings.bucket > 1 else "that many"
             raise InvalidInput(
                 f"aggregation.attackers is {settings.attackers:g}, {wanted} of a round's "
                 f"{num_clients} clients; it must be at most {most / num_clients:.3g}, because "
-                f"among {seen} aggregation.rule {settings.rule} withstands {most}."
+                f"among that many aggregation.rule {settings.rule} withstands {most}."
             )
 
     def add(self, update: Update, weight: float) -> None:
@@ -129,31 +123,19 @@ class RuleOverAll(Aggregator):
         """Return the combination of all updates."""
         if not self._updates:
             return {}
-        seen = self._fill_buckets()
-        wanted = max(1, _attackers(self.experiment.aggregation, len(self._updates)))
-        most = self.most_attackers(len(seen))
-        name, found = self.experiment.aggregation.rule, f"{len(self._updates)} updates"
+        updates = [update for _, update in sorted(self._updates.items())]
+        wanted = max(1, _attackers(self.experiment.aggregation, len(updates)))
+        most = self.most_attackers(len(updates))
+        name, found = self.experiment.aggregation.rule, f"{len(updates)} updates"
         remark = f"Among {found} the rule {name} withstands {max(0, most)} hostile ones."
         self._remarks = [remark] if most < wanted else []
-        return means_of(seen) if most < 0 else self.combine(seen, min(most, wanted))
+        if most < 0:
+            return {n: torch.stack([each[n] for each in updates]).mean(0) for n in updates[0]}
+        return self.combine(updates, min(most, wanted))
 
     def remarks(self) -> list[str]:
         """Return a remark if the rule tolerates fewer attackers than expected."""
         return self._remarks
-
-    def _fill_buckets(self) -> list[Tensors]:
-        names, size = sorted(self._updates), self.experiment.aggregation.bucket
-        if size == 1:
-            return [self._updates[name] for name in names]
-        draw = numpy_generator(self.experiment.seed, self.round, "buckets of clients")
-        order = [names[place] for place in draw.permutation(len(names))]
-        buckets = [order[first : first + size] for first in range(0, len(order), size)]
-        return [means_of([self._updates[name] for name in sorted(each)]) for each in buckets]
-
-
-def means_of(updates: Sequence[Tensors]) -> Tensors:
-    """Return the plain means of updates."""
-    return {name: torch.stack([each[name] for each in updates]).mean(0) for name in updates[0]}
 
 
 def _attackers(settings: AggregationSettings, num_clients: int) -> int:

@@ -2,7 +2,6 @@
 
 import torch
 
-from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods.messages import StackMember, Update, UpdateStack
@@ -15,21 +14,12 @@ class WeightedMean(Aggregator):
     Clients of one stack that follow each other are summed by the stack itself.
     """
 
-    def __init__(self, template: Tensors, experiment: Experiment, round_number: int = 1) -> None:
-        super().__init__(template, experiment, round_number)
+    def __init__(self, template: Tensors, experiment: Experiment) -> None:
+        super().__init__(template, experiment)
         self._sums: Tensors = {}
         self._weight: float = 0
         self._stack: UpdateStack | None = None
         self._shares: dict[int, float] = {}
-
-    @classmethod
-    def check(cls, experiment: Experiment, num_clients: int) -> None:  # noqa: ARG003
-        """Reject buckets, which would not change the mean."""
-        if experiment.aggregation.bucket > 1:
-            raise InvalidInput(
-                f"aggregation.bucket is {experiment.aggregation.bucket}; with aggregation.rule "
-                "'mean' it must be 1: a mean of means is the mean."
-            )
 
     def add(self, update: Update, weight: float) -> None:
         """Fold in an update."""

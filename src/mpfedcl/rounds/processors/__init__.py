@@ -33,11 +33,6 @@ class ProcessorChain:
             update = each.outgoing(update, broadcast)
         return update
 
-    def end_round(self) -> None:
-        """Release what was kept for a round, after its last update."""
-        for each in self._processors:
-            each.end_round()
-
     def keep_accepted(self, accepted: Collection[str]) -> None:
         """Keep the state that belongs to accepted updates."""
         for each in self._processors:

@@ -34,9 +34,6 @@ class Processor(ABC):
     def keep_in(self, kept: MutableMapping[str, Tensors]) -> None:  # noqa: B027
         """Set where the state is kept by client."""
 
-    def end_round(self) -> None:  # noqa: B027  -- most keep nothing
-        """Release what was kept for a round, after its last update."""
-
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
         """Return the update that is validated, given the untrusted one that arrived."""
         return update

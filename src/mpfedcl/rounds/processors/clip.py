@@ -1,27 +1,22 @@
 """Bound what a client sends: the norm of the model's change, and private statistics."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import PrivacySettings
 from mpfedcl.gaussian.mechanism import PrivateSums
-from mpfedcl.methods.messages import Broadcast, StackMember, Update, UpdateStack
+from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.privacy.private_rounds import MODEL_CLIP, ROUNDING
 from mpfedcl.rounds.processors.base import Processor, mark
 
-_STACKS_KEPT = 4
-"""Stacks kept at a time: their clients alternate in name order."""
-
 
 class Clip(Processor):
-    """Scales changes down to the norm `update.clip`.
+    """Scales changes down to the norm `limit`.
 
     The change is the difference between the parameters that a client sends and those it was sent.
     The server clips again, in case a client did not.
@@ -32,7 +27,6 @@ class Clip(Processor):
     def __init__(self, limit: float, marked_as: str = name) -> None:
         self._limit = limit
         self._marked_as = marked_as
-        self._stacks: dict[int, _ClippedStack] = {}
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self | None:
@@ -44,88 +38,30 @@ class Clip(Processor):
 
     def outgoing(self, update: Update, broadcast: Broadcast) -> Update:
         """Clip the change."""
-        if isinstance(update.averaged, StackMember):
-            return self._clip_member(update, update.averaged, broadcast)
-        return self._clip_tensors(update, broadcast, self._limit)
+        return self._clip(update, broadcast, self._limit)
 
     def incoming(self, update: Update, broadcast: Broadcast) -> Update:
         """Clip the change of a client that did not."""
-        if isinstance(update.averaged, StackMember):
-            return update
-        return self._clip_tensors(update, broadcast, self._limit * (1 + ROUNDING))
-
-    def end_round(self) -> None:
-        """Release the stacks, which hold their clients' models in memory."""
-        self._stacks = {}
+        return self._clip(update, broadcast, self._limit * (1 + ROUNDING))
 
     @torch.no_grad()
-    def _clip_tensors(self, update: Update, broadcast: Broadcast, limit: float) -> Update:
+    def _clip(self, update: Update, broadcast: Broadcast, most: float) -> Update:
+        """Scale the change down to the limit if its norm is above `most`."""
         if not update.averaged:
             return update
-        assert isinstance(update.averaged, dict)
-        changes = changes_of(update.averaged, broadcast)
-        squares = _squares(changes)
-        if _scale(squares, limit) == 1:
+        squares = squared_change(update.averaged, broadcast)
+        if _scale(squares, most) == 1:
             return update
         scale = _scale(squares, self._limit)
+        averaged = update.written_out().averaged
+        assert isinstance(averaged, dict)
         clipped = {
             name: broadcast.params[name] + scale * change
             if name in broadcast.params
             else scale * change
-            for name, change in changes.items()
+            for name, change in changes_of(averaged, broadcast).items()
         }
         return mark(replace(update, averaged=clipped), self._marked_as)
-
-    def _clip_member(self, update: Update, member: StackMember, broadcast: Broadcast) -> Update:
-        """Clip within the stack, whose clients are summed without being written out."""
-        key = id(member.stack)
-        if key not in self._stacks:
-            # Only the last few, because stacks hold models in memory.
-            kept = list(self._stacks.items())[1 - _STACKS_KEPT :]
-            clipped = _ClippedStack(member.stack, broadcast.params, self._limit)
-            self._stacks = dict([*kept, (key, clipped)])
-        clipped = self._stacks[key]
-        if all(scale == 1 for scale in clipped.scales):
-            return update
-        update = replace(update, averaged=StackMember(clipped, member.index))
-        return mark(update, self._marked_as) if clipped.scales[member.index] < 1 else update
-
-
-class _ClippedStack:
-    """A stack whose clients' changes x_i - x are scaled: Σ w_i (x + s_i (x_i - x)) in one go."""
-
-    def __init__(self, stack: UpdateStack, start: Tensors, limit: float) -> None:
-        self.scales = [_scale(squares, limit) for squares in stack.squared_changes]
-        self._stack = stack
-        self._start = start
-
-    def __len__(self) -> int:
-        return len(self._stack)
-
-    @property
-    def template(self) -> Tensors:
-        """One client's tensors, for their shapes."""
-        return self._stack.template
-
-    def weighted_sum(self, weights: Tensor) -> Tensors:
-        """Return the weighted sum over clients."""
-        scales = torch.tensor(self.scales, dtype=torch.float64)
-        sums = self._stack.weighted_sum(weights * scales)
-        rest = float((weights * (1 - scales)).sum())
-        return {name: value + rest * self._start[name] for name, value in sums.items()}
-
-    @property
-    def squared_changes(self) -> Sequence[float]:
-        """The squared norms of the clipped changes."""
-        pairs = zip(self._stack.squared_changes, self.scales, strict=True)
-        return [squares * scale**2 for squares, scale in pairs]
-
-    def tensors(self, index: int) -> Tensors:
-        """Return what one client shares."""
-        scale, own = self.scales[index], self._stack.tensors(index)
-        if scale == 1:
-            return own
-        return {n: self._start[n] + scale * (value - self._start[n]) for n, value in own.items()}
 
 
 class PrivateStatistics(Processor):
@@ -164,15 +100,14 @@ class PrivateStatistics(Processor):
 
     def _mechanism(self, update: Update) -> PrivateSums | None:
         """Return the mechanism; None if clients do nothing, as for record-level central DP."""
-        shapes = update.summed_shapes
-        if "counts" not in shapes:
+        if "counts" not in update.summed:
             return None
-        found = PrivateSums.of(self._settings, has_moments="moment" in shapes)
+        found = PrivateSums.of(self._settings, has_moments="moment" in update.summed)
         return found if found and (found.is_local or found.unit == "client") else None
 
 
 def _with_sums(update: Update, summed: Tensors) -> Update:
-    like = update.summed_shapes
+    like = update.summed
     return replace(update, summed={n: value.to(like[n].dtype) for n, value in summed.items()})
 
 

@@ -51,9 +51,7 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
         update = self._make_update(
             self._data.client(client), self._answers[client], 0, self._no_prototypes
         )
-        sent = self._processors.outgoing(update, self._sent[client])
-        self._processors.end_round()
-        return sent
+        return self._processors.outgoing(update, self._sent[client])
 
     def settle(self, client: str, *, seconds: float | None) -> None:
         """End a dispatch after this time; None: the update was rejected."""

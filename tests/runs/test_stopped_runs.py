@@ -1,4 +1,4 @@
-"""What is written beside the next round is whole, in order, and never lost without a word."""
+"""The rounds of a stopped run are on disk, and records do not fill the memory."""
 
 import gc
 from pathlib import Path
