@@ -108,7 +108,7 @@ def test_probabilities_are_the_softmax_with_the_prior(skewed: Path) -> None:
         (numpy.array(held) + 0.1) / (sum(held) + 0.4)
     )
     shares = numpy.exp(scores) / numpy.exp(scores).sum(axis=1, keepdims=True)
-    predictor = Predictor.load(skewed, "client-1", probabilities=True)
+    predictor = Predictor.load(skewed, "client-1")
     for said, share in zip(predictor.predict(inputs), shares, strict=True):
         order = share.argsort()[::-1]
         assert said.label == said.classifier.label == data.class_names[order[0]]
@@ -232,44 +232,6 @@ def test_coverage_is_rejected_for_prototype_predictors(images: Path, tmp_path: P
         Predictor.load(path, coverage=0.9)
 
 
-def test_label_distribution_is_estimated_without_labels(skewed: Path) -> None:
-    data, inputs = held_out_of(skewed)
-    truth = data.test_labels.numpy()
-    chosen = numpy.flatnonzero((truth == 2) | (truth == 0))
-    predictor = Predictor.load(skewed)
-    before = predictor.predict(inputs[chosen])
-    shares = predictor.estimate_prior(inputs[chosen])
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["0"] + shares["2"] > 0.8
-    after = predictor.predict(inputs[chosen])
-    names = [data.class_names[n] for n in truth[chosen]]
-    right = [
-        sum(p.label == name for p, name in zip(said, names, strict=True))
-        for said in (before, after)
-    ]
-    assert right[1] > right[0]
-    with pytest.raises(InvalidInput, match=r"there are 9 samples .* at least 10"):
-        predictor.estimate_prior(inputs[:9])
-    with pytest.raises(
-        InvalidInput, match="client is 'client-1', whose label distribution is known"
-    ):
-        Predictor.load(skewed, "client-1").estimate_prior(inputs)
-    with pytest.raises(InvalidInput, match=r"coverage is 0\.9; it must be left out"):
-        Predictor.load(skewed, coverage=0.9).estimate_prior(inputs)
-
-
-def test_label_distribution_is_estimated_for_prototype_methods(
-    images: Path, tmp_path: Path
-) -> None:
-    path = run(small(images, rounds=1), tmp_path / "run").path
-    predictor = Predictor.load(path)
-    assert predictor.has_prototypes
-    predictor.estimate_prior(numpy.load(images / "stripes.npz")["x_test"])
-    (said,) = predictor.predict(numpy.load(images / "stripes.npz")["x_test"][:1])
-    assert said.label == said.classifier.label
-    assert not predictor.has_prototypes
-
-
 def test_damaged_metric_is_rejected(overlapping: Path, tmp_path: Path) -> None:
     path = run(small(overlapping, "fedlda"), tmp_path / "run").path
     file = path / "metric.safetensors"
@@ -293,34 +255,20 @@ def test_predict_command_with_a_classifier(
     assert max(len(line) for line in output.splitlines()) <= 100
     foreign = tmp_path / "foreign.npz"
     numpy.savez(foreign, x=-numpy.load(overlapping / "north.npz")["x_test"][:20])
-    code, output, errors = said("predict", fedgauss, foreign, "--log", "--estimate-prior")
+    code, output, errors = said("predict", fedgauss, foreign)
     assert code == 0
     assert "Drift: 20 of 20 vectors are farther from the pool" in " ".join(output.split())
-    assert "Estimated class prior: " in errors
-    code, output, errors = said(
-        "predict", fedgauss, foreign, "--client", "south", "--log", "--json", "--probabilities"
-    )
+    code, output, errors = said("predict", fedgauss, foreign, "--client", "south", "--json")
     found = [json.loads(line) for line in output.splitlines()]
     assert list(found[0]["probabilities"]) == ["0", "1", "2", "3"]
     assert "Drift: " in errors
-    logged = [
-        json.loads(line) for line in (fedgauss / "predictions.jsonl").read_text().splitlines()
-    ]
-    assert [(each["client"], each["images"]) for each in logged] == [(None, 20), ("south", 20)]
-    assert all(
-        set(each) == {"time", "client", "images", "flagged", "expected", "at_most", "drift"}
-        for each in logged
-    )
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--estimate-prior", "--client", "north"), "client is 'north'"),
-        (("--estimate-prior", "--coverage", "0.9"), "coverage is 0.9; it must be left out"),
         (("--coverage", "2"), "coverage is 2; it must be one of"),
-        (("--probabilities",), "probabilities is True; it must be given together with --json"),
-        (("--log", "--false-alarms", "0.001"), "log is True; it must be left out"),
+        (("--false-alarms", "0.3"), "false_alarms is 0.3; it must be one of"),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(

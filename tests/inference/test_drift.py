@@ -1,24 +1,13 @@
-"""Drift: the false-alarm rate of a batch holds, and the log records the counts."""
+"""Drift: the false-alarm rate of a batch holds."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
 import torch
 from scipy.stats import betabinom, binom
 
-from handwritten_runs import HOSTILE, write_run
-from mpfedcl.inference.calibration import (
-    DRIFT_LOG,
-    Drift,
-    find_thresholds,
-    log_drift,
-    most_by_chance,
-    parse_drift_log,
-)
-from mpfedcl.report.watch.web_app import WatchedRuns
+from mpfedcl.inference.calibration import Drift, find_thresholds, most_by_chance
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
@@ -60,28 +49,3 @@ def test_drift_is_described_in_one_sentence() -> None:
     )
     assert not Drift(100, 11, 11, 0.05).is_drift
     assert most_by_chance(0, 100, 0.05) == 0
-
-
-def page_of(watcher: WatchedRuns, name: str) -> Any:
-    return watcher.runs[name].page.content
-
-
-def test_live_page_shows_the_latest_drift(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run")
-    watcher = WatchedRuns(tmp_path)
-    watcher.refresh()
-    (name,) = watcher.runs
-    assert page_of(watcher, name)["drift"] == []
-    for flagged in range(7):
-        client = None if flagged % 2 else HOSTILE[0]
-        log_drift(path, Drift(20, flagged, 4, 0.05), client)
-    with (path / DRIFT_LOG).open("a") as file:
-        file.write('{"time": "now", "images": -3}\nno JSON\n')
-    watcher.searched_at = float("-inf")
-    watcher.refresh()
-    shown = page_of(watcher, name)["drift"]
-    assert [each["flagged"] for each in shown] == [6, 5, 4, 3, 2]
-    assert [each["drift"] for each in shown] == [True, True, False, False, False]
-    assert shown[0]["expected"] == 1.0
-    assert shown[0]["client"] == HOSTILE[0]
-    assert parse_drift_log(b"") == []

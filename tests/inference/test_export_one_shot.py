@@ -1,6 +1,5 @@
 """Exported classifiers in closed form: the mixture inside, a client's label shares inside."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,10 @@ import pytest
 import torch
 from exported_answers import ask, operators_are_listed_once  # noqa: F401  -- a fixture
 from numpy.typing import NDArray
-from onnx_encoder_files import save_convolution
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from encoder_experiments import pictured
-from mpfedcl import Experiment, InvalidInput, Predictor, run
-from mpfedcl.inference.export import ExportSettings, export_run
+from mpfedcl import Experiment, Predictor, run
+from mpfedcl.inference.export import export_run
 from small_experiments import save_shifted_vectors
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
@@ -68,10 +64,11 @@ def softmax(scores: NDArray[Any]) -> NDArray[Any]:
     return shares
 
 
+@pytest.mark.thorough
 def test_mixture_with_an_absent_class_agrees(sites: Path, mixture: Path) -> None:
     predictor, samples = Predictor.load(mixture), vectors_of(sites)
     assert predictor.params["bias"].shape == (4, 3)
-    done = export_run(predictor, ExportSettings())
+    done = export_run(predictor)
     assert done.path.name == "global-classifier.onnx"
     answers, note = ask(done.path, samples)
     expected = softmax(mixture_scores(predictor.params, samples))
@@ -85,67 +82,51 @@ def test_mixture_with_an_absent_class_agrees(sites: Path, mixture: Path) -> None
     assert note["checked"]["labels_differ"] == 0
 
 
-def test_personal_classifier_includes_the_label_prior(
-    sites: Path, mixture: Path, tmp_path: Path
-) -> None:
+def test_personal_classifier_includes_the_label_prior(sites: Path, mixture: Path) -> None:
     predictor, samples = Predictor.load(mixture, "site-1"), vectors_of(sites)
     assert predictor.params["bias"].shape == (4, 1)
-    answers, note = ask(export_run(predictor, ExportSettings()).path, samples)
+    answers, note = ask(export_run(predictor).path, samples)
     shares = numpy.array([10.1, 10.1, 10.1, 0.1]) / 30.4
     assert note["prior"] == pytest.approx(shares.tolist())
     expected = softmax(mixture_scores(predictor.params, samples) + numpy.log(shares))
     numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
     # A client with only two classes predicts the third less often with its label prior.
     lopsided = Predictor.load(mixture, "site-0")
-    program = export_run(lopsided, ExportSettings(format="torch-export"))
-    scores = torch.export.load(program.path).module()(torch.from_numpy(samples))[1]
+    answers, _ = ask(export_run(lopsided).path, samples)
     alone = softmax(mixture_scores(lopsided.params, samples))
-    assert scores[:, 2].mean() < 0.7 * alone[:, 2].mean()
-    # The exported tensors include the prior, too.
-    file = export_run(lopsided, ExportSettings(format="safetensors"), tmp_path / "m").path
-    found = load_file(file)
-    numpy.testing.assert_allclose(softmax(mixture_scores(found, samples)), scores, atol=1e-5)
-    with safe_open(file, "pt") as opened:
-        assert json.loads(opened.metadata()["mpfedcl"])["prior"] == program.note["prior"]
+    assert answers["scores"][:, 2].mean() < 0.7 * alone[:, 2].mean()
 
 
-def test_shared_test_set_leaves_the_label_prior_out(sites: Path, tmp_path: Path) -> None:
+def test_shared_test_set_leaves_the_label_prior_out(sites: Path) -> None:
     changes = {"partition__kind": "iid", "partition__test": "shared", "clients": 2}
     predictor = Predictor.load(run_method(sites, "local-gauss", **changes), "client-0")
-    done = export_run(predictor, ExportSettings(format="safetensors"), tmp_path / "m")
-    assert done.note["prior"] is None
-    assert torch.equal(load_file(done.path)["bias"], predictor.params["bias"])
+    samples = vectors_of(sites)
+    answers, note = ask(export_run(predictor).path, samples)
+    assert note["prior"] is None
+    expected = softmax(mixture_scores(predictor.params, samples))
+    numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
 
 
 def test_nearest_class_mean_agrees(sites: Path, mixture: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(run_method(sites, "fedncm", dtype="float64"))
     samples = vectors_of(sites)
-    answers, _ = ask(export_run(predictor, ExportSettings()).path, samples)
+    answers, _ = ask(export_run(predictor).path, samples)
     expected = softmax(mixture_scores(predictor.params, samples))
     numpy.testing.assert_allclose(answers["scores"], expected, atol=1e-5)
     # By prototype if requested; a class without a prototype is infinitely far.
-    wanted = ExportSettings(format="torch-export", rule="prototype")
-    program = export_run(Predictor.load(mixture), wanted, tmp_path / "p.pt2")
-    _, _, scores = torch.export.load(program.path).module()(torch.from_numpy(samples))
-    assert program.note["checked"]["labels_differ"] == 0
-    assert program.note["unknown"] is None
-    assert torch.isneginf(scores[:, 3]).all()
+    done = export_run(Predictor.load(mixture), tmp_path / "p.onnx", rule="prototype")
+    answers, note = ask(done.path, samples)
+    assert note["checked"]["labels_differ"] == 0
+    assert note["unknown"] is None
+    assert numpy.isneginf(answers["scores"][:, 3]).all()
 
 
-def test_int8_is_rejected_for_one_shot_methods(mixture: Path) -> None:
-    reason = r"quantize is 'int8'; it must be left out, because fedgauss has no trained layers"
-    with pytest.raises(InvalidInput, match=reason):
-        export_run(Predictor.load(mixture), ExportSettings(quantized=True))
-
-
+@pytest.mark.thorough
 @pytest.mark.usefixtures("narrow_resnet")
-@pytest.mark.parametrize("encoder", ["onnx", "random-resnet18"])
-def test_encoder_is_included(pictures: Path, tmp_path: Path, encoder: str) -> None:
-    file = save_convolution(tmp_path / "encoder.onnx", "map")
-    name = f"onnx:{file}" if encoder == "onnx" else encoder
-    experiment = pictured(pictures, method="fedgauss", encoder__name=name)
+def test_encoder_is_included(pictures: Path, tmp_path: Path) -> None:
+    experiment = pictured(pictures, method="fedgauss", encoder__name="random-resnet18")
     predictor = Predictor.load(run(experiment, tmp_path / "run").path)
-    done = export_run(predictor, ExportSettings(check_images=8))
+    done = export_run(predictor)
     chosen = sorted(pictures.glob("*/*/*"))[::12]
     brought = numpy.stack([predictor.convert(each) for each in chosen])
     answers, _ = ask(done.path, brought)

@@ -99,6 +99,7 @@ def test_several_domains_join_as_one_client(pictures: Path, tmp_path: Path) -> N
     assert (joined.train_images, joined.test_images) == (18, 18)
 
 
+@pytest.mark.thorough
 def test_join_with_a_real_held_out_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not (SHARED / "data" / "office10").is_dir():
         pytest.skip("needs office10 and the weights in ../shared/data")

@@ -1,6 +1,5 @@
 """A new client of a finished run: its images, training and accuracy."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -273,9 +272,7 @@ def test_join_with_raw_embeddings_in_double_precision(
     assert pool.vectors.dtype == torch.float64
 
 
-def test_update_out_of_bounds_is_rejected_and_logged(
-    finished: Path, late: Path, tmp_path: Path
-) -> None:
+def test_update_out_of_bounds_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:
     path = change(finished, tmp_path / "strict", validation__max_norm=1e-6)
     before = (path / "pool.safetensors").read_bytes()
     for epochs, reason in ((0, "a prototype has norm"), (1, "the model changed by")):
@@ -283,9 +280,7 @@ def test_update_out_of_bounds_is_rejected_and_logged(
         assert reason in (joined.outcome.rejected or "")
         assert not joined.was_added
     assert (path / "pool.safetensors").read_bytes() == before
-    events = [json.loads(line) for line in (path / "joins.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["rejected", "rejected"]
-    assert "a prototype has norm" in events[0]["reason"]
+    assert not (path / "joins.jsonl").exists()
 
 
 def test_diverged_training_is_rejected(finished: Path, late: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from command_results import Cli, Refused, assert_fits
 from mpfedcl import run
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.inference.advice import advise, compare_answers, samples_needed
+from mpfedcl.inference.advice import advise, compare_answers
 from mpfedcl.inference.contribution import find_contributions
 from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.rounds.metrics import percent_correct
@@ -40,7 +40,7 @@ def path(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def test_client_joins_adds_samples_and_leaves(path: Path, clients: Path, cli: Cli) -> None:
+def test_client_joins_and_leaves(path: Path, clients: Path, cli: Cli) -> None:
     words = ["join", path, "--data", clients / "d.npz", "--name", "d"]
     tried = cli(*words)
     assert tried.code == 0, tried.err
@@ -48,11 +48,7 @@ def test_client_joins_adds_samples_and_leaves(path: Path, clients: Path, cli: Cl
     assert "The federation is unchanged; --add adds these statistics" in tried.out
     assert_fits(tried.out)
     assert "joined; remove it with: mpfedcl leave" in cli(*words, "--add").out
-    assert "extended; remove it with" in cli(*words, "--add", "--more").out
-    told = json.loads(cli("join", path, "--json").out)
-    assert [(each["client"], each["event"], each["train_images"]) for each in told] == [
-        ("d", "extended", 36)
-    ]
+    assert "replaced; remove it with" in cli(*words, "--add", "--replace").out
     assert (
         "d has left; the pool holds 9 prototypes of 3 clients"
         in cli("leave", path, "--name", "d").out
@@ -80,16 +76,15 @@ def test_bad_arguments_are_rejected_in_one_line(
     assert "epochs is given" in refused(*words, "--epochs", 1)
     assert "lr is given" in refused(*words, "--lr", 0.1)
     assert "must be a folder that holds a run" in refused("contribution", clients)
-    assert "must be greater than 0" in refused("advise", path, "--data", data, "--test-fraction", 2)
+    words = ["join", path, "--data", data, "--name", "d", "--test-fraction", 2]
+    assert "must be greater than 0" in refused(*words)
 
 
-@pytest.mark.usefixtures("rendered_figures")
-def test_contribution_writes_table_figure_and_json(path: Path, cli: Cli, refused: Refused) -> None:
+def test_contribution_writes_table_and_json(path: Path, cli: Cli, refused: Refused) -> None:
     shown = cli("contribution", path)
     assert shown.code == 0, shown.err
     assert "negative if they do better without it" in shown.out
     assert_fits(shown.out)
-    assert (path / "contribution.png").stat().st_size > 10_000
     told = json.loads((path / "contribution.json").read_text())
     assert sorted(each["client"] for each in told["clients"]) == ["a", "b", "c"]
     points = [each["global_test"]["difference"] for each in told["clients"]]
@@ -136,12 +131,12 @@ def test_advise_changes_nothing(path: Path, clients: Path, cli: Cli) -> None:
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     shown = cli("advise", path, "--data", clients / "d.npz")
     assert shown.code == 0, shown.err
-    assert "each vector was tested once, in 5 folds" in shown.out
+    assert "Each vector was tested once" in shown.out
     assert "Nothing was sent or written." in shown.out
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     told = json.loads(cli("advise", path, "--data", clients / "d.npz", "--json").out)
     assert told["accuracy"].keys() == {"local", "global", "personal"}
-    assert told["tested"] == 36
+    assert told["samples"] == 36
     assert told["verdict"].split(":")[0] in (
         "Join",
         "It makes no clear difference to you",
@@ -150,35 +145,18 @@ def test_advise_changes_nothing(path: Path, clients: Path, cli: Cli) -> None:
 
 
 def test_advice_is_to_join_with_too_few_samples(clients: Path, tmp_path: Path) -> None:
-    """One sample per class of the same distribution: the federation's classifier is better."""
+    """Four noisy samples per class: the federation's classifier is better."""
     random = numpy.random.default_rng(3)
-    labels = numpy.arange(903) % 3
-    vectors = random.normal(0, 0.4, (903, 7))
-    vectors[numpy.arange(903), labels] += 1
-    numpy.savez(
-        tmp_path / "few.npz",
-        x_train=vectors[:3],
-        y_train=labels[:3],
-        x_test=vectors[3:],
-        y_test=labels[3:],
-    )
+    labels = numpy.arange(12) % 3
+    vectors = random.normal(0, 0.6, (12, 7))
+    vectors[numpy.arange(12), labels] += 1
+    numpy.savez(tmp_path / "few.npz", x_train=vectors, y_train=labels)
     pooled = run(federation(clients, "fedlda"), tmp_path / "pooled").path
     found = advise(pooled, tmp_path / "few.npz")
     assert found.compared == "global"
-    assert (found.folds, found.train, found.tested) == (1, 3, 900)
+    assert (found.folds, found.samples) == (5, 12)
     assert found.verdict.startswith("Join: ")
-    assert sum(each.local for each in found.classes) == round(9 * found.accuracy["local"])
-
-
-def test_samples_needed_extrapolates_a_power_law() -> None:
-    """An error of 400 / n reaches 5 % at 80."""
-    curve = [(10, 60.0), (20, 80.0), (40, 90.0)]
-    assert samples_needed(curve, 95.0) == 40
-    assert samples_needed(curve, 90.0) == 0
-    assert samples_needed(curve, 100.0) is None
-    assert samples_needed([(10, 80.0), (20, 80.0), (40, 80.0)], 90.0) is None
-    assert samples_needed([(10, 70.0), (20, 71.0), (40, 72.0)], 99.0) is None
-    assert samples_needed([(3, 60.0), (3, 60.0), (6, 70.0)], 90.0) is None
+    assert sum(each.local for each in found.classes) == round(0.12 * found.accuracy["local"])
 
 
 def test_interval_has_its_coverage() -> None:

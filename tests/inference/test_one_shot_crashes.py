@@ -69,7 +69,7 @@ def test_crash_while_joining_leaves_the_old_or_the_new_run(clients: Path, tmp_pa
     whole = Path(shutil.copytree(path, tmp_path / "whole"))
 
     def change(run: Path) -> None:
-        join(run, clients / "e.npz", "e", add=True, new_classes=True)
+        join(run, clients / "d.npz", "d", add=True)
 
     old = contents(path)
     with OPERATIONS.watch(whole) as seen:
@@ -86,7 +86,7 @@ def test_crash_while_joining_leaves_the_old_or_the_new_run(clients: Path, tmp_pa
         ]
         shutil.rmtree(tmp_path / "copy")
         assert names[0] == names[1]
-        is_new = names[0] == ("a", "b", "e")
+        is_new = names[0] == ("a", "b", "d")
         found.add(is_new)
         if not is_new:
             # Only uncommitted files remain next to it, until the next change.

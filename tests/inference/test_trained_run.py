@@ -51,19 +51,19 @@ def test_images_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
     assert load_trained_run(path).input_format == ImageFormat(4, 9, is_color=False)
 
 
-def test_square_shape_is_guessed_if_none_is_recorded(images: Path, tmp_path: Path) -> None:
-    """As over a network, where the server does not know the images."""
+def test_run_without_a_recorded_shape_is_rejected(images: Path, tmp_path: Path) -> None:
     path = run(small(images), tmp_path / "run").path
     content = json.loads((path / "partition.json").read_text())
     assert content.pop("input_shape") == [6, 6]
+    assert content.pop("image_shape") == [6, 6]
     (path / "partition.json").write_text(json.dumps(content))
-    assert load_trained_run(path).input_format == ImageFormat(6, 6, is_color=False)
+    with pytest.raises(InvalidInput, match="does not give the size of the images"):
+        load_trained_run(path)
 
 
 @given(st.integers(1, 60), st.booleans())
-def test_square_shapes_are_guessed_from_the_number_of_values(side: int, is_color: bool) -> None:
+def test_formats_are_read_from_their_shape(side: int, is_color: bool) -> None:
     form = ImageFormat(side, side, is_color)
-    assert ImageFormat.guess(int(numpy.prod(form.shape))) == form
     assert ImageFormat.from_shape(list(form.shape)) == form
 
 
@@ -89,7 +89,7 @@ def test_another_encoder_is_rejected(pictures: Path, tmp_path: Path) -> None:
     path = run(experiment, tmp_path / "run").path
     assert load_trained_run(path).input_format == ImageFormat(64, 64, is_color=True)
     first.rename(moved)
-    with pytest.raises(InvalidInput, match=r"resnet18\.safetensors', which does not exist"):
+    with pytest.raises(InvalidInput, match=r"resnet18\.safetensors cannot be read"):
         load_trained_run(path)
     with pytest.raises(InvalidInput, match="trained with another one"):
         load_trained_run(path, weights=second)

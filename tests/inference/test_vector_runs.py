@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import onnxruntime
 import pytest
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
@@ -16,8 +15,8 @@ from sklearn.datasets import load_digits
 
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.data.samples import VectorFormat
-from mpfedcl.inference.export import ExportedFile, ExportSettings, export_run
-from mpfedcl.inference.membership import join, list_joined
+from mpfedcl.inference.export import export_run
+from mpfedcl.inference.membership import join
 from mpfedcl.inference.trained_run import load_trained_run
 from small_experiments import Say, save_images, save_vectors, small
 
@@ -73,7 +72,7 @@ def test_real_vectors_from_run_to_export_and_join(
     labeled = [each.label for each in predictor.predict(vectors)]
     assert right(labeled, labels) > 0.9
 
-    exported = export_run(predictor, ExportSettings(), tmp_path / "model.onnx")
+    exported = export_run(predictor, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(exported.path, providers=["CPUExecutionProvider"])
     (source,) = session.get_inputs()
     assert (source.name, source.type, source.shape) == ("features", "tensor(float)", ["batch", 64])
@@ -88,7 +87,9 @@ def test_real_vectors_from_run_to_export_and_join(
     assert joined.was_added
     assert joined.before["pool"] is not None
     assert joined.before["pool"] > 90
-    assert [each["client"] for each in list_joined(digits_run)] == ["late"]
+    pool = load_trained_run(digits_run).pool
+    assert pool is not None
+    assert "late" in pool.names
 
 
 def test_run_describes_its_vectors(small_run: Path, said: Say) -> None:
@@ -208,41 +209,15 @@ def test_join_reports_vectors_instead_of_images(small_run: Path, tmp_path: Path,
     assert "image" not in out
 
 
-def export(path: Path, out: Path, **settings: Any) -> ExportedFile:
-    return export_run(Predictor.load(path), ExportSettings(**settings), out)
-
-
-@pytest.mark.thorough
-def test_export_to_other_formats(small_run: Path, tmp_path: Path) -> None:
-    asked = numpy.random.default_rng(3).normal(size=(7, 5)).astype(numpy.float32)
-    predictor = Predictor.load(small_run)
-    names = [each.label for each in predictor.predict(asked)]
-    program = export(small_run, tmp_path / "m.pt2", format="torch-export")
-    module = torch.export.load(program.path).module()
-    label, *_ = module(torch.from_numpy(asked))
-    assert [predictor.class_names[n] for n in label] == names
-    tensors = export(small_run, tmp_path / "m.safetensors", format="safetensors")
-    assert load_file(tensors.path)["hidden.0.weight"].shape == (256, 5)
-    for file in (program, tensors):
-        assert file.note["input"] == {
-            "name": "features",
-            "type": "float32",
-            "shape": ["batch", 5],
-            "scaling": "none: values as they are",
-        }
-    by_classifier = export(small_run, tmp_path / "c.onnx", rule="classifier")
-    assert list(by_classifier.note["outputs"]) == ["label", "scores"]
-    with pytest.raises(InvalidInput, match="this run has no encoder"):
-        export(small_run, tmp_path / "x.onnx", with_encoder=False)
-
-
-@pytest.mark.thorough
-def test_export_to_int8(digits_run: Path, digits: Digits, tmp_path: Path) -> None:
-    file = export(digits_run, tmp_path / "m.onnx", quantized=True)
-    assert file.num_bytes < export(digits_run, tmp_path / "f.onnx").num_bytes
-    session = onnxruntime.InferenceSession(file.path, providers=["CPUExecutionProvider"])
-    label, *_ = session.run(None, {"features": digits[0][1400:].astype(numpy.float32)})
-    assert float((label == digits[1][1400:]).mean()) > 0.9
+def test_exported_file_takes_features(small_run: Path, tmp_path: Path) -> None:
+    done = export_run(Predictor.load(small_run), tmp_path / "c.onnx", rule="classifier")
+    assert list(done.note["outputs"]) == ["label", "scores"]
+    assert done.note["input"] == {
+        "name": "features",
+        "type": "float32",
+        "shape": ["batch", 5],
+        "scaling": "none: values as they are",
+    }
 
 
 def test_predict_and_export_without_the_data(vectors: Path, tmp_path: Path) -> None:
@@ -251,10 +226,8 @@ def test_predict_and_export_without_the_data(vectors: Path, tmp_path: Path) -> N
     path = run(experiment, tmp_path / "run").path
     shutil.rmtree(tmp_path / "data")
     assert load_trained_run(path).input_format == VectorFormat(5, "float64")
-    file = export(path, tmp_path / "m.onnx")
+    file = export_run(Predictor.load(path), tmp_path / "m.onnx")
     assert (
         file.note["checked"]["from"] == "random vectors, because the run's data are not available"
     )
     assert file.note["checked"]["labels_differ"] == 0
-    with pytest.raises(InvalidInput, match="measured on the run's own vectors"):
-        export(path, tmp_path / "q.onnx", quantized=True)

@@ -11,16 +11,14 @@ beta-binomial with (n, m + 1 - k, k), for any distribution of distances. A binom
 would ignore that the threshold is an estimate, and raise false alarms for small m.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput
@@ -40,7 +38,6 @@ from mpfedcl.runs.observer import FinalModels
 
 CALIBRATION_FILE = "calibration.json"
 METRIC_FILE = "metric.safetensors"
-DRIFT_LOG = "predictions.jsonl"
 FALSE_ALARM_RATES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """The false-alarm rates with a threshold."""
 COVERAGES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995)
@@ -56,7 +53,6 @@ _WIDEST = 4.0
 """The largest absolute value of the log of the sharpness."""
 _DRIFT_FALSE_ALARMS = 0.01
 """The false-alarm rate of drift, per batch."""
-_LATEST_LINES = 5
 
 
 def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
@@ -328,44 +324,3 @@ def most_by_chance(num_new: int, num_held_out: int, rate: float) -> int:
     # P(more than j), summed from the small end.
     more = numpy.append(numpy.cumsum(chances[::-1])[::-1][1:], 0.0)
     return int(numpy.argmax(more <= _DRIFT_FALSE_ALARMS))
-
-
-class LoggedPredictions(FileContent):
-    """A line of predictions.jsonl: counts, without names of samples."""
-
-    time: str = Field(max_length=40)
-    client: str | None = Field(default=None, max_length=200)
-    images: int = Field(ge=0)
-    flagged: int = Field(ge=0)
-    expected: float = Field(ge=0, allow_inf_nan=False)
-    """The number of samples times the false-alarm rate."""
-    at_most: int = Field(ge=0)
-    drift: bool
-
-
-def log_drift(path: Path, drift: Drift, client: str | None) -> None:
-    """Append a line to the log of a run's predictions."""
-    line = LoggedPredictions(
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        client=client,
-        images=drift.images,
-        flagged=drift.flagged,
-        expected=round(drift.images * drift.false_alarms, 6),
-        at_most=drift.at_most,
-        drift=drift.is_drift,
-    )
-    with (path / DRIFT_LOG).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line.to_json(), allow_nan=False) + "\n")
-
-
-def parse_drift_log(content: bytes) -> list[dict[str, Any]]:
-    """Return the latest lines of a log, the newest first; invalid lines are skipped."""
-    found: list[dict[str, Any]] = []
-    for line in reversed(content.splitlines()):
-        try:
-            found.append(LoggedPredictions.model_validate_json(line).to_json())
-        except ValidationError:
-            continue
-        if len(found) == _LATEST_LINES:
-            break
-    return found

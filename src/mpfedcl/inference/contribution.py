@@ -178,7 +178,7 @@ def _load_data(federation: OneShotFederation) -> FederatedData:
         raise InvalidInput(
             f"the data of {path} cannot be read, and contributions are measured on them: {error}"
         ) from None
-    same = data.class_names == federation.class_names[: data.num_classes]
+    same = data.class_names == federation.class_names
     if not same or data.partition.get("encoder") != federation.encoder:
         raise InvalidInput(
             f"the data of {path} have other classes, or another encoder, than the run had; they "

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.json_files import Json
-from mpfedcl.core.tensors import Tensors, digest, pack_tensors
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_data import FederatedData
-from mpfedcl.gaussian import add_statistics, widen_classes
 from mpfedcl.inference.new_client import Accuracies, ClientOutcome, NewClient
 from mpfedcl.inference.one_shot import (
     OneShotFederation,
@@ -34,16 +33,12 @@ from mpfedcl.inference.one_shot import (
     write_change,
 )
 from mpfedcl.inference.trained_run import (
-    CHANGES,
-    JOINED,
     LOG,
     MOST_NAMES_LISTED,
     TrainedRun,
     commit,
     load_trained_run,
-    log_rejected,
-    make_event,
-    read_events,
+    model_file,
     read_partition,
     read_pool,
 )
@@ -58,7 +53,7 @@ class JoinResult:
 
     client: str
     event: str
-    """joined, replaced or extended."""
+    """joined or replaced."""
     train_images: int
     test_images: int
     classes_held: int
@@ -75,8 +70,6 @@ class JoinResult:
     epochs: int | None = None
     """None for a one-shot run, which trains nothing."""
     lr: float | None = None
-    new_classes: tuple[str, ...] = ()
-    """Classes that the run did not know."""
     was_added: bool = False
 
     @property
@@ -90,7 +83,7 @@ class JoinResult:
         values: Json = {name: getattr(self, name) for name in names}
         values["accuracy"] = {"before": self.before, "after": self.after}
         if self.epochs is None:
-            return {**values, "new_classes": list(self.new_classes)}
+            return values
         loss = self.outcome.update.loss
         finite = loss if self.epochs and math.isfinite(loss or 0) else None
         return {**values, "epochs": self.epochs, "lr": self.lr, "loss": finite}
@@ -111,8 +104,6 @@ def join(
     weights: Path | None = None,
     add: bool = False,
     replace: bool = False,
-    more: bool = False,
-    new_classes: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> JoinResult:
     """Let a new client try a finished run, and with `add` join it.
@@ -129,8 +120,6 @@ def join(
         weights: The encoder's file, if it has moved since the run.
         add: Write the change; without it the run's files are only read.
         replace: The samples replace those of a client of the same name that joined before.
-        more: One-shot runs: the samples are added to those of a client of the run.
-        new_classes: One-shot runs: accept classes that the run does not know.
         on_progress: Called with a phrase at each step.
 
     Returns:
@@ -152,21 +141,18 @@ def join(
         raise InvalidInput(f"lr is {lr:g}; it must be greater than 0.")
     path = Path(run)
     one_shot = is_one_shot(path)
-    given = {"epochs": epochs is not None, "lr": lr is not None}
-    if not one_shot:
-        given = {"more": more, "new_classes": new_classes}
-    for field in (field for field, is_given in given.items() if is_given):
-        reason = "a one-shot run trains nothing" if one_shot else "only one-shot runs take it"
-        raise InvalidInput(f"{field} is given; it must be left out, because {reason}.")
+    for field, value in (("epochs", epochs), ("lr", lr)):
+        if one_shot and value is not None:
+            raise InvalidInput(
+                f"{field} is given; it must be left out, because a one-shot run trains nothing."
+            )
     with RunDirectory.resume(path, "RUN") if add else contextlib.nullcontext():
         trained = load_trained_run(path, weights=weights)
         noun = trained.input_format.noun
         members = open_federation(path) if one_shot else PoolMembers.of_run(trained)
-        event = _choose_event(members, name, replace=replace, more=more)
+        event = _choose_event(members, name, replace=replace)
         on_progress(f"reading the {noun}s of {data}")
-        client = NewClient(
-            trained, Path(data), name, test_fraction=test_fraction, new_classes=new_classes
-        )
+        client = NewClient(trained, Path(data), name, test_fraction=test_fraction)
         on_progress(f"learning from {len(client.client.labels):,} {noun}s")
         if isinstance(members, PoolMembers):
             epochs, lr = 1 if epochs is None else epochs, lr or trained.experiment.train.lr
@@ -176,8 +162,6 @@ def join(
         if add and result.rejected is None:
             write(result.to_json())
             return replaced(result, was_added=True)
-        if add:
-            log_rejected(path, name, result.rejected, result.to_json())
         return result
 
 
@@ -196,53 +180,30 @@ def leave(run: Path | str, name: str) -> PrototypePool:
         return take_out(federation, name, federation.statistics_of(name))
 
 
-def list_joined(run: Path | str) -> list[Json]:
-    """Return the last log event of each client that joined a run, in the order of names."""
-    path = Path(run)
-    one_shot = is_one_shot(path)
-    pool = open_federation(path).pool if one_shot else PoolMembers.open(path).pool
-    original = read_partition(path)["clients"]
-    last = {str(e.get("client")): e for e in read_events(path) if e.get("event") in CHANGES}
-    found = [{"client": n, **last.get(n, {})} for n in pool.names if n not in original]
-    if one_shot:
-        # With `more` the event counts only the latest samples.
-        found = [{**e, "train_images": int(pool.of(e["client"]).counts.sum())} for e in found]
-    return found
-
-
 def warn_of_joined_clients(run: Path, warn: Callable[[str], None]) -> None:
     """Warn of joined clients, which a resumed run drops: their prototypes fit the old model."""
-    if (run / LOG).is_file() and (joined := list_joined(run)):
+    if (run / LOG).is_file() and (joined := PoolMembers.open(run).joined):
         warn(
             "The pool will be written again without the clients that have joined since "
-            f"({', '.join(each['client'] for each in joined)}); they can join again when the run "
-            "has ended."
+            f"({', '.join(joined)}); they can join again when the run has ended."
         )
 
 
-def _choose_event(
-    members: "PoolMembers | OneShotFederation", name: str, *, replace: bool, more: bool
-) -> str:
-    """Return joined, replaced or extended; reject a name that is in use or not allowed."""
+def _choose_event(members: "PoolMembers | OneShotFederation", name: str, *, replace: bool) -> str:
+    """Return joined or replaced; reject a name that is in use or not allowed."""
     check_client_name(name)
-    names, add = members.pool.names, ", or --more to add these samples to its own"
-    if replace and more:
-        raise InvalidInput("more and replace are given; only one of them must be.")
-    if more and name not in names:
-        allowed = enumerate_names(names, MOST_NAMES_LISTED)
-        raise InvalidInput(f"name is {name!r}; with --more it must be one of {allowed}.")
-    if isinstance(members, PoolMembers):
-        add = ""
-        if name in members.original:
-            raise InvalidInput(
-                f"name is {name!r}, a client that the run was trained with; it must be another."
-            )
-    if name in names and not (replace or more):
+    if isinstance(members, PoolMembers) and name in members.original:
+        raise InvalidInput(
+            f"name is {name!r}, a client that the run was trained with; it must be another."
+        )
+    if name not in members.pool.names:
+        return "joined"
+    if not replace:
         raise InvalidInput(
             f"name is {name!r}, a client of the federation; give another one, or --replace to "
-            f"replace its samples{add}."
+            "replace its samples."
         )
-    return "joined" if name not in names else "extended" if more else "replaced"
+    return "replaced"
 
 
 # Runs with a prototype pool
@@ -283,6 +244,11 @@ class PoolMembers:
             )
         return cls(path, trained.pool, trained.partition["clients"])
 
+    @property
+    def joined(self) -> list[str]:
+        """The clients that have joined the run since it was trained."""
+        return [name for name in self.pool.names if name not in self.original]
+
     def add(self, name: str, prototypes: Prototypes, model: Tensors | None, record: Json) -> None:
         """Add a client's prototypes to the pool, or replace those that it has there."""
         if not len(prototypes):
@@ -290,9 +256,11 @@ class PoolMembers:
                 f"{name} has no prototype to add: prototypes.min_cluster_size leaves none, so it "
                 "must have more images."
             )
-        event = make_event("replaced" if name in self.pool.names else "joined", name)
-        models = {} if model is None else {f"{JOINED}/{name}.safetensors": pack_tensors(model)}
-        self._write(self.pool.without(name).with_client(name, prototypes), record | event, models)
+        after = self.pool.without(name).with_client(name, prototypes)
+        files = {"pool.safetensors": pack_pool(after)}
+        if model is not None:
+            files[model_file(name)] = pack_tensors(model)
+        commit(self.path, record, files, ())
 
     def remove(self, name: str) -> PrototypePool:
         """Remove a joined client's prototypes; return the pool without them."""
@@ -302,38 +270,13 @@ class PoolMembers:
                 "has joined can leave."
             )
         if name not in self.pool.names:
-            joined = [each for each in self.pool.names if each not in self.original]
-            allowed = f"it must be one of {enumerate_names(joined, MOST_NAMES_LISTED)}"
+            allowed = f"it must be one of {enumerate_names(self.joined, MOST_NAMES_LISTED)}"
             raise InvalidInput(
-                f"leave is {name!r}; {allowed if joined else 'no client has joined this run'}."
+                f"leave is {name!r}; {allowed if self.joined else 'no client has joined this run'}."
             )
-        after = self.pool.without(name)
-        self._write(after, make_event("left", name), {})
+        after, event = self.pool.without(name), {"event": "left", "client": name}
+        commit(self.path, event, {"pool.safetensors": pack_pool(after)}, [model_file(name)])
         return after
-
-    def _write(self, after: PrototypePool, event: Json, models: dict[str, bytes]) -> None:
-        files = {"pool.safetensors": pack_pool(after), **models}
-        kept = {name for name in after.names if name not in self.original}
-        stale = [
-            f"{JOINED}/{file.name}"
-            for file in (self.path / JOINED).glob("[!.]*.safetensors")
-            if file.stem not in kept
-        ]
-        commit(self.path, event, files, stale, earlier=self._dropped_events())
-        # The folder stays if it is missing or holds other files.
-        with contextlib.suppress(OSError):
-            (self.path / JOINED).rmdir()
-
-    def _dropped_events(self) -> list[Json]:
-        """Return events for joined clients that a resumed run has dropped from its pool."""
-        events = [each for each in read_events(self.path) if each.get("event") != "rejected"]
-        last = {str(each.get("client")): each.get("event") for each in events}
-        reason = "its prototypes are no longer in the pool"
-        return [
-            {**make_event("dropped", name), "reason": reason}
-            for name, event in last.items()
-            if event in ("joined", "replaced") and name not in self.pool.names
-        ]
 
 
 def _describe(client: NewClient, event: str, **measured: Any) -> JoinResult:
@@ -358,7 +301,6 @@ def _try_pool(
 
     def add(record: Json) -> None:
         record["rounds"] = trained.experiment.rounds
-        record["model"] = digest((trained.path / "model.safetensors").read_bytes())
         model = outcome.params if trained.experiment.personal_models else None
         members.add(client.name, outcome.prototypes, model, record)
 
@@ -392,19 +334,9 @@ def _try_one_shot(
     accuracy_after: Accuracies = {}
     after, personal = before, None
     if rejected is None:
-        base = before.with_classes(data.class_names)
-        if event == "replaced":
-            base = base.without(name, widen_classes(before.statistics_of(name), data.num_classes))
-        elif event == "extended":
-            old = widen_classes(before.statistics_to_extend(name), data.num_classes)
-            base, own = base.without(name, old), add_statistics(old, own)
-        after = base.with_client(name, own)
-        if event == "extended":
-            # Only the statistics of its earlier samples are known here.
-            personal = after.method.personalize_from(after.received, own)
-            counts = own["counts"]
-        else:
-            personal = after.method.personalize(after.received, client.client.inputs, labels)
+        others = before.without(name, before.statistics_of(name)) if event == "replaced" else before
+        after = others.with_client(name, own)
+        personal = after.method.personalize(after.received, client.client.inputs, labels)
         models = {"classifier": after.server.params, "personal": personal}
         accuracy_after = _evaluate(after, models, counts, data)
     held = int((own["counts"] > 0).sum())
@@ -420,7 +352,6 @@ def _try_one_shot(
         before=accuracy,
         after=accuracy_after,
         outcome=ClientOutcome(personal or after.server.params, update, rejected),
-        new_classes=data.class_names[len(trained.class_names) :],
     )
     return result, add
 

@@ -52,7 +52,6 @@ class NewClient:
         name: str,
         *,
         test_fraction: float | None = None,
-        new_classes: bool = False,
     ) -> None:
         self.name = name
         self.noun = trained.input_format.noun
@@ -71,7 +70,7 @@ class NewClient:
                 dataset__test_per_class=None,
                 dataset__train_size=None,
             )
-        sample_index = open_labeled_samples(trained, source, "data", new_classes=new_classes)
+        sample_index = open_labeled_samples(trained, source, "data")
         self.data = load_own_samples(
             self._experiment, self._make_inputs, sample_index=sample_index, name=name
         )

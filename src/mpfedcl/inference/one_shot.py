@@ -16,42 +16,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.json_files import Json
-from mpfedcl.core.tensors import Tensors, load_tensors, pack_tensors
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian import (
-    ABSENT,
     ClientMeans,
     add_statistics,
-    find_impossible_statistics,
     take_from_pool,
-    widen_classes,
 )
 from mpfedcl.inference.calibration import CALIBRATION_FILE, METRIC_FILE
 from mpfedcl.inference.trained_run import (
     MOST_NAMES_LISTED,
     commit,
-    log_rejected,
-    make_event,
-    read_events,
+    model_file,
     read_partition,
     read_pool,
 )
 from mpfedcl.methods import OneShot, Server, find_method, is_built_in, prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
-from mpfedcl.network.packing import check_name
-from mpfedcl.network.server.engine import digest_sums
 from mpfedcl.network.server.serve import SingleClient
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import MessageError, Transport
+from mpfedcl.network.transport import Transport, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds.scoring import log_prior
 from mpfedcl.runs import file_schemas
 from mpfedcl.runs.directory import RunDirectory, pack_pool
 from mpfedcl.runs.file_schemas import POOLED, client_file, pack_statistics
+
+_ROUNDING = 1e-3
+"""Tolerance of sums that are computed again from class means in single precision."""
 
 
 @dataclass(frozen=True)
@@ -94,25 +89,8 @@ class OneShotFederation:
         if not file.is_file():
             raise InvalidInput(f"{file} is missing; without it {name} cannot be taken out.")
         names = [each for each in ("counts", "sums", "moment") if each in self.pooled]
-        return _read_statistics(file, names, self._means_of(name), self.encoder)
-
-    def statistics_to_extend(self, name: str) -> Tensors:
-        """Return a client's statistics, as far as adding samples to them needs them.
-
-        The class means give counts and sums. Second moments only add up and need not be known;
-        the scatter around the client's own class means must be.
-        """
-        if self.keeps_clients or self.method.second_moment == "within":
-            return self.statistics_of(name)
-        means = self._means_of(name)
-        sums = means.by_class(means.counts.unsqueeze(1) * means.vectors)
-        own = {"counts": means.class_counts, "sums": sums}
-        if "moment" in self.pooled:
-            own["moment"] = torch.zeros_like(self.pooled["moment"])
-        return own
-
-    def _means_of(self, name: str) -> ClientMeans:
-        return ClientMeans.of_pool(self.pool.only(name))
+        means = ClientMeans.of_pool(self.pool.only(name))
+        return _read_statistics(file, names, means, self.encoder)
 
     def with_client(self, name: str, own: Tensors) -> "OneShotFederation":
         """Return the federation with one more client, whose statistics are `own`."""
@@ -128,19 +106,6 @@ class OneShotFederation:
         """Return the federation without a client, whose statistics are `own`."""
         pooled = take_from_pool(self.pooled, own, self.method.second_moment)
         return replace(self, pooled=pooled, pool=self.pool.without(name))
-
-    def with_classes(self, class_names: Sequence[str]) -> "OneShotFederation":
-        """Return the federation with new classes after the known ones."""
-        size = len(class_names)
-        if size == self.pool.num_classes:
-            return self
-        return replace(
-            self,
-            method=type(self.method)(self.experiment, size),
-            class_names=tuple(class_names),
-            pool=replace(self.pool, num_classes=size),
-            pooled=widen_classes(self.pooled, size),
-        )
 
     @cached_property
     def server(self) -> Server:
@@ -170,17 +135,14 @@ class OneShotFederation:
         """Return which labels a classifier predicts, with the label prior of a client if given."""
         scores = self.scores(params, inputs)
         if label_counts is not None:
-            scores = scores + log_prior(label_counts[: scores.shape[1]]).to(scores)
+            scores = scores + log_prior(label_counts).to(scores)
         return scores.argmax(1) == labels
 
     def check_leaving(self, name: str) -> None:
         """Reject a client that is not in the federation, and the last client."""
         if name not in self.pool.names:
-            events = [each for each in read_events(self.path) if each.get("client") == name]
-            reason = f"; it must be one of {enumerate_names(self.pool.names, MOST_NAMES_LISTED)}"
-            if events and events[-1].get("event") == "left":
-                reason = ", which has left already"
-            raise InvalidInput(f"leave is {name!r}{reason}.")
+            allowed = enumerate_names(self.pool.names, MOST_NAMES_LISTED)
+            raise InvalidInput(f"leave is {name!r}; it must be one of {allowed}.")
         if self.pool.num_clients == 1:
             raise InvalidInput(
                 f"leave is {name!r}, the last client; a federation must have at least one."
@@ -236,19 +198,21 @@ def _read_statistics(
 ) -> Tensors:
     """Read the statistics of the clients with these class means.
 
-    A modified file is rejected: a wrong value could not be subtracted exactly later.
+    The file of another state of the run is rejected: it could not be subtracted exactly later.
     """
     size, dimension = means.num_classes, means.vectors.shape[1]
     found = file_schemas.read_statistics(
         file, names=names, num_classes=size, dimension=dimension, encoder=encoder
     )
-    wrong: str | None = "counts"
-    if torch.equal(found["counts"], means.class_counts):
-        wrong = find_impossible_statistics(found, means, size)
-    if wrong is not None:
+    expected = means.by_class(means.counts.unsqueeze(1) * means.vectors)
+    slack = _ROUNDING * max(1.0, float(means.counts.sum()))
+    if not (
+        torch.equal(found["counts"], means.class_counts)
+        and torch.allclose(found["sums"], expected, rtol=_ROUNDING, atol=slack)
+    ):
         raise InvalidInput(
-            f"{file} has {wrong} that no samples with the means of pool.safetensors have; it must "
-            "be the file that the run wrote."
+            f"{file} has counts or sums that no samples with the means of pool.safetensors have; "
+            "it must be the file that the run wrote."
         )
     return found
 
@@ -273,10 +237,12 @@ def reject_empty(name: str, own: Tensors) -> None:
 
 def check_client_name(name: str) -> None:
     """Reject a name that cannot be a client's: names become file names and are sent as text."""
-    try:
-        check_name(name)
-    except MessageError as error:
-        raise InvalidInput(f"{error}.") from None
+    is_plain = name.isprintable() and 0 < len(name.encode()) <= 200
+    if not is_plain or name.startswith(".") or {"/", "\\"} & set(name):
+        raise InvalidInput(
+            f"the name is {shorten(name)}; it must be printable text of at most 200 bytes without "
+            "slashes that does not begin with a dot."
+        )
 
 
 # Changes: the caller holds the run's lock
@@ -308,7 +274,7 @@ def write_change(
 
     Args:
         before, after: The federation that the files hold, and the new one.
-        event: joined, replaced, extended or left.
+        event: joined, replaced or left.
         client: The client's name.
         own: All of its statistics; those that are subtracted if it leaves.
         personal: Its personal classifier, if it is known here.
@@ -328,77 +294,49 @@ def write_change(
     if (path / METRIC_FILE).is_file() and {"covariance", "fit"} <= found.keys():
         files[METRIC_FILE] = pack_tensors({name: found[name] for name in ("covariance", "fit")})
     if before.keeps_clients and not leaves:
-        statistics = {client: own}
-        if len(after.class_names) > len(before.class_names):
-            others = (name for name in before.pool.names if name != client)
-            statistics |= {name: _widened_statistics(before, after, name) for name in others}
-        for name, each in statistics.items():
-            files[client_file(name)] = pack_statistics(each, before.encoder)
+        files[client_file(client)] = pack_statistics(own, before.encoder)
     if before.experiment.personal_models:
         models = dict(_refit_personal_models(before, after, client))
         models |= {} if personal is None else {client: personal}
-        files |= {_model_file(name): pack_tensors(model) for name, model in models.items()}
-    removed = ["contribution.json", "contribution.png"]
+        files |= {model_file(name): pack_tensors(model) for name, model in models.items()}
+    removed = ["contribution.json"]
+    partition = before.partition
+    if client in partition["clients"] and "input_means" in partition:
+        # They were measured on samples that have changed or left.
+        partition = {**partition, "input_means": _without(partition["input_means"], client)}
+    clients = partition["clients"]
     if leaves:
-        removed += [client_file(client), _model_file(client)]
+        removed += [client_file(client), model_file(client)]
         # Checkpoints hold the client's class means, and no round is left to resume.
         removed += [f"checkpoint/{file.name}" for file in (path / "checkpoint").glob("*")]
-        for name, part in ((CALIBRATION_FILE, "clients"), ("federation.json", "sums")):
-            content = RunDirectory(path).read_json(name) or {}
-            if isinstance(content.get(part), dict) and client in content[part]:
-                files[name] = _to_json({**content, part: _without(content[part], client)})
-    partition = _change_partition(before.partition, after, client, None if leaves else counts)
+        calibration = RunDirectory(path).read_json(CALIBRATION_FILE) or {}
+        if client in calibration.get("clients", {}):
+            calibration["clients"] = _without(calibration["clients"], client)
+            files[CALIBRATION_FILE] = _to_json(calibration)
+        partition = {**partition, "clients": _without(clients, client)}
+    elif client in clients:
+        changed = {**clients[client], "train": counts}
+        partition = {**partition, "clients": {**clients, client: changed}}
     if partition != before.partition:
         files["partition.json"] = _to_json(partition)
-    commit(path, {**make_event(event, client), **record, "counts": counts}, files, removed)
+    commit(path, {"event": event, "client": client, **record, "counts": counts}, files, removed)
 
 
 def _refit_personal_models(
     before: OneShotFederation, after: OneShotFederation, client: str
 ) -> Iterator[tuple[str, Tensors]]:
-    """Yield the personal classifiers of the other clients that change.
+    """Yield the personal classifiers of the other clients, which change with the federation.
 
     A classifier is computed from the client's statistics. Without them, or if the client has
-    samples that it never sent (`min_cluster_size`), it stays and never predicts a new class.
+    samples that it never sent (`min_cluster_size`), it stays.
     """
-    sends_all = before.experiment.prototypes.min_cluster_size == 1
-    missing = len(after.class_names) - len(before.class_names)
+    if not before.keeps_clients or before.experiment.prototypes.min_cluster_size > 1:
+        return
     for name in after.pool.names:
-        file, personal = before.path / _model_file(name), None
-        if name == client or not file.is_file():
-            continue
-        if before.keeps_clients and sends_all:
-            own = _widened_statistics(before, after, name)
-            personal = after.method.personalize_from(after.received, own)
-        if personal is None and missing:
-            kept = load_tensors(file)
-            personal = {
-                "weight": pad(kept["weight"], (0, 0, 0, 0, 0, missing)),
-                "bias": pad(kept["bias"], (0, 0, 0, missing), value=ABSENT),
-            }
-        if personal is not None:
-            yield name, personal
-
-
-def _widened_statistics(before: OneShotFederation, after: OneShotFederation, name: str) -> Tensors:
-    """Return the statistics of a client that stays, with zeros for new classes."""
-    return widen_classes(before.statistics_of(name), len(after.class_names))
-
-
-def _change_partition(
-    partition: Json, after: OneShotFederation, client: str, counts: list[int] | None
-) -> Json:
-    """Return partition.json with new classes and a client's new counts (None: it has left)."""
-    partition, clients = {**partition, "classes": list(after.class_names)}, {}
-    for name, each in partition["clients"].items():
-        train = counts if name == client else each["train"]
-        if train is not None:
-            missing = [0] * (len(after.class_names) - len(train))
-            clients[name] = {**each, "train": [*train, *missing]}
-    if client in partition["clients"] and "input_means" in partition:
-        # They were measured on samples that have changed or left.
-        partition["input_means"] = _without(partition["input_means"], client)
-    return {**partition, "clients": clients}
+        if name != client and (before.path / model_file(name)).is_file():
+            own = before.statistics_of(name)
+            if (personal := after.method.personalize_from(after.received, own)) is not None:
+                yield name, personal
 
 
 def _to_json(content: Json) -> bytes:
@@ -409,57 +347,35 @@ def _without(values: Json, name: str) -> Json:
     return {key: value for key, value in values.items() if key != name}
 
 
-def _model_file(name: str) -> str:
-    return f"models/{name}.safetensors"
-
-
 # Over the network: one client at a time sends its statistics, as in the run, and receives its
 # classifier. The other clients need not be connected.
 
 
 def update_over_network(
-    transport: Transport,
-    run: Path,
-    client: str,
-    *,
-    leave: bool = False,
-    status: Path | None = None,
+    transport: Transport, run: Path, client: str, *, status: Path | None = None
 ) -> Json:
-    """Let one client join a finished one-shot run, replace its statistics there, or leave it.
+    """Let one client join a finished one-shot run, or replace its statistics there.
 
     Args:
         transport: Reaches the client; `network.patience` limits the wait for it.
         run: The directory of a run over a network.
         client: The client's name. The statistics of a client of the federation are replaced.
-        leave: Take the client out. It need not be connected if the statistics of each client are
-            kept; otherwise it must send exactly the statistics that are in the total.
         status: A file to which progress is written.
 
     Returns:
-        `client`; `event` (joined, replaced, left or rejected) and the `reason` of a rejection;
+        `client`; `event` (joined, replaced or rejected) and the `reason` of a rejection;
         `clients` of the federation now; accuracy in % on the client's local test set, `before` by
         the global classifier as it was and `after` by the client's personal classifier.
     """
     found: Json = {"client": client, "reason": "", "before": None, "after": None}
     with RunDirectory.resume(run, "RUN"):
-        federation, known = check_change(run, client, leave=leave)
-        if leave and federation.keeps_clients:
-            pool = take_out(federation, client, federation.statistics_of(client))
-            return {**found, "event": "left", "clients": list(pool.names)}
-        # Classes may have been added since the run.
-        experiment = federation.experiment.replace(dataset__classes=federation.class_names)
-        asked = SingleClient(transport, experiment, known, client, Status(status))
+        federation, known = check_change(run, client)
+        asked = SingleClient(transport, federation.experiment, known, client, Status(status))
         update, rejected = asked.ask(federation.outcome)
-        if leave and rejected is None and digest_sums(update.summed) != known["sums"][client]:
-            rejected = "its statistics are not those that it sent: its samples have changed since"
         if rejected is not None:
-            log_rejected(run, client, rejected)
             clients = list(federation.pool.names)
             return {**found, "event": "rejected", "clients": clients, "reason": rejected}
         own = federation.method.own_statistics(update.summed)
-        if leave:
-            pool = take_out(federation, client, own)
-            return {**found, "event": "left", "clients": list(pool.names)}
         reject_empty(client, own)
         event, base = "joined", federation
         if client in federation.pool.names:
@@ -468,7 +384,7 @@ def update_over_network(
         after = base.with_client(client, own)
         held = int((update.summed["counts"] > 0).sum())
         record = {"train_images": update.num_samples, "classes_held": held, "over_network": True}
-        extra = {"federation.json": _to_json(asked.described(update))}
+        extra = {"federation.json": _to_json(asked.described())}
         write_change(federation, after, event, client, own, record=record, extra=extra)
         old, new = asked.close(after.outcome)
         if old is not None:
@@ -479,25 +395,14 @@ def update_over_network(
         return {**found, "event": event, "clients": list(after.pool.names)}
 
 
-def check_change(run: Path, client: str, *, leave: bool) -> tuple[OneShotFederation, Json]:
+def check_change(run: Path, client: str) -> tuple[OneShotFederation, Json]:
     """Return the federation and its federation.json; reject an impossible change at once."""
     check_client_name(client)
     federation = open_federation(run)
     known = RunDirectory(run).read_json("federation.json")
     if known is None:
         raise InvalidInput(f"RUN is {str(run)!r}; it must be a run over a network.")
-    if leave:
-        federation.check_leaving(client)
-    if federation.keeps_clients or client not in federation.pool.names:
-        return federation, known
-    pooled = f"RUN is {str(run)!r}: only pooled statistics were kept (statistics.keep)"
-    if not leave:
-        raise InvalidInput(
-            f"{pooled}, so {client} cannot replace its own; it must leave with the samples that "
-            "it had, and join again with its new ones."
-        )
-    if client not in known.get("sums", {}):
-        raise InvalidInput(
-            f"{pooled}, and the part of {client} is not known, so it cannot be taken out."
-        )
+    if client in federation.pool.names:
+        # They are subtracted when the client's new ones are added.
+        federation.statistics_of(client)
     return federation, known

@@ -24,12 +24,9 @@ from mpfedcl.inference.trained_run import (
     load_trained_run,
     primary_predictor,
 )
-from mpfedcl.methods import PredictorKind, Test
-from mpfedcl.rounds.scoring import estimate_prior
+from mpfedcl.methods import Test
 
 _SAMPLES_AT_ONCE = 256
-FEWEST_TO_ESTIMATE = 10
-"""Samples that an estimate of the label distribution needs."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Prediction:
     set: tuple[str, ...] | None = None
     """With a `coverage`: the prediction set, most likely class first."""
     probabilities: dict[str, float] | None = None
-    """The probabilities of all classes, if asked for."""
+    """The probabilities of all classes, if the classifier decides."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -111,7 +108,6 @@ class Predictor:
             0.005, 0.01, 0.02, 0.05, 0.1 or 0.2.
         coverage: With a classifier: give each image a prediction set that contains the true class
             with this probability, such as 0.9.
-        probabilities: With a classifier: give each image the probabilities of all classes.
 
     `threshold` is the distance beyond which an image is unknown (OOD), or None; `remark` then
     gives the reason. `log_prior` [C] is added to the classifier's scores, unless it is None.
@@ -132,14 +128,12 @@ class Predictor:
         *,
         false_alarms: float = 0.05,
         coverage: float | None = None,
-        probabilities: bool = False,
     ) -> None:
         self.client = client
         self.class_names = trained.class_names
         self.params = trained.parameters(client)
         self.trained = trained = trained.seen_by(client)
         self.coverage = coverage
-        self._with_probabilities = probabilities
         calibration = Calibration.read(trained.path)
         self._space = _open_space(trained, wants_metric=calibration.metric is not None)
         test: Test = "global_test" if client is None else "local_test"
@@ -177,7 +171,6 @@ class Predictor:
         *,
         false_alarms: float = 0.05,
         coverage: float | None = None,
-        probabilities: bool = False,
         held_out: Path | None = None,
         weights: Path | None = None,
     ) -> Self:
@@ -185,7 +178,7 @@ class Predictor:
 
         Args:
             path: The run directory, or a client's folder in a federation (its last run).
-            client, false_alarms, coverage, probabilities: As for the class.
+            client, false_alarms, coverage: As for the class.
             held_out: Labeled samples to calibrate the model on; calibration.json keeps the result.
             weights: The encoder's file, if it has moved since the run.
         """
@@ -193,13 +186,7 @@ class Predictor:
         trained = load_trained_run(run, weights=weights)
         if held_out is not None:
             cls(trained, client)._calibrate(held_out)
-        return cls(
-            trained,
-            client,
-            false_alarms=false_alarms,
-            coverage=coverage,
-            probabilities=probabilities,
-        )
+        return cls(trained, client, false_alarms=false_alarms, coverage=coverage)
 
     @property
     def has_prototypes(self) -> bool:
@@ -219,45 +206,6 @@ class Predictor:
     def embed(self, samples: Samples | Sequence[Any]) -> Tensor:
         """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
         return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
-
-    def estimate_prior(self, samples: Samples | Sequence[Any]) -> dict[str, float]:
-        """Estimate the label distribution of unlabeled samples, and use it from now on.
-
-        EM on the global classifier's scores (label shift); the classifier then gives the label.
-
-        Returns:
-            The estimated share of each class.
-        """
-        return self.adopt_prior(self.measure(samples))
-
-    def adopt_prior(self, measured: Sequence[Measured]) -> dict[str, float]:
-        """Do as `estimate_prior` with the model outputs for samples."""
-        self.reject_estimate()
-        count = sum(len(part.scores) for part in measured)
-        if count < FEWEST_TO_ESTIMATE:
-            raise InvalidInput(
-                f"there are {count} samples to estimate the label distribution from; there must be "
-                f"at least {FEWEST_TO_ESTIMATE}."
-            )
-        scores = torch.cat([part.scores for part in measured])
-        # Uncalibrated scores would estimate shares near 0 or 1.
-        found = estimate_prior(self.sharpness * scores)
-        self.log_prior = found / self.sharpness
-        self._kind = PredictorKind("global", "classifier", "estimated")
-        return dict(zip(self.class_names, found.exp().tolist(), strict=True))
-
-    def reject_estimate(self) -> None:
-        """Reject estimating a known label distribution, or one that prediction sets do not fit."""
-        if self.client is not None:
-            raise InvalidInput(
-                f"client is {self.client!r}, whose label distribution is known; it must be left "
-                "out to estimate one."
-            )
-        if self.coverage is not None:
-            raise InvalidInput(
-                f"coverage is {self.coverage:g}; it must be left out when the label distribution "
-                "is estimated, because prediction sets are calibrated without it."
-            )
 
     def detect_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
         """Return whether more samples are OOD than chance explains; None without a threshold."""
@@ -327,9 +275,7 @@ class Predictor:
             if self.has_prototypes:
                 prediction = replace(prediction, label=nearest["nearest"].class_name)
             else:
-                named = None
-                if self._with_probabilities:
-                    named = dict(zip(self.class_names, probabilities[place].tolist(), strict=True))
+                named = dict(zip(self.class_names, probabilities[place].tolist(), strict=True))
                 likely = second[0] if second else None
                 prediction = replace(
                     prediction, probability=first.probability, second=likely, probabilities=named

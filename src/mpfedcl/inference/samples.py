@@ -4,7 +4,6 @@ Predicted samples are named one by one, because one that cannot be read must not
 Held-out samples have labels, and no client has trained with them.
 """
 
-import glob
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -51,7 +50,7 @@ def list_samples(
     wanted: SampleFormat,
     columns: TableColumns | None = None,
 ) -> list[NamedSample]:
-    """Return the samples in files, folders, patterns and archives, in the given order.
+    """Return the samples in files, folders and archives, in the given order.
 
     `-` stands for paths on stdin, one per line. `columns` are those of a run on a table.
     """
@@ -59,14 +58,14 @@ def list_samples(
     for word in words:
         lines = (line.rstrip("\r\n") for line in stdin) if word == "-" else [word]
         for each in filter(None, lines):
-            for path in _match(each):
-                try:
-                    found += _list_path(path, wanted, columns)
-                except InvalidInput as error:
-                    found.append(NamedSample(str(path), error))
-                except OSError as error:
-                    reason = f"{path} cannot be read ({explain(error)}); it must be a file."
-                    found.append(NamedSample(str(path), InvalidInput(reason)))
+            path = Path(each).expanduser()
+            try:
+                found += _list_path(path, wanted, columns)
+            except InvalidInput as error:
+                found.append(NamedSample(str(path), error))
+            except OSError as error:
+                reason = f"{path} cannot be read ({explain(error)}); it must be a file."
+                found.append(NamedSample(str(path), InvalidInput(reason)))
     return found
 
 
@@ -100,18 +99,7 @@ def read_batches(
             yield [sample.name for sample in part], numpy.stack(sound) if sound else empty, faults
 
 
-def _match(word: str) -> list[Path]:
-    """Return the paths that a word stands for: itself, or what a pattern matches."""
-    path = Path(word).expanduser()
-    if path.exists() or not glob.has_magic(word):
-        return [path]
-    # pathlib has no glob for a pattern that may begin anywhere.
-    return [Path(each) for each in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207
-
-
 def _list_path(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
-    if glob.has_magic(str(path)) and not path.exists():
-        raise InvalidInput(f"{path} matches no file; a pattern must match at least one.")
     is_archive = path.suffix.lower() == ".npz" and not path.is_dir()
     if is_archive or not isinstance(wanted, ImageFormat):
         rows = _read_rows(path, wanted, columns)
@@ -147,14 +135,10 @@ def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -
 # Labeled samples
 
 
-def open_labeled_samples(
-    trained: TrainedRun, source: Path, field: str, *, new_classes: bool = False
-) -> SampleIndex:
+def open_labeled_samples(trained: TrainedRun, source: Path, field: str) -> SampleIndex:
     """List labeled samples of a run's classes and format; `field` names them in errors."""
     try:
-        sample_index = open_own_samples(
-            source, trained.class_names, trained.columns, new_classes=new_classes
-        )
+        sample_index = open_own_samples(source, trained.class_names, trained.columns)
     except InvalidInput as error:
         raise InvalidInput(f"{field}{str(error).removeprefix('data')}") from None
     if sample_index.vector_width != trained.input_format.vector_width:

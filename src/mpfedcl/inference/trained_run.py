@@ -10,9 +10,8 @@ The method's class is imported and the encoder's weights are found as for a run;
 the one that the run was trained with.
 """
 
-import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names
-from mpfedcl.core.files import FORMAT, write_atomically
-from mpfedcl.core.json_files import Json, load_json, validate_content
-from mpfedcl.core.tensors import Tensors, digest, load_tensors
+from mpfedcl.core.files import FORMAT
+from mpfedcl.core.json_files import validate_content
+from mpfedcl.core.tensors import Tensors, load_tensors
 from mpfedcl.data.loading import encoder_input_format, find_experiment_encoder, to_inputs
 from mpfedcl.data.samples import ImageFormat, SampleFormat, Samples, VectorFormat
 from mpfedcl.data.tables import TableColumns
@@ -51,11 +50,7 @@ from mpfedcl.rounds.scoring import log_prior
 from mpfedcl.runs.directory import RunDirectory, change_files
 from mpfedcl.runs.file_schemas import POOLED
 
-JOINED = "joined"
-"""The folder of the personal models of clients that joined a run after it ended."""
 LOG = "joins.jsonl"
-CHANGES = ("joined", "replaced", "extended", "left")
-"""Events that change a federation; `rejected` and `dropped` only report."""
 MOST_NAMES_LISTED = 12
 INPUTS_AT_ONCE = 1024
 """Inputs that a model is applied to at once, so that memory stays flat."""
@@ -101,18 +96,10 @@ class TrainedRun:
         where = str(self.path / "partition.json")
         return None if found is None else validate_content(found, TableColumns, where)
 
-    @property
+    @cached_property
     def clients(self) -> tuple[str, ...]:
         """The clients with a personal model, in the order of names."""
-        return tuple(sorted(self._personal_models))
-
-    @cached_property
-    def _personal_models(self) -> dict[str, Path]:
-        files = {file.stem: file for file in self.path.glob("models/*.safetensors")}
-        in_pool = () if self.pool is None else self.pool.names
-        # A resumed run drops joined clients from the pool; a file that is left does not count.
-        joined = {file.stem: file for file in self.path.glob(f"{JOINED}/*.safetensors")}
-        return files | {name: file for name, file in joined.items() if name in in_pool}
+        return tuple(sorted(file.stem for file in self.path.glob(model_file("*"))))
 
     @property
     def has_global_model(self) -> bool:
@@ -128,8 +115,8 @@ class TrainedRun:
             )
         if client is not None and client not in self.clients:
             raise InvalidInput(f"client is {client!r}; it must be {self._name_clients()}.")
-        file = self.path / "model.safetensors"
-        return read_model(file if client is None else self._personal_models[client], self.model)
+        file = "model.safetensors" if client is None else model_file(client)
+        return read_model(self.path / file, self.model)
 
     def inputs(self, samples: Samples) -> Tensor:
         """Return the model's inputs for samples in `input_format`."""
@@ -224,6 +211,11 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     )
 
 
+def model_file(client: str) -> str:
+    """Return the path of a client's personal model in a run directory."""
+    return f"models/{client}.safetensors"
+
+
 def read_model(path: Path, model: Model) -> Tensors:
     """Read the parameters of a model; they must fit it and be finite."""
     params = load_tensors(path)
@@ -294,12 +286,6 @@ def _read_input_format(
     found = VectorFormat.from_shape(shape, experiment.dtype) or ImageFormat.from_shape(shape)
     if found is not None:
         return found
-    # The server of a network run does not know the shape of images; mostly they are square.
-    for file in (path / "model.safetensors", *sorted(path.glob("models/*.safetensors"))):
-        if file.is_file() and "hidden.0.weight" in (tensors := load_tensors(file)):
-            if found := ImageFormat.guess(tensors["hidden.0.weight"].shape[-1]):
-                return found
-            break
     raise _no_shape(path, "input_shape")
 
 
@@ -365,59 +351,19 @@ class DistanceSpace:
 # joins.jsonl: the log of clients that joined or left a finished run, one event per line
 
 
-def make_event(kind: str, client: str) -> Json:
-    """Return the first fields of an event that happens now."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"format": FORMAT, "event": kind, "client": client, "time": now}
-
-
 def commit(
-    path: Path,
-    event: Json,
-    files: Mapping[str, bytes],
-    removed: Collection[str],
-    *,
-    earlier: Sequence[Json] = (),
+    path: Path, event: Mapping[str, Any], files: Mapping[str, bytes], removed: Collection[str]
 ) -> None:
-    """Change files of a run and log the event, all at once; the caller holds the run's lock.
-
-    The event gets the SHA-256 of model, statistics and pool before and after.
-    """
-    event = dict(event)
-    for name in ("model", "statistics", "pool"):
-        if (content := files.get(f"{name}.safetensors")) is not None:
-            event[f"{name}_before"] = digest((path / f"{name}.safetensors").read_bytes())
-            event[f"{name}_after"] = digest(content)
-    change_files(path, {**files, LOG: _extend_log(path, *earlier, event)}, removed)
-
-
-def log_rejected(path: Path, client: str, reason: str | None, record: Json | None = None) -> None:
-    """Log that a client was rejected."""
-    event = {**(record or {}), **make_event("rejected", client), "reason": reason}
-    write_atomically(path / LOG, _extend_log(path, event))
-
-
-def _extend_log(path: Path, *events: Json) -> bytes:
-    content = (path / LOG).read_bytes() if (path / LOG).exists() else b""
-    if content and not content.endswith(b"\n"):
-        content += b"\n"
-    return content + b"".join(json.dumps(e, allow_nan=False).encode() + b"\n" for e in events)
-
-
-def read_events(path: Path) -> Iterator[Json]:
-    """Yield the events of a run's log; lines that cannot be parsed are skipped."""
-    for line in (path / LOG).read_bytes().splitlines() if (path / LOG).exists() else []:
-        event: Any = None
-        with contextlib.suppress(ValueError):
-            event = load_json(line)
-        if isinstance(event, dict):
-            yield event
+    """Change files of a run and log the event, all at once; the caller holds the run's lock."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    line = json.dumps({"format": FORMAT, "time": now, **event}, allow_nan=False)
+    log = (path / LOG).read_bytes() if (path / LOG).exists() else b""
+    change_files(path, {**files, LOG: log + line.encode() + b"\n"}, removed)
 
 
 def has_changed(path: Path) -> bool:
     """Return whether clients joined or left a one-shot run after it ended."""
-    is_kept = (path / POOLED).is_file()
-    return is_kept and any(event.get("event") in CHANGES for event in read_events(path))
+    return (path / POOLED).is_file() and (path / LOG).is_file()
 
 
 def reject_changed(path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpfedcl import PrototypePool, Prototypes
-from mpfedcl.inference.exported_network import PrototypeDistances
+from mpfedcl.inference.onnx_graph import PrototypeDistances
 
 
 @settings(max_examples=60)
