@@ -47,7 +47,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi-krum": {"aggregation__rule": "multi-krum"},
     "geometric-median": {"aggregation__rule": "geometric-median"},
     "centered-clipping": {"aggregation__rule": "centered-clipping"},
-    "trimmed-mean, buckets of 2": {"aggregation__rule": "trimmed-mean", "aggregation__bucket": 2},
     "bounds, multi-krum": BOUNDS | {"aggregation__rule": "multi-krum"},
     "bounds, geometric-median": BOUNDS | {"aggregation__rule": "geometric-median"},
     "bounds, centered-clipping": BOUNDS | {"aggregation__rule": "centered-clipping"},

@@ -12,9 +12,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.client.client import NetworkClient
 from mpfedcl.network.flower.client import take_part
-from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
 from mpfedcl.network.transport import Kind, Message
 
 Array = NDArray[Any]
@@ -58,7 +58,8 @@ TRICKS: dict[str, Trick] = {
 def main() -> None:
     """Take part like the real client, and change its answers."""
     folder = ClientFolder.open(Path(sys.argv[1]), None)
-    client = NetworkClient(ClientSettings.read(folder.settings))
+    settings = ClientSettings.read(folder.settings)
+    client = NetworkClient(settings)
 
     def answer(kind: Kind, message: Message) -> Message:
         reply = client.answer(kind, message)
@@ -67,7 +68,7 @@ def main() -> None:
         number: int = message.value("round", int)
         return list(TRICKS.values())[number - 1](reply)
 
-    take_part(folder, answer, print)
+    take_part(folder, settings.server, answer, print)
 
 
 if __name__ == "__main__":

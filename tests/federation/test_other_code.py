@@ -24,7 +24,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from mpfedcl.network.flower.control import ShowSecret
-from mpfedcl.network.flower.programs import read_connection
+from mpfedcl.network.flower.programs import read_address
 from mpfedcl.network.setup.folders import REQUEST_KEYS, ServerFolder
 from process_federation import LONG, ProcessFederation, wait_until
 
@@ -94,7 +94,7 @@ def other_app(proof: Path, publisher: str, name: str) -> bytes:
 
 def submit(lab: ProcessFederation, app: bytes, config: dict[str, str], secret: str | None) -> int:
     folder = ServerFolder.open(lab.folder)
-    address, authority = read_connection(folder)
+    address, authority = read_address(folder), folder.authority.read_bytes()
     shown = [] if secret is None else [ShowSecret(secret)]
     request = StartRunRequest(
         fab=fab_to_proto(Fab(hashlib.sha256(app).hexdigest(), app, {})),
@@ -106,7 +106,7 @@ def submit(lab: ProcessFederation, app: bytes, config: dict[str, str], secret: s
 
 def state_of(lab: ProcessFederation, number: int) -> Any:
     folder = ServerFolder.open(lab.folder)
-    address, authority = read_connection(folder)
+    address, authority = read_address(folder), folder.authority.read_bytes()
     shown = [ShowSecret(folder.read_secret())]
     with ControlHttpClient.from_server_address(address, False, authority, shown) as client:
         return client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number].status

@@ -31,12 +31,17 @@ pytestmark = pytest.mark.federation
 
 
 @contextmanager
-def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator[Path]:
+def own_software(federation: ProcessFederation) -> Iterator[Path]:
     """Take part with a valid key, but with tampered answers."""
-    client = ClientFolder.open(federation.folder, key)
+    client = ClientFolder.open(federation.folder, "tamperer")
     log = client.root / "own.log"
     with tempfile.TemporaryDirectory() as place:
-        values = {"name": name, "share": 0, "state": str(Path(place) / "memory")}
+        values = {
+            "name": "tamperer",
+            "share": 0,
+            "state": str(Path(place) / "memory"),
+            "server": client.server,
+        }
         client.settings.write_text(tomli_w.dumps(values))
         script = Path(__file__).with_name("tampering_client.py")
         variables = {**federation.environment(), **environment(client.flower_home)}
@@ -44,18 +49,9 @@ def own_software(federation: ProcessFederation, key: str, name: str) -> Iterator
             yield log
 
 
-def test_bad_updates_and_forged_names_are_rejected(
-    federation: ProcessFederation, fault_log: FaultLog
-) -> None:
-    with (
-        own_software(federation, "tamperer", "tamperer") as first,
-        own_software(federation, "impostor", "client-1") as second,
-    ):
-        for log in (first, second):
-            wait_until(
-                lambda each=log: "SuperNode ID" in each.read_text(),  # type: ignore[misc]
-                "it is connected",
-            )
+def test_bad_updates_are_rejected(federation: ProcessFederation, fault_log: FaultLog) -> None:
+    with own_software(federation) as log:
+        wait_until(lambda: "SuperNode ID" in log.read_text(), "it is connected")
         settings = ["--clients", 4, "--partition.alpha", 1, "--rounds", len(TRICKS)]
         run = federation.begin("tampered", "--method", "fedavg", *settings)
         run.finish(2 * LONG)
@@ -70,9 +66,6 @@ def test_bad_updates_and_forged_names_are_rejected(
     for trick, reason in zip(TRICKS, reasons, strict=True):
         if reason:
             fault_log.write(f"a client sends {trick}", f"rejected: {reason}", 0, "its update")
-    assert run.records()[-1]["remarks"]["refused"] == {
-        "impostor": "it calls itself 'client-1', but its key is registered as 'impostor'"
-    }
 
 
 def test_unknown_and_duplicate_keys_are_refused(
@@ -140,19 +133,16 @@ def test_plain_text_connection_is_refused(federation: ProcessFederation) -> None
         except ConnectionResetError:
             answer = b""
     assert not answer.startswith(b"HTTP")
-    done = federation.call("client", "lab", "--name", "client-0", "--share", 0, "--insecure")
-    assert done.returncode == 2
-    assert "it uses TLS" in done.stderr
 
 
-def test_server_without_tls_is_refused(federation: ProcessFederation) -> None:
+def test_server_without_tls_is_refused(federation: ProcessFederation, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_answer_without_tls, args=(listener,), daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        words = ["--name", "client-0", "--share", 0, "--server", address]
-        done = federation.call("client", "lab", *words)
+        copy = _copy_client(federation, tmp_path)
+        done = federation.call("client", copy, "--share", 0, "--server", address)
     assert done.returncode == 2
-    assert "does not use TLS" in done.stderr
+    assert "it must use TLS" in done.stderr
 
 
 @pytest.mark.parametrize("who", ["client", "server"])

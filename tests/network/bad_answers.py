@@ -181,16 +181,14 @@ BAD_UPDATES: dict[str, tuple[BadReply, str]] = {
 }
 """The answer in a round, and the reason in the record's `rejected`."""
 
+PERCENT = r"table\.local_test\.[a-z_]+ is "
 BAD_READINGS: dict[str, tuple[BadReply, str]] = {
-    "above 100 %": (values(**predictor(table(100.5))), "an accuracy is not in 0 to 100 %"),
-    "a number without end": (
-        values(**predictor(table(10**400))),
-        "an accuracy is not in 0 to 100 %",
-    ),
-    "below 0 %": (values(**predictor(table(-1))), "an accuracy is not in 0 to 100 %"),
-    "NaN %": (values(**predictor(table(float("nan")))), "an accuracy is not in 0 to 100 %"),
-    "text %": (values(**predictor(table("99"))), "an accuracy is not in 0 to 100 %"),
-    "true %": (values(**predictor(table(True))), "an accuracy is not in 0 to 100 %"),
+    "above 100 %": (values(**predictor(table(100.5))), PERCENT + r"100\.5: "),
+    "a number without end": (values(**predictor(table(10**400))), PERCENT + "1000"),
+    "below 0 %": (values(**predictor(table(-1))), PERCENT + "-1: "),
+    "NaN %": (values(**predictor(table(float("nan")))), PERCENT + "nan: "),
+    "text %": (values(**predictor(table("99"))), PERCENT + "'99': "),
+    "true %": (values(**predictor(table(True))), PERCENT + "True: "),
     "no table": (values(**predictor(None)), "must be a table by test set and predictor"),
     "half a table": (
         values(**predictor({"local_test": {}})),
@@ -200,16 +198,25 @@ BAD_READINGS: dict[str, tuple[BadReply, str]] = {
         values(**predictor({"local_test": [], "global_test": []})),
         "must be a table by test set and predictor",
     ),
-    "no truth": (values(**predictor(table(5), is_personal=1)), "is_personal must be true or false"),
+    "no truth": (values(**predictor(table(5), is_personal=1)), "is_personal is 1: "),
     "no reading": (values(late=[1]), r"late is \[1\]; it must be of type dict"),
     "wrong confusions": (values(**predictor(table(5), [[1, 2], [3, 4]])), r"must be \[3\]\[4\]"),
     "ragged confusions": (values(**predictor(table(5), [[1] * 4, [1], [1] * 4])), r"be \[3\]\[4\]"),
     "flat confusions": (
         values(**predictor(table(5), [1, 2, 3])),
-        "confusion must be a list of rows",
+        r"confusion\.0 is 1: ",
     ),
-    "negative confusions": (values(**predictor(table(5), [[-1] * 4] * 3)), "must be counts"),
-    "broken confusions": (values(**predictor(table(5), [[0.5] * 4] * 3)), "must be counts"),
-    "endless confusions": (values(**predictor(table(5), [[10**30] * 4] * 3)), "must be counts"),
+    "negative confusions": (
+        values(**predictor(table(5), [[-1] * 4] * 3)),
+        r"confusion\.0\.0 is -1: ",
+    ),
+    "broken confusions": (
+        values(**predictor(table(5), [[0.5] * 4] * 3)),
+        r"confusion\.0\.0 is 0\.5: ",
+    ),
+    "endless confusions": (
+        values(**predictor(table(5), [[10**30] * 4] * 3)),
+        r"confusion\.0\.0 is 10{30}: ",
+    ),
 }
 """The evaluation of the previous round, with the second round's answer or at the end."""

@@ -85,10 +85,10 @@ class LoopbackFederation:
         }
         self.grid.join(share + 1 if node is None else node, **values | config)
 
-    def bring(self, node: int, name: str, data: Path, registered: str = "", **config: Any) -> None:
+    def bring(self, node: int, name: str, data: Path, **config: Any) -> None:
         """Connect a client with its own folder."""
         values = {"name": name, "data": str(data), "state": str(self.folder / f"memory-{name}")}
-        self.grid.join(node, registered, **values | config)
+        self.grid.join(node, **values | config)
 
     def state_folder(self, share: int) -> Path:
         return self.folder / f"memory-{share}"

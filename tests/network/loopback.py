@@ -22,8 +22,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from pydantic import TypeAdapter
 
-from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.client.client import NetworkClient
 from mpfedcl.network.flower.client import answer
+from mpfedcl.network.setup.folders import ClientSettings
 from opened_records import from_records
 from small_experiments import VirtualTime
 
@@ -50,10 +51,10 @@ class LoopbackGrid(HttpGrid):
         # Flower identifies its own processes before an app runs in them.
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
-    def join(self, node: int, registered: str = "", **config: Any) -> None:
-        """Connect a client; `registered` is the name of its key."""
+    def join(self, node: int, **config: Any) -> None:
+        """Connect a client; the name of its key is its own."""
         config["methods"] = tuple(str(config.get("methods", "")).split())
-        self.nodes[node] = (registered, config)
+        self.nodes[node] = (str(config["name"]), config)
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -149,7 +150,7 @@ def join_all(grid: LoopbackGrid, folder: Path, count: int, **config: Any) -> Non
     for share in range(count):
         name = f"client-{share}"
         node_config: Mapping[str, Any] = {"share": share, "state": str(folder / name), **config}
-        grid.join(share + 1, name, name=name, **node_config)
+        grid.join(share + 1, name=name, **node_config)
 
 
 class PacedGrid(LoopbackGrid):

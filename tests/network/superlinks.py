@@ -1,4 +1,4 @@
-"""Flower's own server in a thread of the test, with our access control and without TLS.
+"""Flower's own server in a thread of the test, with our access control and TLS.
 
 Also connections of clients to it, runs, and messages in them.
 """
@@ -25,6 +25,7 @@ from mpfedcl.network.flower.server import _Grid, _open, _wait_for_task
 from mpfedcl.network.flower.superlink import add_guards
 from mpfedcl.network.flower.transport import THREAD_NAME
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
+from mpfedcl.network.setup.keys import make_node_key
 from mpfedcl.network.transport import Kind, Message
 from process_federation import free_port
 
@@ -52,7 +53,7 @@ class RunningServer:
         self.asked: list[str] = []
         """The paths of all requests."""
         self.app = create_app()
-        # Only registered keys, as with TLS.
+        # Only registered keys.
         self.app.state.enable_supernode_auth = True
         add_guards(self.app, folder.read_secret())
 
@@ -65,10 +66,16 @@ class RunningServer:
 def running_server(root: Path, *clients: str) -> Iterator[RunningServer]:
     """Run the server of a new federation."""
     folder = make_federation(root, clients, None, free_port())
-    write_connection(folder, "127.0.0.1", is_insecure=True)
+    write_connection(folder, "127.0.0.1")
     server = RunningServer(folder)
     config = uvicorn.Config(
-        server, host="127.0.0.1", port=folder.port, log_level="error", ws="none"
+        server,
+        host="127.0.0.1",
+        port=folder.port,
+        log_level="error",
+        ws="none",
+        ssl_certfile=folder.server / "server.pem",
+        ssl_keyfile=folder.server / "server.key",
     )
     program = uvicorn.Server(config)
     thread = threading.Thread(target=program.run, daemon=True)
@@ -92,13 +99,15 @@ def lab_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 
 
 @pytest.fixture(name="connect")
-def connect_fixture(lab: RunningServer) -> Iterator[Connect]:
+def connect_fixture(lab: RunningServer, tmp_path: Path) -> Iterator[Connect]:
     """Connect to the server with the key of a client; without a name, with an unknown one."""
+    unknown_key = tmp_path / "unknown.key"
+    make_node_key(unknown_key, tmp_path / "unknown.pub")
     with contextlib.ExitStack() as stack:
 
         def connect(name: str) -> SuperNode:
-            key = ClientFolder.open(lab.folder.root, name).key if name else None
-            node = SuperNode(lab.address, key, None)
+            key = ClientFolder.open(lab.folder.root, name).key if name else unknown_key
+            node = SuperNode(lab.address, key, lab.folder.authority)
             stack.callback(node.close)
             return node
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import httpx
 import numpy
 import pytest
-import tomli_w
 from flwr.app import Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
@@ -39,7 +38,6 @@ from mpfedcl.network.flower import client as flower_client
 from mpfedcl.network.flower.client import (
     RefusedError,
     RejectedError,
-    SuperNode,
     answer,
     take_part,
 )
@@ -62,23 +60,14 @@ def begin(
     lab: RunningServer, name: str, handle: Callable[[Kind, Message], Message], said: list[str]
 ) -> threading.Thread:
     folder = ClientFolder.open(lab.folder.root, name)
-    folder.settings.write_text(tomli_w.dumps({"server": lab.address}))
 
     def work() -> None:
         with contextlib.suppress(Ended):
-            take_part(folder, handle, said.append)
+            take_part(folder, lab.address, handle, said.append)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-@pytest.fixture
-def plain_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, but no TLS, as the server of these tests has it."""
-    monkeypatch.setattr(
-        flower_client, "SuperNode", lambda address, key, **_: SuperNode(address, key, None)
-    )
 
 
 def wait_for(said: list[str], words: str) -> str:
@@ -89,7 +78,6 @@ def wait_for(said: list[str], words: str) -> str:
     return found[0]
 
 
-@pytest.mark.usefixtures("plain_connections")
 def test_request_of_a_killed_process_is_answered_with_error(
     lab: RunningServer, connect: Connect
 ) -> None:
@@ -126,7 +114,6 @@ def test_request_of_a_killed_process_is_answered_with_error(
     assert not [each for each in said if "refuses" in each]
 
 
-@pytest.mark.usefixtures("plain_connections")
 def test_refused_client_gets_the_reason_and_retries(
     lab: RunningServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,19 +144,17 @@ def test_refused_client_gets_the_reason_and_retries(
     assert len(said) == 2
 
 
-@pytest.mark.usefixtures("plain_connections")
 def test_refused_client_gives_up_after_a_while(
     lab: RunningServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(flower_client, "_ASK_SECONDS", 0.05)
     monkeypatch.setattr(flower_client, "_REFUSED_SECONDS", 0.2)
     folder = ClientFolder(tmp_path, "stranger", lab.address)
-    folder.settings.write_text("")
     source = ClientFolder.open(lab.folder.root, "c")
     make_node_key(folder.key, tmp_path / "node.pub")
     folder.authority.write_bytes(source.authority.read_bytes())
     with pytest.raises(InvalidInput, match="refuses stranger: it does not know"):
-        take_part(folder, echo, lambda _: None)
+        take_part(folder, lab.address, echo, lambda _: None)
 
 
 def test_copied_client_folder_does_not_replace_the_client(tmp_path: Path) -> None:
@@ -192,13 +177,11 @@ def test_copied_client_folder_does_not_replace_the_client(tmp_path: Path) -> Non
         assert place.unfinished() is None
 
 
-@pytest.mark.usefixtures("plain_connections")
 @pytest.mark.parametrize(("seconds", "wait"), [(0.0, 0.5), (0.3, 3.0)])
 def test_slow_server_is_polled_less_often(
     seconds: float, wait: float, lab: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ClientFolder.open(lab.folder.root, "c")
-    folder.settings.write_text(tomli_w.dumps({"server": lab.address}))
     plainly, waits = FleetHttpClient.PullMessages, list[float]()
 
     def pull_slowly(client: FleetHttpClient, request: PullMessagesRequest) -> PullMessagesResponse:
@@ -213,7 +196,7 @@ def test_slow_server_is_polled_less_often(
     clock = SimpleNamespace(sleep=note, monotonic=time.monotonic)
     monkeypatch.setattr(flower_client, "time", clock)
     with pytest.raises(Ended):
-        take_part(folder, lambda _kind, message: message, print)
+        take_part(folder, lab.address, lambda _kind, message: message, print)
     # A busy machine is slow by itself.
     assert wait <= waits[0] <= wait + 10
 
@@ -350,9 +333,12 @@ def _task(app: str):  # type: ignore[no-untyped-def]
 
 def test_secret_is_required_for_tasks_and_runs(lab: RunningServer) -> None:
     wanted = AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+    authority = lab.folder.authority.read_bytes()
     for interceptors in ([], [ShowSecret("x" * 43)]):
         with (
-            RuntimeHttpClient.from_server_address(lab.address, True, None, interceptors) as client,
+            RuntimeHttpClient.from_server_address(
+                lab.address, False, authority, interceptors
+            ) as client,
             pytest.raises(httpx.HTTPStatusError) as refused,
         ):
             client.AcquireTask(wanted)

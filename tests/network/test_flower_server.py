@@ -45,7 +45,7 @@ def grid(tmp_path: Path) -> Iterator[tuple[_Grid, dict[str, SuperNode]]]:
         nodes = {}
         for name in NAMES:
             key = ClientFolder.open(server.folder.root, name).key
-            nodes[name] = SuperNode(server.address, key, None)
+            nodes[name] = SuperNode(server.address, key, server.folder.authority)
             stack.callback(nodes[name].close)
             nodes[name].enter(None)
         grid = stack.enter_context(run_of(server))

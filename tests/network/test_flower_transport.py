@@ -1,6 +1,5 @@
 """The transport over Flower: time limits, incomplete answers, malformed objects."""
 
-import http.server
 import json
 import re
 import threading
@@ -19,7 +18,6 @@ from flwr.app import Message as FlowerMessage
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
-from flwr.superlink.grid import HttpGrid
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
@@ -215,68 +213,6 @@ def test_error_in_one_answer_affects_only_that_answer(monkeypatch: pytest.Monkey
 
 def of_clients(grid: LoopbackGrid) -> dict[str, str]:
     return {name: reply.metadata.message_id for name, reply in grid.replies}
-
-
-# Over HTTP
-
-
-@pytest.fixture
-def web_server() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that has one object, whatever it is asked for."""
-    held: list[bytes] = []
-    sent: list[bytes] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", str(len(held[0])))
-            self.end_headers()
-            with memoryview(held[0]) as body:
-                try:
-                    for start in range(0, len(body), 2**16):
-                        self.wfile.write(body[start : start + 2**16])
-                        sent.append(b"")
-                except OSError:
-                    return
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    held.append(
-        PullObjectResponse(
-            object_found=True, object_available=True, object_content=bytes(2**26)
-        ).SerializeToString()
-    )
-    yield f"127.0.0.1:{server.server_port}", sent
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-class LocalGrid(HttpGrid):
-    @property
-    def run(self) -> Any:
-        return LoopbackGrid().run
-
-
-def test_too_large_object_is_not_fetched(web_server: tuple[str, list[bytes]]) -> None:
-    """Its size is known from the head of the response, before 64 MB have come."""
-    address, sent = web_server
-    grid = LocalGrid(address, insecure=True, token="x")
-    transport = FlowerTransport(grid)
-    tracemalloc.start()
-    with pytest.raises(MessageError, match="it is too large: a part of it has 67108"):
-        transport.fetch("a" * 64, 2**20)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 2**24
-    assert len(sent) < 2**26 / 2**16
-    assert transport.fetch("a" * 64, 2**26) == bytes(2**26)
-    grid.close()
 
 
 def forge(kind: str, children: list[str], body: bytes) -> bytes:

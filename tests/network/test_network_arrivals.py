@@ -144,11 +144,12 @@ def test_tiers_group_clients_by_time(
     assert counts["client-0"] == counts["client-2"] == slow - 1
 
 
-def test_tick_is_the_median_client_time(
+def test_tick_is_a_tenth_of_the_timeout(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
     grid = PacedGrid(quick_network, SLOW)
-    experiment = arriving(images, "async-share", systems__tick=None)
+    changes = {"systems__tick": None, "network__round_timeout": 40.0}
+    experiment = arriving(images, "async-share", **changes)
     found = LoopbackFederation(experiment, tmp_path, grid=grid).serve()
     moments = sorted({moment for moment, _ in grid.sent})
     assert moments[:3] == [0.0, 4.0, 8.0]
@@ -202,29 +203,22 @@ def test_disconnected_client_frees_its_slot(images: Path, tmp_path: Path) -> Non
     assert any("client-1" in each["clients"]["missing"] for each in records)
 
 
-def test_clients_join_and_reconnect_during_an_asynchronous_run(
+def test_client_joins_during_an_asynchronous_run(
     images: Path, tmp_path: Path, quick_network: VirtualTime
 ) -> None:
-    def move(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
+    def bring_another(client: str, request: FlowerMessage, reply: FlowerMessage) -> FlowerMessage:
         if is_training(request) and len(grid.sent) == 4:
             federation.join(2)
-            # Its message was in flight, and it reconnects at another node.
-            seconds["client-1"] = 2.0
-            del grid.nodes[2]
-            federation.join(1, node=9)
         return reply
 
     seconds = {"client-0": 2.0, "client-1": 20.0, "client-2": 2.0}
-    grid = PacedGrid(quick_network, seconds, move)
+    grid = PacedGrid(quick_network, seconds, bring_another)
     # Two of the three clients are connected at first.
     experiment = arriving(images, rounds=5, network__patience=0.1)
     federation = LoopbackFederation(experiment, tmp_path, grid=grid, count=2)
     records = read_records(federation.serve().path)
     counts = count_arrivals(records)
     assert counts["client-2"] >= 3
-    assert counts["client-1"] >= 1
-    reported = [each["remarks"].get("missing", {}).get("client-1") for each in records]
-    assert "it reconnected, and is sent the newest model" in reported
 
 
 def old(values: Json) -> Json:

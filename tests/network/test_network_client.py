@@ -18,10 +18,11 @@ from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client import ClientRefusal
-from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.client.client import NetworkClient
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.packing import Introduction
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import FORMAT, Message, MessageError
 from opened_records import from_records
 
@@ -75,7 +76,7 @@ def test_settings_of_an_allowed_custom_method_are_checked(
     with pytest.raises(ClientRefusal, match=r"pull\.beta is -1; it must be greater than"):
         allowing.answer("hello", hello(asked))
     sound = folder_experiment().replace(method=method, pull={"beta": 2})
-    assert Introduction.from_message(allowing.answer("hello", hello(sound))).name == "north"
+    assert Introduction.from_message("north", allowing.answer("hello", hello(sound))).test == 6
 
 
 def test_paths_from_the_server_are_ignored(tmp_path: Path, client: NetworkClient) -> None:
@@ -83,8 +84,10 @@ def test_paths_from_the_server_are_ignored(tmp_path: Path, client: NetworkClient
     asked = folder_experiment().replace(
         dataset__root=theirs, encoder__weights=tmp_path / "theirs.safetensors", device="cuda"
     )
-    told = Introduction.from_message(client.answer("hello", hello(asked)))
-    assert told == Introduction("north", ("cat", "dog"), (3, 3), 6, 36, "", own_data=True)
+    told = Introduction.from_message("north", client.answer("hello", hello(asked)))
+    assert told == Introduction(
+        "north", ("cat", "dog"), (3, 3), 6, 36, "", "images", (6, 6), own_data=True
+    )
 
 
 @pytest.mark.parametrize("name", ["onnx:/etc/passwd", "onnx:x", "torchvision-x:/tmp/x", "x:y"])
@@ -169,7 +172,7 @@ def test_data_is_loaded_once_per_run(client: NetworkClient, tmp_path: Path) -> N
     client.answer("hello", asked)
     first = client.loaded
     save_pictures(tmp_path / "local_test", "cat", count=20)
-    told = Introduction.from_message(client.answer("hello", asked))
+    told = Introduction.from_message("north", client.answer("hello", asked))
     assert client.loaded is not first
     # A new run: images that have come since count.
     assert told.train == (10, 3)

@@ -60,7 +60,8 @@ def test_classes_are_those_of_all_clients(
     code, out, err = said("report", run.path, "--out", tmp_path / "report.html")
     assert (code, err) == (0, ""), out
     page = (tmp_path / "report.html").read_text()
-    assert "south" in page
+    accuracies = run.summary["accuracy_per_client"]
+    assert min(accuracies, key=accuracies.get) in page
     assert "fox" in page
 
 
@@ -79,7 +80,7 @@ def test_late_client_with_unknown_class_is_refused(tmp_path: Path, places: dict[
     federation = gathered(tmp_path, places, rounds=3)
     run = federation.serve(before_rounds({2: lambda: federation.bring(9, "odd", odd)}))
     assert answered(run.path) == [["north", "south", "west"]] * 3
-    assert "'owl'" in refused(read_records(run.path)[1])["node 9"]
+    assert "'owl'" in refused(read_records(run.path)[1])["odd"]
 
 
 def test_refused_client_is_asked_again(tmp_path: Path, places: dict[str, Path]) -> None:
@@ -117,30 +118,6 @@ def test_another_encoder_is_refused(tmp_path: Path, places: dict[str, Path]) -> 
     (record,) = federation.serve().history
     assert record["clients"]["answered"] == ["north", "south"]
     assert refused(record) == {"west": "its encoder is not the others'"}
-
-
-def test_client_name_must_match_its_key(tmp_path: Path, places: dict[str, Path]) -> None:
-    federation = gathered(tmp_path, places, rounds=1)
-    federation.bring(3, "north", places["west"], registered="west")
-    (record,) = federation.serve().history
-    assert record["clients"]["answered"] == ["north", "south"]
-    reason = "it calls itself 'north', but its key is registered as 'west'"
-    assert refused(record) == {"west": reason}
-
-
-def test_second_node_of_the_same_name_waits_until_the_first_leaves(
-    tmp_path: Path, places: dict[str, Path]
-) -> None:
-    """The first stays; when it has gone, the other may take its place."""
-    federation = gathered(tmp_path, places, rounds=3)
-    federation.bring(9, "north", places["north"])
-    leave = before_rounds({3: lambda: federation.grid.nodes.pop(1)})
-    run = federation.serve(leave)
-    assert answered(run.path) == [["north", "south", "west"]] * 3
-    assert refused(read_records(run.path)[0]) == {
-        "north": "another client of that name is connected"
-    }
-    assert refused(read_records(run.path)[2]) == {}
 
 
 def test_client_reconnects_under_a_new_node(tmp_path: Path, places: dict[str, Path]) -> None:
@@ -257,23 +234,21 @@ def test_clients_are_sampled_from_connected_ones(tmp_path: Path, places: dict[st
     ("changes", "reason"),
     [
         ({"train": [10**12, 0, 0]}, "1000000000000 samples; network.max_images is 10000000"),
-        ({"train": [0, 0, 0]}, "it has no image to train on"),
-        ({"train": [-1, 5, 1]}, "train must be a count of images for each class"),
-        ({"train": [True, 5, 1]}, "train must be a count of images for each class"),
-        ({"classes": ["cat", "c\nt"]}, "classes must be the names of the classes"),
+        ({"train": [0, 0, 0]}, "train must have at least one image"),
+        ({"train": [-1, 5, 1]}, "train.0 is -1: "),
+        ({"train": [True, 5, 1]}, "train.0 is True: "),
+        ({"classes": ["cat", "c\nt"]}, "classes.1 is 'c\\nt': "),
         ({"classes": ["cat", "cat"]}, "classes must be named once each"),
-        ({"classes": ["x" * 10**6, "y"]}, "classes must be the names of the classes"),
-        ({"classes": [str(n) for n in range(10**5)]}, "classes must be the names"),
-        ({"input_size": 2**31}, "input_size 2147483648, which is out of range"),
-        ({"name": "../north"}, "must be printable text of at most 200 bytes without slashes"),
-        ({"name": ""}, "must be printable text"),
-        ({"encoder": "x" * 1000}, "encoder must be a short text"),
-        ({"test": "all"}, "test is 'all'; it must be of type int"),
-        ({"train": [10**400, 5, 1]}, "train must be a count of images for each class"),
-        ({"classes": [["cat"], "dog"]}, "classes must be the names of the classes"),
-        ({"image_shape": {"height": 6}}, "it must be [height, width]"),
-        ({"image_shape": 6}, "it must be [height, width]"),
-        ({"samples": {}}, "samples is {}; it must be images or vectors"),
+        ({"classes": ["x" * 10**6, "y"]}, "classes.0 is 'xxx"),
+        ({"classes": [str(n) for n in range(10**5)]}, "classes is ['0', '1'"),
+        ({"input_size": 2**31}, "input_size is 2147483648: "),
+        ({"encoder": "x" * 1000}, "encoder is 'xxx"),
+        ({"test": "all"}, "test is 'all': "),
+        ({"train": [10**400, 5, 1]}, "train.0 is 1000"),
+        ({"classes": [["cat"], "dog"]}, "classes.0 is ['cat']: "),
+        ({"image_shape": {"height": 6}}, "image_shape is {'height': 6}: "),
+        ({"image_shape": 6}, "image_shape is 6: "),
+        ({"samples": {}}, "samples is {}: "),
     ],
 )
 def test_malformed_introduction_is_refused(

@@ -59,6 +59,7 @@ def serve_and_measure(federation: LoopbackFederation) -> tuple[Json, float]:
     return record, time.monotonic() - began[0]
 
 
+@pytest.mark.thorough
 def test_incomplete_answers_end_with_the_round(crowd: LoopbackFederation) -> None:
     """Ten clients were killed during their upload: their announced answers never complete."""
 
@@ -99,6 +100,7 @@ def test_hanging_calls_end_with_the_round(
     assert seconds < TIMEOUT + BUSY
 
 
+@pytest.mark.thorough
 def test_unsendable_message_ends_with_the_round(
     crowd: LoopbackFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

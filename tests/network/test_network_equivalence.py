@@ -217,7 +217,7 @@ def test_clients_with_own_images_and_different_classes_take_part(tmp_path: Path)
     federation.bring(1, "north", save_pictures(tmp_path / "n", "cat", "dog", count=8))
     place = save_pictures(tmp_path / "s", "bird", "cat", count=8)
     save_pictures(tmp_path / "s", "dog", count=4)
-    federation.bring(2, "south", place, registered="", **{"min_cluster_size": 3})
+    federation.bring(2, "south", place, **{"min_cluster_size": 3})
     path = federation.serve().path
     (record,) = read_records(path)
     assert record["clients"]["answered"] == ["north", "south"]

@@ -46,7 +46,6 @@ SENT_ONCE = {
 """The arrays that one-shot methods send."""
 UP: dict[str, dict[str, type]] = {
     "query": {
-        "name": str,
         "classes": list,
         "train": list,
         "test": int,
@@ -88,7 +87,6 @@ ASKED = {
     "round": int,
     "settled": int,
     "read": bool,
-    "confuse": bool,
     "names": list,
 }
 STAGE = {
@@ -270,7 +268,7 @@ def test_messages_contain_no_paths(tmp_path: Path) -> None:
     record = federation.serve().history[0]
     assert record["clients"]["answered"] == ["north"]
     reason = "it cannot use its data or its encoder; its own log contains the reason."
-    assert record["remarks"]["refused"] == {"node 2": reason, "node 3": reason}
+    assert record["remarks"]["refused"] == {"south": reason, "west": reason}
     for _, message in [*federation.grid.requests, *federation.grid.replies]:
         is_error = message.has_error()
         text = str(message.error.reason if is_error else from_records(message.content).values)
@@ -361,7 +359,6 @@ def test_budget_hides_counts_losses_and_evaluations(
         }
         assert fields <= RELEASED
         assert predictor["is_personal"] is False
-    assert "sums" not in json.loads((found.path / "federation.json").read_text())
     assert {tuple(each["train"]) for each in partition_of(found)} == {(0, 0, 0)}
     assert result.summary is not None
     assert all(record["clients"]["rejected"] == {} for record in result.history)

@@ -1,4 +1,4 @@
-"""Joining and leaving a finished one-shot run over the network, one client at a time."""
+"""Joining a finished one-shot run over the network, one client at a time."""
 
 import json
 from collections.abc import Callable
@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from equivalent_runs import assert_close_tensors
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.tensors import Tensors
+from mpfedcl.inference.membership import leave
 from mpfedcl.inference.one_shot import update_over_network
-from mpfedcl.inference.trained_run import read_events
 from mpfedcl.network.flower.transport import FlowerTransport
-from mpfedcl.runs.directory import RunDirectory
 from one_shot_runs import assert_same_federation, contents, save_client, story_of
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
@@ -41,11 +40,10 @@ class Sites:
         self.federation.grid.nodes.clear()
         for name in names:
             place = data.get(name, self.clients / f"{name}.npz")
-            self.federation.bring(NODES[name], name, place, registered=name)
+            self.federation.bring(NODES[name], name, place)
 
-    def update(self, name: str, *, leave: bool = False) -> dict[str, Any]:
-        transport = FlowerTransport(self.federation.grid)
-        return update_over_network(transport, self.path, name, leave=leave)
+    def update(self, name: str) -> dict[str, Any]:
+        return update_over_network(FlowerTransport(self.federation.grid), self.path, name)
 
     def own_classifier(self, name: str) -> Tensors:
         """Return the newest classifier that a client has stored."""
@@ -118,49 +116,25 @@ def test_new_samples_replace_all_samples_of_a_client(
     )
 
 
-def test_disconnected_client_leaves_if_statistics_are_kept(start: Start) -> None:
+def test_client_leaves_without_being_connected(start: Start) -> None:
     sites, without = start("abc", statistics__keep="clients"), start("ac")
+    sites.come("d")
+    sites.update("d")
     sites.federation.grid.nodes.clear()
-    assert sites.update("b", leave=True)["clients"] == ["a", "c"]
+    assert leave(sites.path, "d").names == ("a", "b", "c")
+    assert leave(sites.path, "b").names == ("a", "c")
     assert_same_federation(sites.path, without.path)
-    assert story_of(sites.path) == [("left", "b")]
+    assert story_of(sites.path) == [("joined", "d"), ("left", "d"), ("left", "b")]
 
 
-@pytest.mark.parametrize("method", ["fedgauss", "fedridge", "fedncm"])
-def test_client_resends_its_statistics_to_leave_a_pooled_run(start: Start, method: str) -> None:
-    sites = start("abcd", method, statistics__keep="pooled")
-    without = start("abd", method, statistics__keep="pooled")
-    assert not (sites.path / "statistics").exists()
-    sites.come("c")
-    assert sites.update("c", leave=True)["clients"] == ["a", "b", "d"]
-    assert_same_federation(sites.path, without.path)
-    # A client that joined later can leave in the same way, but only once.
-    assert sites.update("c")["event"] == "joined"
-    assert sites.update("c", leave=True)["event"] == "left"
-    assert_same_federation(sites.path, without.path)
-    with pytest.raises(InvalidInput, match="leave is 'c', which has left already"):
-        sites.update("c", leave=True)
-
-
-def test_pooled_run_subtracts_only_the_statistics_that_were_sent(
-    start: Start, tmp_path: Path
-) -> None:
+def test_samples_in_a_pooled_run_cannot_be_replaced(start: Start) -> None:
     sites = start("abc", statistics__keep="pooled")
     first = contents(sites.path)
-    newer = save_client(tmp_path / "newer" / "b.npz", 77)
-    sites.come("b", b=newer)
-    with pytest.raises(InvalidInput, match="it must leave with the samples that it had, and join"):
+    with pytest.raises(InvalidInput, match="only pooled statistics were kept"):
         sites.update("b")
-    change = sites.update("b", leave=True)
-    assert change["event"] == "rejected"
-    assert change["reason"].startswith("its statistics are not those that it sent")
-    assert story_of(sites.path) == [("rejected", "b")]
-    assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
-    # A run without recorded digests of the clients' statistics.
-    known = RunDirectory(sites.path).read_json("federation.json") or {}
-    RunDirectory(sites.path).write_json("federation.json", {**known, "sums": {}})
-    with pytest.raises(InvalidInput, match="the part of b is not known"):
-        sites.update("b", leave=True)
+    assert contents(sites.path) == first
+    sites.come("d")
+    assert sites.update("d")["event"] == "joined"
 
 
 def test_statistics_are_validated_as_in_a_run(start: Start) -> None:
@@ -176,9 +150,7 @@ def test_statistics_are_validated_as_in_a_run(start: Start) -> None:
     change = sites.update("d")
     assert (change["event"], change["clients"]) == ("rejected", ["a", "b", "c"])
     assert "has the norm" in change["reason"]
-    assert {**contents(sites.path), "events": b""} == {**first, "events": b""}
-    (event,) = read_events(sites.path)
-    assert event["reason"] == change["reason"]
+    assert contents(sites.path) == first
 
 
 def test_other_connected_clients_are_not_asked(start: Start) -> None:

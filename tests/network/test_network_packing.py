@@ -31,7 +31,7 @@ from mpfedcl import run
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Mlp
-from mpfedcl.models.parts import count_bytes, hidden_units, mask_params
+from mpfedcl.models.units import count_bytes, hidden_units, mask_params
 from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.packing import (
     Introduction,
@@ -198,13 +198,22 @@ def test_introduction_round_trip(
 ) -> None:
     counts = tuple(count + 1 for _, count in classes)
     introduction = Introduction(
-        name, tuple(each for each, _ in classes), counts, test, input_size, "e"
+        name,
+        tuple(each for each, _ in classes),
+        counts,
+        test,
+        input_size,
+        "e",
+        "images",
+        (),
+        own_data=False,
     )
-    assert Introduction.from_message(travel(introduction.to_message())) == introduction
+    found = Introduction.from_message(name, travel(introduction.to_message()))
+    assert found == introduction
 
 
 OPENERS: list[Callable[[Message], Any]] = [
-    Introduction.from_message,
+    lambda message: Introduction.from_message("a", message),
     lambda message: unpack_update("a", message),
     lambda message: unpack_broadcast(message, NUM_CLASSES, 2),
     lambda message: unpack_evaluation(message.values, NUM_CLASSES),
@@ -411,10 +420,10 @@ WHOLE_EVALUATION: dict[str, Any] = {
     [
         ({"table": {"local_test": {}}}, "table by test set"),
         ({"is_personal": 1}, "is_personal"),
-        ({"table": {"local_test": {"personal_classifier": 101}, "global_test": {}}}, "accuracy"),
+        ({"table": {"local_test": {"personal_classifier": 101}, "global_test": {}}}, "table.local"),
         ({"confusion": [1, 2]}, "confusion"),
         ({"confusion": [[1, 2], [3, 4]]}, r"confusion must be \[2\]\[3\]"),
-        ({"confusion": [[1, 2, -1], [3, 4, 1]]}, "confusion must be counts"),
+        ({"confusion": [[1, 2, -1], [3, 4, 1]]}, "confusion.0.2 is -1"),
     ],
 )
 def test_malformed_evaluation_is_rejected(changes: dict[str, Any], field: str) -> None:

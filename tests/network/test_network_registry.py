@@ -27,7 +27,7 @@ TWELVE = tuple(f"{number:02d}" for number in range(12))
 
 def member(name: str, *classes: str, input_size: int = 9, encoder: str = "") -> Introduction:
     counts = (1,) * len(classes)
-    return Introduction(name, classes, counts, 0, input_size, encoder, own_data=True)
+    return Introduction(name, classes, counts, 0, input_size, encoder, "images", (), own_data=True)
 
 
 def agreed(*lists: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,16 +131,14 @@ def test_client_with_too_many_classes_is_excluded() -> None:
         agree_on_classes(Experiment(), {"a": member("a", *many)})
 
 
-class UnknownNodes:
-    """A transport whose nodes are others each time they are listed."""
+class KilledOnce:
+    """A transport with one node, which is killed when it is first asked who it is."""
 
     def __init__(self) -> None:
-        self.calls = 0
         self.sent: list[int] = []
 
     def connected_nodes(self) -> Mapping[int, str]:
-        self.calls += 1
-        return {1: "", **{self.calls * 1000 + n: "" for n in range(30)}}
+        return {1: "good"}
 
     def send(
         self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
@@ -149,36 +147,9 @@ class UnknownNodes:
         return {node: str(node) for node in messages}
 
     def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
-        good = member("good", "a", "b").to_message()
-        return [
-            Reply(each, good) if each == "1" else Reply(each, failure="failed", reason=each)
-            for each in limits
-        ]
-
-
-def test_number_of_remembered_refusals_is_limited() -> None:
-    transport = UnknownNodes()
-    experiment = Experiment(clients=1).replace(network__patience=0.1)
-    registry = ClientRegistry(experiment, transport, Status(None))
-    registry.wait_for_clients()
-    for _ in range(20):
-        assert registry.find_connected() == {"good": 1}
-    assert len(registry.refused) == 50
-    assert len(registry.seen) < 100
-    # No disconnected node is asked twice.
-    assert len(transport.sent) == len(set(transport.sent))
-
-
-class KilledOnce(UnknownNodes):
-    """A transport with one node, which is killed when it is first asked who it is."""
-
-    def connected_nodes(self) -> Mapping[int, str]:
-        return {1: ""}
-
-    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
         if len(self.sent) == 1:
             return [Reply(each, failure="failed", reason="killed") for each in limits]
-        return super().receive(limits, seconds)
+        return [Reply(each, member("good", "a", "b").to_message()) for each in limits]
 
 
 def test_client_killed_during_introduction_does_not_use_up_patience(

@@ -121,6 +121,7 @@ def test_lost_last_round_can_be_resumed(images: Path, tmp_path: Path) -> None:
     assert read_summary(federation.path)["accuracy"] is not None
 
 
+@pytest.mark.thorough
 def test_stopped_run_resumes_with_the_same_bits(images: Path, tmp_path: Path) -> None:
     plan = secure_experiment(images, rounds=3)
     whole = LoopbackFederation(plan, tmp_path / "whole")
@@ -131,6 +132,7 @@ def test_stopped_run_resumes_with_the_same_bits(images: Path, tmp_path: Path) ->
     assert_same_results(parts.path, whole.path)
 
 
+@pytest.mark.thorough
 def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> None:
     """A server that repeats a round without one client could compute that client's update."""
     plan = secure_experiment(images, rounds=2)

@@ -21,7 +21,7 @@ from mpfedcl.report.document import build_document, run_predictors_table
 from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.run import RunRecords, describe_settings
-from mpfedcl.report.watch.web_app import ListedRun
+from mpfedcl.report.watch.runs import WatchedRun
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import RunResult
 from mpfedcl.runs.plan import plan
@@ -73,14 +73,10 @@ def test_card_and_report_state_that_clients_have_own_data(finished: Path) -> Non
     (section,) = document["sections"]
     assert section["title"] == "mp-fedcl on its clients' own data"
     assert section["about"][0].startswith("its clients' own data, over a network; 3 clients; 2 ro")
-    entry = ListedRun(finished, finished)
-    entry.refresh(set())
-    assert entry.entry["about"].startswith("its clients' own data, over a network, seed")
-    (shown,) = document["sections"][0]["details"]
-    assert (
-        shown["map"]["notes"][0] == "Only the pool is shown: test images stayed with the clients."
-    )
-    for text in (card, render_page(document), json.dumps(entry.entry)):
+    watched = WatchedRun(finished, finished)
+    watched.refresh(set())
+    assert watched.seen["about"].startswith("its clients' own data, over a network, seed")
+    for text in (card, render_page(document), json.dumps(watched.seen)):
         assert "Dir(" not in text
 
 
@@ -88,15 +84,10 @@ def test_commands_in_the_card_reproduce_the_experiment(finished: Path) -> None:
     settings = describe_settings(RunRecords.read(finished))
     card = (finished / "CARD.md").read_text(encoding="utf-8")
     experiment = RunDirectory(finished).read_experiment()
-    assert "mpfedcl run" not in settings["command"] + settings["file_command"] + card
-    *others, start = settings["command"].splitlines()
-    assert [line.split()[2] for line in others] == ["init", "server", *["client"] * 3]
-    for line in others:
-        parse(shlex.split(line, comments=True)[1:])
-    for line in (start, settings["file_command"]):
-        asked = parse(shlex.split(line)[1:])
-        assert plan(asked.settings, over_network=True).experiment.resolved() == experiment
-    assert "federation start lab" in card.split("## Reproduction")[1]
+    assert "mpfedcl run" not in settings["command"] + card
+    asked = parse(shlex.split(settings["command"])[1:])
+    assert plan(asked.settings, over_network=True).experiment.resolved() == experiment
+    assert "federation start FEDERATION" in card.split("## Reproduction")[1]
 
 
 def test_report_shows_why_clients_were_missing(finished: Path) -> None:

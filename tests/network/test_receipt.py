@@ -10,8 +10,8 @@ from federations import LoopbackFederation, float64_experiment, save_pictures
 from command_results import Refused, Said
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
-from mpfedcl.network.client.client import ClientSettings
 from mpfedcl.network.receipt import Receipt, make_receipt
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import Message
 from opened_records import from_records
 from small_experiments import Say
@@ -106,9 +106,9 @@ def test_receipt_states_the_fewest_samples_behind_a_value(tmp_path: Path) -> Non
     )
     assert kept.least == 4
     assert kept.below(4) == []
-    assert [each.name for each in kept.below(5)] == [
+    assert {each.name for each in kept.below(5)} == {
         "train", "num_samples", "summed/counts", "summed/sums", "summed/scatter", "summed/within",
-    ]  # fmt: skip
+    }  # fmt: skip
 
 
 def write_settings(path: Path, **changes: Any) -> Path:
@@ -136,7 +136,7 @@ def test_receipt_command_fails_if_no_class_reaches_the_threshold(
     save_pictures(tmp_path / "local_test", "cat", "dog", count=12)
     file = write_settings(tmp_path / "settings.toml")
     words = ("privacy", "receipt", file, "--data", tmp_path / "local_test", "--threshold", 13)
-    assert "it has no image to train on" in refused(*words)
+    assert "train must have at least one image" in refused(*words)
 
 
 def test_receipt_as_json_has_the_same_fields(tmp_path: Path, said: Say) -> None:

@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy
 import torch
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from mpfedcl.core.tensors import Tensors
@@ -18,22 +19,38 @@ from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
-from mpfedcl.models.parts import hidden_units, mask_params
+from mpfedcl.models.units import hidden_units, mask_params
 from mpfedcl.network.transport import Arrays, Message, MessageError, shorten
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.evaluation import AccuracyTable, RoundEvaluation
-from mpfedcl.rounds.metrics import ConfusionCounts
+from mpfedcl.rounds.evaluation import RoundEvaluation
 from mpfedcl.runs.plan import resolve
 
-_MOST_CLASSES = 10_000
 _LARGEST_INPUT = 2**22
 """Values per sample; the server builds a model of this input size."""
-_LONGEST_SIDE = 2**16
-"""Pixels per side of an image."""
 _PROTOTYPES = ("vectors", "labels", "counts")
 _POOL = (*_PROTOTYPES, "owners")
 
 SampleKind = Literal["images", "vectors"]
+
+
+def _check_printable(text: str) -> str:
+    """Reject text that is unsafe in tables."""
+    # Printable text has no lone surrogates, so it can be encoded.
+    if not text.isprintable() or len(text.encode()) > 200:
+        raise ValueError("it must be printable text of at most 200 bytes")
+    return text
+
+
+# The first error of a long list is enough; a list of all errors would fill the memory.
+_FIRST_ERROR = Field(fail_fast=True)
+_Count = Annotated[int, Field(strict=True, ge=0, lt=2**40)]
+_Counts = Annotated[list[_Count], _FIRST_ERROR]
+_Flag = Annotated[bool, Field(strict=True)]
+_Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+_Side = Annotated[int, Field(strict=True, ge=1, le=2**16)]
+"""Pixels per side of an image."""
+_Text = Annotated[str, AfterValidator(_check_printable)]
+_ClassName = Annotated[str, Field(min_length=1), AfterValidator(_check_printable)]
 
 
 class DataFormat(NamedTuple):
@@ -55,23 +72,24 @@ class DataFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class Introduction:
-    """A client's description of itself, sent before its first round."""
+    """A client's description of its data, sent before its first round."""
 
     name: str
-    classes: tuple[str, ...]
+    """The name of the client's key, which is not sent."""
+    classes: Annotated[tuple[_ClassName, ...], Field(min_length=1, max_length=10_000), _FIRST_ERROR]
     """The classes that occur in its data."""
-    train: tuple[int, ...]
+    train: Annotated[tuple[_Count, ...], _FIRST_ERROR]
     """Training samples by class; empty under a privacy budget."""
-    test: int
+    test: _Count
     """Number of test samples; 0 under a privacy budget."""
-    input_size: int
+    input_size: Annotated[int, Field(strict=True, ge=1, le=_LARGEST_INPUT)]
     """Values per sample."""
-    encoder: str
+    encoder: _Text
     """Fingerprint of its encoder; empty without one."""
-    samples: SampleKind = "images"
-    image_shape: tuple[int, ...] = ()
+    samples: SampleKind
+    image_shape: Annotated[tuple[_Side, ...], Field(max_length=3), _FIRST_ERROR]
     """Set if the model or encoder depends on size and color of the images."""
-    own_data: bool = False
+    own_data: _Flag
     """Whether the client has its own samples instead of a share of the experiment's data set."""
 
     @property
@@ -85,59 +103,42 @@ class Introduction:
         return DataFormat(self.input_size, self.encoder, self.samples, self.image_shape)
 
     def to_message(self) -> Message:
-        """Return the introduction as a message."""
-        fields = vars(self).items()
-        return Message({n: list(each) if type(each) is tuple else each for n, each in fields})
+        """Return the introduction as a message, without the name."""
+        values = _INTRODUCTION.dump_python(self, mode="json", exclude={"name"})
+        return Message(values)
 
     @classmethod
-    def from_message(cls, message: Message) -> Self:
-        """Read and check a client's introduction."""
-        kinds = {"classes": list, "train": list, "test": int, "input_size": int, "own_data": bool}
-        found: dict[str, Any] = {n: message.value(n, kind) for n, kind in kinds.items()}
-        found |= {name: message.value(name, str) for name in ("name", "encoder")}
-        samples: Any = message.values.get("samples")
-        shape: Any = message.values.get("image_shape")
-        classes, train = found["classes"], found["train"]
-        check_name(found["name"])
-        if not (0 < len(classes) <= _MOST_CLASSES and all(_is_plain(each) for each in classes)):
-            raise MessageError("classes must be the names of the classes: printable, not too long")
-        if len(set(classes)) < len(classes):
+    def from_message(cls, name: str, message: Message) -> "Introduction":
+        """Read and check the introduction of a client."""
+        found = _parse(_INTRODUCTION, {**message.values, "name": name})
+        if len(set(found.classes)) < len(found.classes):
             raise MessageError("classes must be named once each")
-        if len(train) not in (0, len(classes)) or not all(map(_is_count, train)):
+        if len(found.train) not in (0, len(found.classes)):
             raise MessageError("train must be a count of images for each class")
-        if train and sum(train) < 1:
-            raise MessageError("it has no image to train on")
-        if not (_is_count(found["test"]) and 1 <= found["input_size"] <= _LARGEST_INPUT):
+        if found.train and sum(found.train) < 1:
+            raise MessageError("train must have at least one image")
+        shape = found.image_shape
+        if shape and (ImageFormat.from_shape(shape) is None or math.prod(shape) > _LARGEST_INPUT):
             raise MessageError(
-                f"test is {found['test']} and input_size {found['input_size']}, which is out of "
-                "range"
+                f"image_shape is {list(shape)}; it must be [height, width] or [height, width, 3] "
+                f"of at most {_LARGEST_INPUT} values in total, or []"
             )
-        if found["encoder"] and not _is_plain(found["encoder"]):
-            raise MessageError("encoder must be a short text")
-        if samples not in get_args(SampleKind):
-            raise MessageError(f"samples is {shorten(samples)}; it must be images or vectors")
-        if shape != [] and not _is_image_shape(shape):
-            raise MessageError(
-                f"image_shape is {shorten(shape)}; it must be [height, width] or "
-                f"[height, width, 3] of at most {_LONGEST_SIDE} each and {_LARGEST_INPUT} values "
-                "in total, or []"
-            )
-        found |= {"classes": tuple(classes), "train": tuple(train)}
-        return cls(**found, samples=samples, image_shape=tuple(shape))
+        return found
 
 
-def _is_image_shape(shape: Any) -> bool:
-    is_known = ImageFormat.from_shape(shape) is not None and max(shape) <= _LONGEST_SIDE
-    return is_known and math.prod(shape) <= _LARGEST_INPUT
+_INTRODUCTION = TypeAdapter(Introduction)
+_Content = TypeVar("_Content")
 
 
-def check_name(name: str) -> None:
-    """Reject a client name that cannot be a file name or looks like a path."""
-    if not _is_plain(name) or name.startswith(".") or {"/", "\\"} & set(name):
-        raise MessageError(
-            f"the name is {shorten(name)}; it must be printable text of at most 200 bytes without "
-            "slashes that does not begin with a dot"
-        )
+def _parse(schema: TypeAdapter[_Content], values: Mapping[str, Any]) -> _Content:
+    """Return the values of a message in a checked form."""
+    try:
+        return schema.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        why = first["msg"].removeprefix("Value error, ")
+        raise MessageError(f"{field} is {shorten(first['input'])}: {why}") from None
 
 
 def pack_experiment(experiment: Experiment) -> str:
@@ -325,39 +326,27 @@ class ReportedEvaluation:
     Only the client has its test samples, so the evaluation arrives one round late.
     """
 
-    table: AccuracyTable
-    is_personal: bool
+    table: dict[str, dict[str, _Percent | None]]
+    is_personal: _Flag
     """Whether the client trained in that round, so that its personal predictors count."""
-    confusion: ConfusionCounts | None = None
+    confusion: Annotated[list[_Counts], _FIRST_ERROR] | None = None
+
+
+_EVALUATION = TypeAdapter(ReportedEvaluation)
 
 
 def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEvaluation:
     """Read and check a client's evaluation: percentages, and counts of samples."""
     table: Any = values.get("table")
-    is_personal, rows = values.get("is_personal"), values.get("confusion")
     try:
-        checked: AccuracyTable = {
-            test: {str(r): table[test].get(r) for r in PREDICTORS} for test in TESTS
-        }
+        known = {test: {r: table[test].get(r) for r in PREDICTORS} for test in TESTS}
     except (TypeError, KeyError, AttributeError):
-        raise MessageError("an evaluation must be a table by test set and predictor") from None
-    if type(is_personal) is not bool:
-        raise MessageError("is_personal must be true or false")
-    for row in checked.values():
-        for name, value in row.items():
-            if value is not None and not (type(value) in (int, float) and 0 <= value <= 100):
-                raise MessageError("an accuracy is not in 0 to 100 %")
-            row[name] = None if value is None else float(value)
-    if rows is not None and not (
-        isinstance(rows, list) and all(isinstance(row, list) for row in rows)
-    ):
-        raise MessageError("confusion must be a list of rows")
-    width = num_classes + 1
+        raise MessageError("table must be a table by test set and predictor") from None
+    found = _parse(_EVALUATION, {**values, "table": known})
+    rows, width = found.confusion, num_classes + 1
     if rows and (len(rows) != num_classes or any(len(row) != width for row in rows)):
         raise MessageError(f"confusion must be [{num_classes}][{width}] counts")
-    if not all(_is_count(each) for row in rows or [] for each in row):
-        raise MessageError("confusion must be counts of samples")
-    return ReportedEvaluation(checked, is_personal, rows)
+    return found
 
 
 def gather_evaluations(reported: Mapping[str, ReportedEvaluation]) -> RoundEvaluation | None:
@@ -373,13 +362,3 @@ def gather_evaluations(reported: Mapping[str, ReportedEvaluation]) -> RoundEvalu
 
 def _to_arrays(group: str, tensors: Mapping[str, Tensor]) -> Arrays:
     return {f"{group}/{name}": each.detach().cpu().numpy() for name, each in tensors.items()}
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**40
-
-
-def _is_plain(text: object) -> bool:
-    """Return whether a value is text that is safe in tables and file names."""
-    # Printable text has no lone surrogates, so it can be encoded.
-    return isinstance(text, str) and text.isprintable() and 0 < len(text.encode()) <= 200

@@ -19,10 +19,11 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import gaussian_multiplier
 from mpfedcl.methods import Asynchronous, SharesPrototypes
-from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.client.client import NetworkClient
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.registry import ClientRegistry
 from mpfedcl.network.server.status import Status
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, Reply
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
@@ -93,7 +94,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
             NetworkClient(replace(settings, name=name, state=Path(folder) / str(number)))
             for number, name in enumerate(names)
         ]
-        transport = _Rehearsal(clients)
+        transport = _Rehearsal(names, clients)
         registry = ClientRegistry(experiment, transport, Status(None))
         registry.find_connected()
         for reason in registry.refused.values():
@@ -151,14 +152,15 @@ def _promised(epsilon: float, delta: float) -> float:
 class _Rehearsal:
     """A transport to clients in this process; it keeps the answers of the first one."""
 
-    def __init__(self, clients: Sequence[NetworkClient]) -> None:
+    def __init__(self, names: Sequence[str], clients: Sequence[NetworkClient]) -> None:
         self.answers: dict[Kind, Message] = {}
         self._clients = dict(enumerate(clients))
+        self._names = dict(enumerate(names))
         self._replies: dict[str, Reply] = {}
 
     def connected_nodes(self) -> Mapping[int, str]:
-        """Return the clients, without registered keys."""
-        return dict.fromkeys(self._clients, "")
+        """Return the clients."""
+        return self._names
 
     def send(
         self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float

@@ -21,7 +21,7 @@ Kind = Literal["hello", "secure", "round", "close"]
 """hello: introduce yourself. secure: a stage of secure aggregation without training. round: train.
 close: evaluate the last round."""
 
-FORMAT = 4
+FORMAT = 5
 """Version of the message format; server and clients must use the same one."""
 MOST_BYTES = 2**31
 """Maximum size of all arrays in a message; a larger message is not opened."""
@@ -83,7 +83,7 @@ class Transport(Protocol):
     """
 
     def connected_nodes(self) -> Mapping[int, str]:
-        """Return the connected nodes with the names of their keys; empty names without keys."""
+        """Return the connected nodes with the names of their keys."""
 
     def send(
         self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float

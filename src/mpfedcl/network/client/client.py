@@ -2,14 +2,12 @@
 
 import math
 import sys
-import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors, take_group
@@ -47,8 +45,9 @@ from mpfedcl.network.packing import (
     unpack_broadcast,
     unpack_part,
 )
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import FORMAT, Kind, Message
-from mpfedcl.privacy.ledger import BudgetSpent, Ledger, ReleaseFolder
+from mpfedcl.privacy.ledger import BudgetSpent, Ledger, ReleaseLog
 from mpfedcl.privacy.private_rounds import released_predictors
 from mpfedcl.privacy.secure_aggregation import check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
@@ -59,48 +58,8 @@ from mpfedcl.rounds.scoring import Evaluator
 
 _NO_LIMIT = 1e9
 """Limit of a client without --max-epsilon; its spending is recorded anyway."""
-_NO_FILES = ("torchvision:", "random-resnet18:", "random-filters:")
+_NO_FILES = ("random-resnet18:", "random-filters:")
 """Prefixes of encoder names that are not followed by a file."""
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """The operator's settings of a client; only the name is sent to the server."""
-
-    name: str
-    state: Path
-    """Folder for the state between rounds."""
-    data: Path | None = None
-    """The client's own images or vectors; with `share`, the data folder."""
-    share: int | None = None
-    """For a trial: this part of the experiment's data set instead of own data."""
-    encoder: str | None = None
-    """The client's own encoder, such as onnx:PATH, instead of the server's choice."""
-    encoder_weights: Path | None = None
-    min_cluster_size: int = 1
-    """Prototypes of fewer samples are never sent, whatever the experiment specifies."""
-    max_epsilon: float | None = None
-    """Privacy budget of this client, over all runs."""
-    device: str = "cpu"
-    methods: tuple[str, ...] = ()
-    """Methods such as package.module:Class that the server may ask this client to import."""
-    key: Path | None = None
-    """The client's private key, which signs its part in secure aggregation."""
-    only_secure_aggregation: bool = False
-    """Whether the client refuses runs without secure aggregation."""
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read the file that `mpfedcl federation client` writes."""
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-        try:
-            return TypeAdapter(cls).validate_python(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            name = ".".join(map(str, first["loc"]))
-            raise InvalidInput(
-                f"{path} is not as mpfedcl writes it: {name}: {first['msg']}. Start it again."
-            ) from None
 
 
 class NetworkClient:
@@ -168,7 +127,7 @@ class NetworkClient:
         if message.value("read", bool):
             has_own = after > 0 if is_asynchronous else after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
-            confuses = message.value("confuse", bool) and self._settings.min_cluster_size == 1
+            confuses = kind == "close" and self._settings.min_cluster_size == 1
             evaluation = trainer.evaluate(broadcast, own, confuses)
             late = {"late": vars(evaluation)}
             if kind == "close":
@@ -224,9 +183,17 @@ class NetworkClient:
 
             def charge() -> None:
                 # Over all runs: the ledger outlives their folders.
-                budget = ReleaseFolder(self._settings.state)
+                budget = ReleaseLog(self._settings.state)
                 unit = privacy.unit_for(trains=False)
-                budget.begin(Ledger(unit, limit, privacy.delta, noise))
+                budget.begin(
+                    Ledger(
+                        unit=unit,
+                        epsilon=limit,
+                        delta=privacy.delta,
+                        multiplier=noise,
+                        releases={},
+                    )
+                )
                 budget.charge(noise, limit)
 
             update = replace(update, summed=store.keep_drawn(round_number, drawn, charge))

@@ -41,7 +41,7 @@ _ROUNDS_REMEMBERED = 16
 class SecureAggregation:
     """One client's part in the secure aggregation of one round.
 
-    `key` is the client's private key, None without keys (--insecure).
+    `key` is the client's private key; without one (in a dry run) nothing is signed or checked.
     """
 
     def __init__(

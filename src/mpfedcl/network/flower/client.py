@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import sys
 import time
-import tomllib
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +38,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -55,7 +55,7 @@ from mpfedcl.network.flower.records import (
     read_object,
     to_records,
 )
-from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
 from mpfedcl.network.setup.keys import load_node_key
 from mpfedcl.network.transport import MOST_BYTES, AnswerLimit, Kind, Message, MessageError
 
@@ -121,19 +121,18 @@ class RejectedError(Exception):
 class SuperNode:
     """One client's connection to the SuperLink; calls are repeated after network errors."""
 
-    def __init__(self, address: str, key: Path | None, authority: Path | None) -> None:
+    def __init__(self, address: str, key: Path, authority: Path) -> None:
         self.address = address
         self.number = 0
         """The node number assigned by the server."""
         self.poll_seconds = 0.0
         """Response time of the last poll."""
-        self._has_key = key is not None
-        private = generate_key_pairs()[0] if key is None else load_node_key(key)
+        private = load_node_key(key)
         self._public = public_key_to_bytes(private.public_key())
         self._client = FleetHttpClient.from_server_address(
             address,
-            insecure=authority is None,
-            root_certificates=None if authority is None else authority.read_bytes(),
+            insecure=False,
+            root_certificates=authority.read_bytes(),
             interceptors=[
                 RuntimeVersionHttpInterceptor(component_name="SuperNode"),
                 NodeAuthHttpInterceptor(private, private.public_key()),
@@ -255,11 +254,6 @@ class SuperNode:
             ) from None
 
     def _activate(self) -> int:
-        if not self._has_key:
-            with contextlib.suppress(httpx.HTTPStatusError):
-                self._client.RegisterNode(
-                    fleet_pb2.RegisterNodeFleetRequest(public_key=self._public)
-                )
         request = fleet_pb2.ActivateNodeRequest(
             public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
         )
@@ -287,23 +281,22 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in _BUSY
 
 
-def take_part(folder: ClientFolder, handle: RequestHandler, report: Report) -> None:
+def take_part(folder: ClientFolder, server: str, handle: RequestHandler, report: Report) -> None:
     """Answer the server's requests until this process ends."""
-    values = tomllib.loads(folder.settings.read_text(encoding="utf-8"))
-    is_insecure = bool(values.get("insecure", False))
     place = _Place(folder)
-    node = SuperNode(
-        str(values.get("server", folder.server)),
-        key=None if is_insecure else folder.key,
-        authority=None if is_insecure else folder.authority,
-    )
+    try:
+        node = SuperNode(server, folder.key, folder.authority)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            f"{folder.authority} cannot be read as a certificate: {error}."
+        ) from None
     try:
         _enter(node, folder, place, report)
         if (request := place.unfinished()) is not None:
             # First, because answering again might kill this process, too.
             place.finish()
-            error = Error(FAILED, "its process was killed during this work")
-            _send(node, FlowerMessage(error, reply_to=request))
+            killed = Error(FAILED, "its process was killed during this work")
+            _send(node, FlowerMessage(killed, reply_to=request))
         wait = _SHORTEST_POLL
         while True:
             if (request := _receive(node, folder, place, report)) is not None:
@@ -369,12 +362,20 @@ class _Place:
 def _enter(node: SuperNode, folder: ClientFolder, place: _Place, report: Report) -> None:
     """Register with the server; report a refusal and retry for a while."""
     refused_since: float | None = None
-    wait = 1.0
+    has_waited, wait = False, 1.0
     while True:
         try:
             place.enter(node.enter(place.lost_node()))
         except httpx.TransportError as error:
-            print(f"No server at {node.address}: {error}", file=sys.stderr, flush=True)
+            # A client that was connected before waits until its server is back.
+            if not node.number and _is_wrong_server(error):
+                raise InvalidInput(
+                    f"server is {node.address!r}; it must use TLS, and its certificate must be "
+                    f"signed by {folder.authority}: {error}."
+                ) from None
+            if not has_waited:
+                report(f"No server at {node.address} yet ({error}); {folder.name} waits for it.")
+            has_waited = True
             time.sleep(wait)
             wait = min(2 * wait, _BUSY_SECONDS)
         except RefusedError as error:
@@ -396,6 +397,14 @@ def _enter(node: SuperNode, folder: ClientFolder, place: _Place, report: Report)
                 f"{folder.name} is connected to {node.address}; log: {folder.log}. Ctrl-C ends it."
             )
             return
+
+
+def _is_wrong_server(error: BaseException | None) -> bool:
+    """Return whether a program has answered that uses no TLS, or another certificate."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    # A server that starts or ends may close the connection at any moment.
+    return error is not None and not isinstance(error, ssl.SSLEOFError)
 
 
 def _receive(
@@ -436,10 +445,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     code = 0
     try:
-        from mpfedcl.network.client.client import ClientSettings, NetworkClient
+        from mpfedcl.network.client.client import NetworkClient
 
-        client = NetworkClient(ClientSettings.read(folder.settings))
-        take_part(folder, client.answer, report)
+        settings = ClientSettings.read(folder.settings)
+        take_part(folder, settings.server, NetworkClient(settings).answer, report)
     except (InvalidInput, MessageError) as error:
         print(error, file=sys.stderr, flush=True)
         report(f"{LAST_WORDS}{error}")

@@ -23,7 +23,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClient
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.network.flower.programs import read_connection
+from mpfedcl.network.flower.programs import read_address
 from mpfedcl.network.setup.folders import ServerFolder, write_app
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def stop_run(folder: ServerFolder, number: int) -> None:
 
 @contextmanager
 def _connect(folder: ServerFolder) -> Iterator[ControlHttpClient]:
-    address, _ = read_connection(folder)
+    address = read_address(folder)
     client = open_client(ControlHttpClient, folder)
     try:
         with client:
@@ -103,11 +103,10 @@ _Client = TypeVar("_Client", bound=ProtobufClient)
 
 def open_client(kind: type[_Client], folder: ServerFolder) -> _Client:
     """Return a Flower client for the server of a folder, with the secret on every request."""
-    address, authority = read_connection(folder)
     return kind.from_server_address(
-        address,
-        insecure=authority is None,
-        root_certificates=authority,
+        read_address(folder),
+        insecure=False,
+        root_certificates=folder.authority.read_bytes(),
         interceptors=[
             RuntimeVersionHttpInterceptor(component_name="mpfedcl"),
             ShowSecret(folder.read_secret()),

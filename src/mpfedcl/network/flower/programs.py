@@ -3,13 +3,11 @@
 import contextlib
 import importlib
 import importlib.util
-import ipaddress
 import json
 import os
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -24,12 +22,8 @@ from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 _CONNECTION = "address.json"
 LAST_WORDS = "cannot continue: "
 """Prefix of the final error message of a client's process."""
-_CONNECT_SECONDS = 5.0
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0
-_TRACEBACK = "Traceback (most recent call last):"
-_LINES_OF_AN_ERROR = 3
-"""With more lines after a traceback, the log does not end with that error."""
 
 
 def require_flower(module: str | None = None) -> None:
@@ -43,20 +37,11 @@ def require_flower(module: str | None = None) -> None:
             importlib.import_module(module)
     # A broken installation may fail in any way during the import.
     except Exception as error:
-        raise _broken(f"{type(error).__name__}: {error}") from None
-
-
-def refuse_broken_flower(log: Path) -> None:
-    """Raise `InvalidInput` if a program's log ends with an import error."""
-    if (last := end_of_log(log)).startswith(("ImportError", "ModuleNotFoundError")):
-        raise _broken(last)
-
-
-def _broken(why: str) -> InvalidInput:
-    return InvalidInput(
-        f"Flower is installed, but it cannot be loaded ({' '.join(why.split()).rstrip('.')}); "
-        "pip install --force-reinstall 'mpfedcl[flower]' installs what it needs."
-    )
+        why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise InvalidInput(
+            f"Flower is installed, but it cannot be loaded ({why}); "
+            "pip install --force-reinstall 'mpfedcl[flower]' installs what it needs."
+        ) from None
 
 
 def environment(flower_home: Path) -> dict[str, str]:
@@ -70,20 +55,14 @@ def environment(flower_home: Path) -> dict[str, str]:
     }
 
 
-def superlink_command(folder: ServerFolder, bind: str, *, is_insecure: bool) -> list[str]:
+def superlink_command(folder: ServerFolder, bind: str) -> list[str]:
     """Return the command that starts the server."""
-    command = [
+    return [
         *(sys.executable, "-m", "mpfedcl.network.flower.superlink", str(folder.secret)),
         *("--host", bind, "--port", str(folder.port)),
         # Flower must not start the app that is submitted with a run: it may contain any code.
         *("--isolation", "process"),
         "--disable-runtime-dependency-installation",
-    ]
-    if is_insecure:
-        # Without keys, so that no database of nodes is kept.
-        return [*command, "--insecure"]
-    return [
-        *command,
         *("--ssl-ca-certfile", str(folder.authority)),
         *("--ssl-certfile", str(folder.server / "server.pem")),
         *("--ssl-keyfile", str(folder.server / "server.key")),
@@ -104,77 +83,21 @@ def local_address(bind: str) -> str:
     return "127.0.0.1" if bind in ("0.0.0.0", "localhost", "::") else bind
 
 
-def is_loopback(bind: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(bind).is_loopback
-    return bind == "localhost"
-
-
-def write_connection(folder: ServerFolder, bind: str, *, is_insecure: bool) -> None:
+def write_connection(folder: ServerFolder, bind: str) -> None:
     """Store how the programs of this machine reach the server."""
-    content = {"address": f"{local_address(bind)}:{folder.port}", "insecure": is_insecure}
+    content = {"address": f"{local_address(bind)}:{folder.port}"}
     write_atomically(folder.server / _CONNECTION, json.dumps(content).encode())
 
 
-def read_connection(folder: ServerFolder) -> tuple[str, bytes | None]:
-    """Return the server's address and the CA certificate; None without TLS."""
+def read_address(folder: ServerFolder) -> str:
+    """Return the server's address on this machine."""
     path = folder.server / _CONNECTION
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(path.read_bytes())
-        return str(found["address"]), None if found["insecure"] else folder.authority.read_bytes()
+        return str(json.loads(path.read_bytes())["address"])
     raise InvalidInput(
         f"{path} has no address of the server; the server must have been started "
         f"(mpfedcl federation server {folder.root})."
     )
-
-
-def is_server_running(folder: ServerFolder) -> bool:
-    """Return whether the server answers at its address."""
-    host, _, port = read_connection(folder)[0].rpartition(":")
-    return is_port_in_use(host, int(port))
-
-
-def check_connection(server: str, authority: Path | None) -> str | None:
-    """Return why a server cannot be reached, or None; raise if it is the wrong server.
-
-    Flower's programs would retry forever. Without `authority` the connection must be plain text.
-    """
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
-        raise InvalidInput(f"server is {server!r}; it must be host:port.")
-    try:
-        context = ssl.create_default_context(cafile=authority)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidInput(f"{authority} cannot be read as a certificate: {error}.") from None
-    if authority is None:
-        # Only to find out whether there is TLS at all.
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS) as opened,
-            context.wrap_socket(opened, server_hostname=host.strip("[]")),
-        ):
-            pass
-    except ssl.SSLCertVerificationError as error:
-        raise InvalidInput(
-            f"server is {server!r}; its certificate must be signed by {authority}: "
-            f"{error.verify_message}."
-        ) from None
-    except ssl.SSLError:
-        if authority is None:
-            return None
-        raise InvalidInput(
-            f"server is {server!r}; the program at this address does not use TLS."
-        ) from None
-    except OSError as error:
-        # A plain-text server may hang up or stay silent after a TLS hello.
-        is_plain = authority is None and isinstance(error, (ConnectionResetError, TimeoutError))
-        return None if is_plain else error.strerror or str(error)
-    if authority is None:
-        raise InvalidInput(f"server is {server!r}; it uses TLS: --insecure must be left out.")
-    return None
 
 
 @contextmanager
@@ -228,18 +151,14 @@ def wait_for_port(process: subprocess.Popen[bytes], host: str, port: int, log: P
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
             return
         time.sleep(0.1)
-    raise InvalidInput(f"the server did not start; {log} ends with: {end_of_log(log).rstrip('.')}.")
+    raise InvalidInput(f"the server did not start; {log} ends with: {end_of_log(log)}.")
 
 
 def end_of_log(log: Path) -> str:
-    """Return the end of a log on one line: the error of a final traceback, or the last text."""
+    """Return the last line of a log, which is the error of a final traceback."""
     with contextlib.suppress(OSError):
-        text = log.read_text(errors="replace").rstrip()
-        last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else ""
-        # In a traceback, code is indented and the error is not.
-        lines = [line for line in last.splitlines()[1:] if line and not line.startswith(" ")]
-        is_end = 0 < len(lines) <= _LINES_OF_AN_ERROR
-        return " ".join((" ".join(lines) if is_end else text).split())[-300:]
+        if text := log.read_text(errors="replace").strip():
+            return text.splitlines()[-1].rstrip(".")[-300:]
     return "it is empty"
 
 

@@ -30,7 +30,7 @@ from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
 from mpfedcl.network.flower.control import ShowSecret, open_client
-from mpfedcl.network.flower.programs import read_connection
+from mpfedcl.network.flower.programs import read_address
 from mpfedcl.network.flower.transport import FlowerTransport
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.network.server.status import Status
@@ -55,10 +55,8 @@ def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: Cal
     _end_with_parent(status.show_alive)
     try:
         if given["update"]:
-            path, leave = Path(given["update"]), given["leave"] == "true"
-            change = callbacks.change_exchange(
-                transport, path, given["client"], leave=leave, status=place
-            )
+            path = Path(given["update"])
+            change = callbacks.change_exchange(transport, path, given["client"], status=place)
             status.write("done", path=str(path.resolve()), change=dict(change))
             return
         if given["resume"]:
@@ -105,8 +103,7 @@ class _Grid(HttpGrid):
     """Flower's grid with the server's secret on every request."""
 
     def __init__(self, folder: ServerFolder, token: str) -> None:
-        address, authority = read_connection(folder)
-        super().__init__(address, authority is None, authority, token=token)
+        super().__init__(read_address(folder), False, folder.authority.read_bytes(), token=token)
         self._secret = folder.read_secret()
 
     def _connect(self) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import httpx
 from flwr.app import Message as FlowerMessage
 from flwr.proto.error_pb2 import Error as FlowerError
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
@@ -25,7 +24,6 @@ from flwr.superlink.grid import HttpGrid
 from mpfedcl.network.flower.records import (
     MESSAGE_TYPES,
     NotYetError,
-    check_size,
     open_answer,
     read_object,
     to_records,
@@ -42,8 +40,6 @@ _NODES_SECONDS = 30.0
 OPEN_SECONDS = 1.0
 """Seconds after which the fetch of an answer continues in the background."""
 THREAD_NAME = "mpfedcl call"
-_ENVELOPE = 2**12
-"""Bytes of a response in addition to its object."""
 
 _Result = TypeVar("_Result")
 
@@ -70,12 +66,6 @@ class FlowerTransport:
         self._looking: Future[PullAppMessagesResponse] | None = None
         self._ends: dict[str, float] = {}
         """When each message expires; until then its answer is kept."""
-        self._thread = threading.local()
-        connection = getattr(grid._runtime_client, "_client", None)
-        if isinstance(connection, httpx.Client):
-            # Called after the headers of a response, before its body.
-            hooks = connection.event_hooks
-            connection.event_hooks = {**hooks, "response": [*hooks["response"], self._measure]}
 
     def connected_nodes(self) -> Mapping[int, str]:
         """Return the nodes that are online with their registered names."""
@@ -188,17 +178,8 @@ class FlowerTransport:
         """Return an object of at most `most` bytes; raise `NotYetError` if it has not arrived."""
         run_id = self._grid.run.run_id
         request = PullObjectRequest(node=self._grid.node, run_id=run_id, object_id=object_id)
-        self._thread.most = most
-        try:
-            found = self._grid._runtime_client.PullObject(request)
-        finally:
-            self._thread.most = None
-        return read_object(found, object_id, most)
-
-    def _measure(self, response: httpx.Response) -> None:
-        most = getattr(self._thread, "most", None)
-        if most is not None and response.is_success:
-            check_size(int(response.headers.get("content-length", 0)), most + _ENVELOPE)
+        # Flower's server accepts no larger request than 8 MB, so this fetches no larger object.
+        return read_object(self._grid._runtime_client.PullObject(request), object_id, most)
 
     def _discard(self, root: str) -> None:
         """Delete an answer with all its objects on the server."""

@@ -31,7 +31,6 @@ class _Open:
     """A message in flight."""
 
     client: str
-    node: int
     sent: Broadcast
     end: float
     limit: AnswerLimit
@@ -82,7 +81,7 @@ class AsynchronousEngine(NetworkEngine, RemoteArrivalEngine):
         for node, request_id in sent.items():
             name, broadcast = asked[node]
             limit = limit_answer(self._assembly, self.sizes[name])
-            self._open[request_id] = _Open(name, node, broadcast, end, limit)
+            self._open[request_id] = _Open(name, broadcast, end, limit)
         self._unsent |= {asked[node][0] for node in asked.keys() - sent.keys()}
 
     def arrivals(self, seconds: float) -> dict[str, bool]:
@@ -175,14 +174,10 @@ class AsynchronousEngine(NetworkEngine, RemoteArrivalEngine):
                     found[asked.client] = self._take(asked, reply)
         now = time.monotonic()
         for request_id, asked in list(self._open.items()):
-            moved = self._connected.get(asked.client, asked.node) != asked.node
-            if now < asked.end and not moved:
+            if now < asked.end:
                 continue
             del self._open[request_id]
             found[asked.client] = True
-            if moved:
-                self._missing[asked.client] = "it reconnected, and is sent the newest model"
-                continue
             seconds = self._experiment.network.round_timeout
             self._missing[asked.client] = f"no answer within {seconds:g} s"
             self._silent.note_silence([asked.client], self._round + 1)

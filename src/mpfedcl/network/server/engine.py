@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl.core.errors import RunCutShort
-from mpfedcl.core.tensors import Tensors, digest, pack_tensors, take_group
+from mpfedcl.core.tensors import Tensors, pack_tensors, take_group
 from mpfedcl.methods import SharesPrototypes
 from mpfedcl.methods.messages import Broadcast, Failure, StackMember, Total, Update
 from mpfedcl.network.packing import (
@@ -50,11 +50,10 @@ from mpfedcl.privacy.secure_aggregation.protocol import (
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.engine import Engine, Members
 from mpfedcl.rounds.evaluation import RoundEvaluation
-from mpfedcl.rounds.processors import ProcessorChain
 
 SPILL_BYTES = 2**20
 """Smallest update that is spilled to disk."""
-_SETTLED, _SUMS = "settled/", "sums/"
+_SETTLED = "settled/"
 _SPARE = 3
 """Factor on the expected size: masked values take eight bytes instead of a parameter's four."""
 _ALLOWANCE = 2**24
@@ -94,8 +93,6 @@ class NetworkEngine(Engine):
         """The accepted clients' evaluation of the previous round."""
         self.read_versions: tuple[int, int] | None = None
         """Asynchronous methods: the first and the last version in that evaluation."""
-        self.sums_digests: dict[str, str] = {}
-        """SHA-256 of each accepted client's statistics, which it must send again to leave."""
         self._sizes: dict[str, int] = dict(registry.sizes)
         self._label_counts: dict[str, list[int]] = registry.label_counts
         self.members = Members(self._sizes, self._label_counts)
@@ -110,7 +107,6 @@ class NetworkEngine(Engine):
         """Reasons why connected clients are skipped in this round."""
         self._accepted: dict[str, int] = {}
         """The last round in which each client's update was accepted."""
-        self._sent_sums: dict[str, str] = {}
         self._silent = SilentClients()
         registry.introduced.clear()
         self._identities: dict[str, bytes] = {}
@@ -209,28 +205,19 @@ class NetworkEngine(Engine):
         counted = {name: self._late[name] for name in accepted if name in self._late}
         self.previous_evaluation = gather_evaluations(counted)
         self._accepted |= dict.fromkeys(accepted, self._round)
-        sums = {name: self._sent_sums[name] for name in accepted if name in self._sent_sums}
-        self.sums_digests |= sums
         # The data of a rejected client may have changed since its introduction.
         self._registry.ask_for_introduction(self._replied - set(accepted))
 
     def state(self) -> Tensors:
-        """Return the last accepted round of each client, digests of statistics, and silences."""
+        """Return the last accepted round of each client, and silences."""
         accepted = {f"{_SETTLED}{name}": torch.tensor(r) for name, r in self._accepted.items()}
-        sums = {
-            f"{_SUMS}{name}": torch.tensor(list(bytes.fromhex(each)), dtype=torch.uint8)
-            for name, each in self.sums_digests.items()
-        }
-        return {**accepted, **sums, **self._silent.state()}
+        return {**accepted, **self._silent.state()}
 
     def restore(
         self, state: Tensors, record: Mapping[str, Any], folder: Path | None = None
     ) -> None:
         """Continue from the result of `state`."""
         self._accepted = {name: int(each) for name, each in take_group(state, _SETTLED).items()}
-        self.sums_digests = {
-            name: bytes(each.tolist()).hex() for name, each in take_group(state, _SUMS).items()
-        }
         self._silent.restore(state)
         self._round = int(record.get("round", 0))
 
@@ -303,7 +290,6 @@ class NetworkEngine(Engine):
             "run": self._run,
             "experiment": self._document,
             "read": reads,
-            "confuse": kind == "close",
         }
         return {
             name: Message(
@@ -315,21 +301,10 @@ class NetworkEngine(Engine):
 
     def _read_update(self, name: str, message: Message) -> Update:
         update = unpack_update(name, message)
-        # Under a privacy budget not even a digest is kept, and clients cannot leave.
-        if update.summed and not self._experiment.privacy.has_budget:
-            self._sent_sums[name] = digest_sums(self._unpack_sums(update))
         self._note_late(name, message)
         assert self._broadcast is not None
         whole = unpack_part_update(update.to(self._device), self._broadcast)
         return spill_to_disk(whole, self._folder)
-
-    def _unpack_sums(self, update: Update) -> Mapping[str, torch.Tensor]:
-        """Return decoded sums; update validation rejects undecodable ones later."""
-        assert self._broadcast is not None
-        try:
-            return ProcessorChain(self._experiment).unpack(update, self._broadcast).summed
-        except Exception:  # a malicious client's update may fail in any way
-            return {}
 
     def _note_late(self, name: str, message: Message) -> None:
         if "late" in message.values:
@@ -347,11 +322,6 @@ class NetworkEngine(Engine):
         self._status.write(
             what, **details, waiting=sorted(waiting.values()), missing=sorted(self._missing)
         )
-
-
-def digest_sums(sums: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of a client's statistics."""
-    return digest(pack_tensors({name: sums[name] for name in sorted(sums)}))
 
 
 def read_reply(

@@ -21,8 +21,6 @@ _POLL_TIMEOUT = 30.0
 """Time limit in seconds for sending or receiving introductions."""
 _AGAIN_SECONDS = 5.0
 """Seconds after which refused clients are asked again while the server waits for clients."""
-_MOST_REFUSED = 50
-"""Refusals that are remembered: an unknown client may use any number of names."""
 _MOST_CLASSES = 1000
 """Total over all clients unless dataset.classes names them: every model has as many outputs, and
 the confusion matrix grows quadratically."""
@@ -34,7 +32,7 @@ _LONGEST_REST = 64
 
 
 class ClientRegistry:
-    """The known clients by name, and the nodes that they were last seen at.
+    """The known clients by name, which is that of their key, and how to reach them.
 
     With `only` the registry ignores all other clients.
     """
@@ -51,19 +49,17 @@ class ClientRegistry:
         self.members: dict[str, Introduction] = {}
         self.introduced: set[str] = set()
         """Clients introduced since the engine last looked."""
+        self.refused: dict[str, str] = {}
+        """Reasons for refusals, by client."""
         self.data_format = data_format
         """Given if a run is resumed; otherwise the most common one among the clients."""
         self._transport = transport
         self._status = status
         self._only = only
-        self._nodes: dict[int, str] = {}
-        """Clients by node."""
-        self._asked: dict[str, int] = {}
-        """Nodes asked for an introduction, by message id."""
-        self.seen: set[int] = set()
-        """Nodes that are not asked again."""
-        self._refusals: dict[int, tuple[str, str]] = {}
-        """Name and reason by node."""
+        self._asked: dict[str, str] = {}
+        """Clients asked for an introduction, by message id."""
+        self._seen: set[str] = set()
+        """Clients that are not asked again."""
         self.use_experiment(experiment)
 
     @property
@@ -76,11 +72,6 @@ class ClientRegistry:
         """Training samples by client and class, in the experiment's class order."""
         classes = self._experiment.dataset.classes
         return {name: _count_by_class(self.members[name], classes) for name in sorted(self.members)}
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """Reasons for refusals, by the name of the client or its node."""
-        return dict(self._refusals.values())
 
     def use_experiment(self, experiment: Experiment) -> None:
         """Send and check introductions for this experiment from now on."""
@@ -121,20 +112,19 @@ class ClientRegistry:
 
     def exclude(self, reasons: Mapping[str, str]) -> None:
         """Exclude clients for the given reasons; the others must be at least `min_clients`."""
-        for node, name in list(self._nodes.items()):
-            if name in reasons:
-                del self.members[name]
-                self._remove(node, name, reasons[name])
+        for name, reason in reasons.items():
+            self.members.pop(name, None)
+            self.refused[name] = reason
         if len(self.members) < self._experiment.min_clients:
             raise self._too_few("were connected")
 
     def ask_for_introduction(self, names: Collection[str]) -> None:
         """Ask clients for a new introduction, because their data may have changed."""
-        self.seen -= {node for node, name in self._nodes.items() if name in names}
+        self._seen -= set(names)
 
     def _ask_refused_again(self) -> None:
         """Ask refused clients again: they may have been repaired."""
-        self.seen -= self._refusals.keys() - set(self._asked.values())
+        self._seen -= self.refused.keys() - set(self._asked.values())
 
     def _wait_for(self, wanted: int, what: str) -> dict[str, int]:
         now = time.monotonic()
@@ -152,84 +142,52 @@ class ClientRegistry:
         return here
 
     def _poll(self) -> dict[str, int]:
-        present = self._find_present()
-        new = [node for node in present if node not in self.seen]
+        nodes = self._transport.connected_nodes().items()
+        present = {name: node for node, name in nodes if self._only in (None, name)}
+        new = {node: name for name, node in present.items() if name not in self._seen}
         if new:
             settings = self._experiment.network
             # The run may start before clients have loaded their data; they join later.
             seconds = max(settings.patience, settings.round_timeout)
             hello = dict.fromkeys(new, self._hello)
             sent = self._transport.send("hello", hello, seconds, seconds=_POLL_TIMEOUT)
-            self._asked |= {request_id: node for node, request_id in sent.items()}
-            self.seen |= set(sent)
+            self._asked |= {request_id: new[node] for node, request_id in sent.items()}
+            self._seen |= {new[node] for node in sent}
         end = time.monotonic() + _POLL_TIMEOUT
         while self._asked and (left := end - time.monotonic()) > 0:
             replies = self._transport.receive(dict.fromkeys(self._asked, _INTRODUCTION), left)
             for reply in replies:
-                self._handle_introduction(reply, present)
+                self._handle_introduction(reply)
             if not replies:
                 break
-        # A node that disconnected before its introduction is asked again when it reconnects.
-        waiting = set(self._asked.values())
-        self.seen &= {*present, *self._nodes, *waiting}
-        return {name: node for node, name in self._nodes.items() if node in present}
+        # A client that disconnected before its introduction is asked again when it reconnects.
+        self._seen &= {*present, *self.members, *self._asked.values()}
+        known = self.members.keys() - self.refused.keys()
+        return {name: node for name, node in present.items() if name in known}
 
-    def _find_present(self) -> Mapping[int, str]:
-        present = self._transport.connected_nodes()
-        if self._only is None:
-            return present
-        # Without keys the name is known only after an introduction.
-        return {node: name for node, name in present.items() if name in ("", self._only)}
-
-    def _handle_introduction(self, reply: Reply, present: Mapping[int, str]) -> None:
-        node = self._asked.pop(reply.request_id, None)
-        if node is None:
+    def _handle_introduction(self, reply: Reply) -> None:
+        name = self._asked.pop(reply.request_id, None)
+        if name is None:
             return
-        registered = present.get(node, "")
-        name = registered or self._nodes.get(node) or f"node {node}"
         if reply.message is None:
-            self._refuse(node, name, reply.reason)
+            self.refused[name] = reply.reason
             if reply.failure == "gone":
-                self.seen.discard(node)
+                self._seen.discard(name)
             return
         try:
-            member = Introduction.from_message(reply.message)
-        # A bad introduction affects only the client that sent it.
-        except Exception as error:
-            why = f"its introduction cannot be read ({type(error).__name__})"
-            self._remove(node, name, str(error) if isinstance(error, MessageError) else why)
+            member = Introduction.from_message(name, reply.message)
+        except MessageError as error:
+            self.refused[name] = str(error)
             return
-        if reason := self._check(member, registered, node, present):
-            self._remove(node, registered or member.name, reason)
+        if reason := self._find_refusal(member):
+            self.refused[name] = reason
             return
-        self._refusals.pop(node, None)
-        # The same client at a new node: the newest node counts.
-        self._nodes = {n: name for n, name in self._nodes.items() if name != member.name}
-        self._nodes[node] = member.name
-        self.members[member.name] = member
-        self.introduced.add(member.name)
+        self.refused.pop(name, None)
+        self.members[name] = member
+        self.introduced.add(name)
 
-    def _remove(self, node: int, name: str, reason: str) -> None:
-        self._refuse(node, name, reason)
-        self._nodes.pop(node, None)
-
-    def _refuse(self, node: int, name: str, reason: str) -> None:
-        self._refusals.pop(node, None)
-        self._refusals[node] = name, reason
-        for oldest in list(self._refusals)[:-_MOST_REFUSED]:
-            del self._refusals[oldest]
-
-    def _check(
-        self, member: Introduction, registered: str, node: int, present: Mapping[int, str]
-    ) -> str | None:
+    def _find_refusal(self, member: Introduction) -> str | None:
         """Return why a client is refused, or None."""
-        if self._only is not None and member.name != self._only:
-            return f"it is not {self._only}"
-        if registered and member.name != registered:
-            return f"it calls itself {member.name!r}, but its key is registered as {registered!r}"
-        elsewhere = [n for n, name in self._nodes.items() if name == member.name and n != node]
-        if any(each in present for each in elsewhere):
-            return "another client of that name is connected"
         if not member.train and self._experiment.tells_counts:
             return "it does not report its number of samples"
         most = self._experiment.network.max_images

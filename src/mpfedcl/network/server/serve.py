@@ -20,7 +20,7 @@ from mpfedcl.models import Model
 from mpfedcl.models.factory import make_model
 from mpfedcl.network.packing import DataFormat
 from mpfedcl.network.server.asynchronous import AsynchronousEngine
-from mpfedcl.network.server.engine import NetworkEngine, digest_sums
+from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport
@@ -156,8 +156,6 @@ class _NetworkRun:
 
         def on_round(record: Any) -> None:
             self._write_partition(directory, experiment)
-            if sums := engine.sums_digests:
-                directory.write_json("federation.json", {**known, "sums": sums})
             observer.on_round(record)
             self._idle = self._idle + 1 if record["unchanged"] else 0
             if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < experiment.rounds:
@@ -312,8 +310,7 @@ class NetworkRunLoop(RunLoop):
 class SingleClient:
     """One client of a finished run; other connected clients are ignored.
 
-    `experiment` is the run's, with the current classes of the federation, and `known` is the
-    content of its federation.json.
+    `experiment` is the run's, and `known` is the content of its federation.json.
     """
 
     def __init__(
@@ -375,8 +372,7 @@ class SingleClient:
         after, _ = self._engine.evaluate_last_round(following)
         return self._engine.previous_evaluation, after
 
-    def described(self, update: Update) -> dict[str, Any]:
-        """Return the content of federation.json with the digest of the client's new statistics."""
+    def described(self) -> dict[str, Any]:
+        """Return the content of federation.json with the round of the client's new statistics."""
         settled = {**self._known.get("settled", {}), self.name: self._round}
-        sums = {**self._known.get("sums", {}), self.name: digest_sums(update.summed)}
-        return {**self._known, "settled": settled, "sums": sums}
+        return {**self._known, "settled": settled}

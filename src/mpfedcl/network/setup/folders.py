@@ -18,18 +18,16 @@ from string import Template
 from typing import Any, Self
 
 import tomli_w
+from pydantic import TypeAdapter, ValidationError
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 
-REQUEST_KEYS = (
-    *("experiment", "out", "resume", "rounds", "status"),
-    *("update", "client", "leave"),
-)
+REQUEST_KEYS = ("experiment", "out", "resume", "rounds", "status", "update", "client")
 """The keys of a request to the server's executor; an empty text is a key that is not given.
 experiment: a TOML document. out, resume: the run directory on the server. rounds: of a run that is
 resumed. status: the status file. update: a finished one-shot run that the client named `client`
-joins, or leaves if `leave` is true."""
+joins, or replaces its data in."""
 FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
 _SHORTEST_SECRET = 32
@@ -126,6 +124,53 @@ class ClientFolder:
         if name is not None and name != found:
             raise InvalidInput(f"name is {name!r}; this is the folder of {found!r}.")
         return cls(root, found, str(values.get("server", "")))
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """The operator's settings of a client; only the name is sent to the server."""
+
+    name: str
+    state: Path
+    """Folder for the state between rounds."""
+    data: Path | None = None
+    """The client's own images or vectors; with `share`, the data folder."""
+    share: int | None = None
+    """For a trial: this part of the experiment's data set instead of own data."""
+    encoder: str | None = None
+    """The client's own encoder, such as onnx:PATH, instead of the server's choice."""
+    encoder_weights: Path | None = None
+    min_cluster_size: int = 1
+    """Prototypes of fewer samples are never sent, whatever the experiment specifies."""
+    max_epsilon: float | None = None
+    """Privacy budget of this client, over all runs."""
+    device: str = "cpu"
+    methods: tuple[str, ...] = ()
+    """Methods such as package.module:Class that the server may ask this client to import."""
+    key: Path | None = None
+    """The client's private key, which signs its part in secure aggregation."""
+    only_secure_aggregation: bool = False
+    """Whether the client refuses runs without secure aggregation."""
+    server: str = ""
+    """The server's address, host:port."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file that `write` has written."""
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            raise InvalidInput(
+                f"{path} is not as mpfedcl writes it: {name}: {first['msg']}. Start it again."
+            ) from None
+
+    def write(self, path: Path) -> None:
+        """Write the settings to a file for the client's process."""
+        values = TypeAdapter(type(self)).dump_python(self, mode="json", exclude_none=True)
+        write_atomically(path, tomli_w.dumps(values).encode())
 
 
 def read_secret(path: Path) -> str:
