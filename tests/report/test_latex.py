@@ -207,10 +207,10 @@ def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
         for folder in folders
     }
     of_runs = {f"{name}.csv" for name in ("accuracy", "clients", "rounds", "runs", "differences")}
-    figures = ("accuracy", "seeds", "differences", "clients", "costs", "partition")
+    figures = ("accuracy", "differences", "clients", "costs", "partition")
     drawn = {f"{name}.pdf" for name in figures}
     assert names["all"] == of_runs | drawn | {"report.html"}
-    assert names["tuning"] >= {"scores.csv", "settings.csv", "scores.pdf"}
+    assert names["tuning"] >= {"scores.csv", "scores.pdf"}
     assert f"in {folders[0]}: accuracy.csv" in out
     for path in (folders[0] / "accuracy.pdf", folders[2] / "scores.pdf"):
         pdf = path.read_bytes()

@@ -1,7 +1,6 @@
-"""The prototype map: principal components of pool and test images, or of the pool alone."""
+"""The prototype map: principal components of the pool."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy
@@ -25,7 +24,7 @@ Json = dict[str, object]
 def map_of(path: Path) -> dict[str, object]:
     experiment = Experiment.from_toml(path / "experiment.toml")
     partition = json.loads((path / "partition.json").read_text())
-    return describe_prototype_map(path, experiment, partition, partition["classes"])
+    return describe_prototype_map(path, experiment, partition["classes"])
 
 
 @given(st.integers(0, 10_000), st.integers(3, 40), st.integers(2, 12))
@@ -52,61 +51,27 @@ def test_few_points_have_a_place(count: int) -> None:
     assert shares == [0.0, 0.0]
 
 
-def test_pool_and_test_images_are_shown(images: Path, tmp_path: Path) -> None:
-    run(small(images, partition__test="matched"), tmp_path / "run")
+def test_each_prototype_is_shown(images: Path, tmp_path: Path) -> None:
+    run(small(images), tmp_path / "run")
     found = map_of(tmp_path / "run")
     pool = load_file(tmp_path / "run" / "pool.safetensors")
-    prototypes, samples = found["prototypes"], found["samples"]
-    assert isinstance(prototypes, dict)
-    assert isinstance(samples, dict)
-    assert prototypes["class"] == pool["labels"].tolist()
-    assert prototypes["count"] == pool["counts"].tolist()
-    assert len(samples["x"]) == len(samples["y"]) == len(samples["class"])
-    assert found["embedded_by"] == "the global model"
-    assert found["notes"] == []
+    assert found["class"] == pool["labels"].tolist()
+    assert found["count"] == pool["counts"].tolist()
+    assert found["total"] == len(pool["labels"])
     assert map_of(tmp_path / "run") == found
-
-
-def test_personalized_models_embed_without_a_global_model(images: Path, tmp_path: Path) -> None:
-    run(small(images, "fedproto"), tmp_path / "run")
-    assert "personalized model" in str(map_of(tmp_path / "run")["embedded_by"])
-
-
-def test_without_data_only_the_pool_is_shown(images: Path, tmp_path: Path) -> None:
-    shutil.copytree(images, tmp_path / "images")
-    run(small(tmp_path / "images"), tmp_path / "run")
-    shutil.rmtree(tmp_path / "images")
-    found = map_of(tmp_path / "run")
-    assert found["samples"] is None
-    assert "cannot be embedded" in str(found["notes"])
-
-
-def test_without_models_only_the_pool_is_shown(images: Path, tmp_path: Path) -> None:
-    run(small(images, personal_models=False), tmp_path / "run")
-    (tmp_path / "run" / "model.safetensors").unlink()
-    assert "no model" in str(map_of(tmp_path / "run")["notes"])
-
-
-def test_other_data_are_not_shown(images: Path, tmp_path: Path) -> None:
-    run(small(images), tmp_path / "run")
-    file = tmp_path / "run" / "partition.json"
-    content = json.loads(file.read_text())
-    content["clients"]["client-0"]["test"] += 1
-    file.write_text(json.dumps(content))
-    assert "not those of the run" in str(map_of(tmp_path / "run")["notes"])
 
 
 def test_the_pool_of_an_earlier_end_is_not_shown(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     run(small(images), path)
-    assert "prototypes" in map_of(path)
+    assert "count" in map_of(path)
     rounds: list[object] = []
     resume(path, 5, Observer(on_round=rounds.append, should_stop=lambda: bool(rounds)))
     assert (path / "pool.safetensors").is_file()
     said = map_of(path)["missing"]
     assert "has not ended; the pool in its folder may be from before it was resumed" in str(said)
     resume(path)
-    assert "prototypes" in map_of(path)
+    assert "count" in map_of(path)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from handwritten_runs import write_json, write_run, write_tuning
+from handwritten_runs import write_run, write_tuning
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.report.document import build_document
 from mpfedcl.report.result_folders import find_result_folders
@@ -50,6 +50,5 @@ def test_runs_and_a_search_kept_together(tmp_path: Path) -> None:
 
 def test_a_search_that_has_not_ended(tmp_path: Path) -> None:
     write_run(tmp_path / "fedavg" / "trial-0-seed0")
-    write_json(tmp_path / "fedavg" / "search.json", {})
     with pytest.raises(InvalidInput, match="has not ended"):
         find_result_folders([tmp_path])

@@ -3,22 +3,17 @@
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 
 from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.files import write_atomically
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.experiment.wording import describe_budget, describe_partition
+from mpfedcl.experiment.descriptions import describe_budget, describe_partition
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
-from mpfedcl.report.reproduction import (
-    compare_command,
-    federation_commands,
-    run_command,
-    without_local_paths,
-)
-from mpfedcl.report.run import RunRecords
-from mpfedcl.report.tables import TextTable, predictors_table, text_table
+from mpfedcl.report.run import RunRecords, federation_command, run_command
+from mpfedcl.report.tables import predictors_table, text_table
 from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     TEST_TITLES,
@@ -36,9 +31,6 @@ _KINDS = {
     "pool": "a prototype pool",
     "personal": "a personalized model of each client",
 }
-_MOST_CLIENTS = 20
-_MOST_CLASSES = 4
-_SEEDS = (0, 1, 2)
 
 
 def write_card(
@@ -190,7 +182,6 @@ class _Card:
             f"## Data\n\n{about} {len(classes):,} classes: {enumerate_names(classes, 12)}. {held}"
             f"{self._describe_pixels()}\n\nSource and license: {source}\n\n"
             f"Partition: {split}; the clients are tested on {tested}.\n"
-            f"{'' if experiment.privacy.has_budget else self._clients_table(classes)}"
         )
 
     def _describe_pixels(self) -> str:
@@ -200,31 +191,6 @@ class _Card:
         if dataset.name != "folder" or not size or encoder not in ("none", "random-filters"):
             return ""
         return f" Used as {size} x {size} pixels, without a pretrained encoder."
-
-    def _clients_table(self, classes: list[str]) -> str:
-        """Return the clients with the lowest accuracy; those without an accuracy come last."""
-        clients, nouns = self.partition.clients, f"{self.noun}s"
-        ranked = sorted(clients, key=lambda name: self.accuracies.get(name, 101.0))
-        lowest = set(ranked[:_MOST_CLIENTS])
-        rows = []
-        for name, held in clients.items():
-            if name in lowest:
-                counts = sorted((-count, place) for place, count in enumerate(held.train) if count)
-                found = [f"{classes[place]} ({-count:,})" for count, place in counts]
-                rows.append([
-                    escape_markdown(name),
-                    f"{sum(held.train):,}",
-                    f"{held.test:,}",
-                    enumerate_names(found, _MOST_CLASSES),
-                    percent(self.accuracies.get(name)),
-                ])  # fmt: skip
-        columns = ["client", f"training {nouns}", f"test {nouns}", f"classes held ({nouns})"]
-        note = ""
-        if left_out := len(clients) - len(lowest):
-            when = " in the last round" if self.summary.get("accuracy_spread") else ""
-            note = f"\nThe {_MOST_CLIENTS} with the lowest accuracy{when}; {left_out:,} more are "
-            note += "left out.\n"
-        return f"\n{TextTable('', [*columns, 'accuracy %'], rows).markdown()}{note}"
 
     def _predictors(self) -> str:
         """Return the accuracies of all predictors, their spread over clients, the worst client."""
@@ -246,12 +212,7 @@ class _Card:
             )
         if calibration := calibration_sentence(self.summary):
             lines.append(f"{calibration.capitalize()}.\n")
-        public = without_local_paths(self.run.experiment)
-        command = None
-        if not self.run.is_network:
-            command = compare_command([public.replace(seed=seed) for seed in _SEEDS])
-        do = f"do:\n\n{code_block(command, 'sh')}" if command else "with other seeds do.\n"
-        lines.append(f"One run does not show the deviation over seeds. Several runs {do}")
+        lines.append("One run does not show the deviation over seeds; runs with other seeds do.\n")
         return "\n".join(lines)
 
     def _messages(self) -> str:
@@ -332,11 +293,10 @@ class _Card:
         return "\n".join(lines)
 
     def _reproduction(self) -> str:
-        public = without_local_paths(self.run.experiment)
-        command = run_command(public) or "mpfedcl run RUN/experiment.toml"
-        needs = ""
+        file, needs = Path("RUN/experiment.toml"), ""
+        command = run_command(file)
         if self.run.is_network:
-            command = federation_commands(public, list(self.partition.clients))
+            command = federation_command(file)
         elif not find_specification(self.run.experiment.dataset.name).embedded:
             needs = f"\nIt needs the same {self.noun}s; replace its paths by yours.\n"
         versions = ", ".join(

@@ -5,20 +5,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from itertools import accumulate, compress, zip_longest
+from itertools import accumulate, compress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy
-
 from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.wording import describe_budget, describe_by_method, describe_data
+from mpfedcl.experiment.descriptions import describe_budget, describe_by_method, describe_data
 from mpfedcl.methods import PREDICTORS, TESTS, Test, find_method, is_built_in
 from mpfedcl.report.figures import MethodStyle, style_of
-from mpfedcl.report.reproduction import compare_command
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
 from mpfedcl.report.run import (
     RunRecords,
@@ -44,15 +41,13 @@ from mpfedcl.report.wording import (
     name_seeds,
     title_tests,
 )
-from mpfedcl.rounds.metrics import pool_bins
 from mpfedcl.rounds.record import training_seconds
 from mpfedcl.studies.statistics import mark_best
 
 _MOST_DETAILED = 12
 """Runs that a comparison shows in detail: one per method."""
 MOST_CLIENTS = 40
-"""Columns of a heat map with a client each; more clients are percentiles."""
-_MOST_RANKS = 20
+"""Columns of a heat map with a client each."""
 _MOST_POINTS = 400
 """Points of a curve, so that a page stays small."""
 _DEALT = re.compile(r"client-\d+")
@@ -116,29 +111,36 @@ def _describe_folder(folder: ResultFolder, runs: Sequence[RunRecords]) -> Json:
     if folder.kind == "tuning":
         return describe_tuning(find_tuning_files(folder.path)) | {"folder": str(folder.path)}
     if folder.kind == "run":
-        section: Json = {
-            "kind": "run",
-            "title": f"{runs[0].method_name} on {runs[0].data[0]}",
-            "about": _describe_setup(runs),
-            "groups": _describe_groups(runs),
-            "tables": [run_predictors_table(runs[0])],
-        }
-    else:
-        section = compare_runs(runs)
-        datasets = ", ".join(dict.fromkeys(each.data[0] for each in runs))
-        section["title"] = f"{len(section['groups'])} methods on {datasets}"
-        if folder.left_out:
-            names = enumerate_names(folder.left_out)
-            section["about"].append(f"Left out, because no round is done yet: {names}.")
-        if not any(each.is_network for each in runs):
-            section["command"] = compare_command([each.experiment for each in runs])
+        return describe_single_run(runs[0]) | {"folder": str(folder.path)}
+    section = compare_runs(runs)
+    datasets = ", ".join(dict.fromkeys(each.data[0] for each in runs))
+    section["title"] = f"{len(section['groups'])} methods on {datasets}"
+    if folder.left_out:
+        names = enumerate_names(folder.left_out)
+        section["about"].append(f"Left out, because no round is done yet: {names}.")
     # Of each method the first seed.
     firsts = [group["runs"][0] for group in section["groups"][:_MOST_DETAILED]]
-    details = [
-        each.described | {"map": describe_run_prototypes(each), "settings": describe_settings(each)}
-        for each in firsts
-    ]
+    details = [_describe_in_detail(each) for each in firsts]
     return section | {"folder": str(folder.path), "details": details}
+
+
+def describe_single_run(run: RunRecords) -> Json:
+    """Return one run as a section."""
+    return {
+        "kind": "run",
+        "title": f"{run.method_name} on {run.data[0]}",
+        "about": _describe_setup([run]),
+        "groups": _describe_groups([run]),
+        "tables": [run_predictors_table(run)],
+        "details": [_describe_in_detail(run)],
+    }
+
+
+def _describe_in_detail(run: RunRecords) -> Json:
+    return run.described | {
+        "map": describe_run_prototypes(run),
+        "settings": describe_settings(run),
+    }
 
 
 def _describe_setup(runs: Sequence[RunRecords]) -> list[str]:
@@ -207,7 +209,7 @@ def _describe_groups(runs: Sequence[RunRecords]) -> list[Json]:
     groups = []
     for name, members in zip(names, alike.values(), strict=True):
         method = members[0].method_name
-        groups.append(describe_seed_group(name, members, style_of(method, seen[method])))
+        groups.append(_describe_seed_group(name, members, style_of(method, seen[method])))
         seen[method] += 1
     return groups
 
@@ -223,7 +225,7 @@ def _name_groups(records: Sequence[RunRecords]) -> list[str]:
     return [f"{method} ({each.path})" for method, each in zip(methods, records, strict=True)]
 
 
-def describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodStyle) -> Json:
+def _describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodStyle) -> Json:
     """Return curves and costs of runs of one name."""
     accuracy: Json = {test: {} for test in TESTS}
     for test in TESTS:
@@ -236,7 +238,6 @@ def describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodStyl
         "shared_test": all(run.has_shared_test for run in runs),
         "end": {test: [run.primary_metric(test) for run in runs] for test in TESTS},
         "diverged": [run.has_diverged for run in runs],
-        "calibration": {test: _describe_calibration(runs, test) for test in TESTS},
         "judged_by": runs[0].predictors,
         "one_shot": runs[0].is_one_shot,
         "runs": runs,
@@ -295,14 +296,6 @@ def _clock_by_round(run: RunRecords) -> dict[int, float | None]:
 def _mean_cost(runs: Sequence[Mapping[str, float]]) -> Json:
     """Return the cost of a run, part by part, as the mean over runs."""
     return {part: cost / len(runs) for part, cost in add_costs(runs).items()}
-
-
-def _describe_calibration(runs: Sequence[RunRecords], test: Test) -> Json | None:
-    """Return calibration error and bins of runs on a test set; None if they have none."""
-    last = [run.rounds[-1] for run in runs if run.rounds]
-    bins = pool_bins((line.calibration_bins or {}).get(test, []) for line in last)
-    errors = [(line.calibration_error or {}).get(test) for line in last]
-    return {"error": mean_and_deviation(errors), "bins": bins} if bins else None
 
 
 # Differences between groups
@@ -364,7 +357,10 @@ def _all_seeds(groups: Sequence[Json]) -> list[int]:
 
 
 def describe_heat(groups: Sequence[Json]) -> Json | None:
-    """Return accuracy per client, a row per group; None if runs list different clients."""
+    """Return accuracy per client, a row per group: values, and columns with the worst first.
+
+    None if there are too many clients, or if a partition makes other ones for each seed.
+    """
     by_group = []
     for group in groups:
         by_client: dict[str, list[float | None]] = {}
@@ -375,40 +371,15 @@ def describe_heat(groups: Sequence[Json]) -> Json | None:
             for client in clients:
                 by_client.setdefault(client["name"], []).append(client["accuracy"])
         by_group.append(by_client)
-    found = client_grid(by_group)
-    return found if len(found["columns"]) > 1 else None
-
-
-def client_grid(by_group: Sequence[Mapping[str, Sequence[float | None]]]) -> Json:
-    """Return accuracy per client, a row per group, the worst first: values, columns, about.
-
-    A client is a column if it is the same one for every seed. If a partition makes the clients
-    again for each seed, or there are too many, columns are percentiles of the clients of each run,
-    averaged over seeds; of few clients these are the clients from worst to best.
-    """
     clients = list(dict.fromkeys(client for row in by_group for client in row))
-    seeds = max((len(each) for row in by_group for each in row.values()), default=0)
-    dealt = all(_DEALT.fullmatch(client) for client in clients)
-    if len(clients) <= MOST_CLIENTS and (seeds < 2 or not dealt):
-        means = [{c: _mean_or_nan(values) for c, values in row.items()} for row in by_group]
-        served = {c: _mean_or_nan([row.get(c) for row in means]) for c in clients}
-        ordered = sorted(clients, key=lambda client: (math.isnan(served[client]), served[client]))
-        return {
-            "values": [[row.get(each, math.nan) for each in ordered] for row in means],
-            "columns": ordered,
-            "about": "clients from worst to best by the mean over methods and seeds",
-        }
-    ranks = numpy.linspace(0, 100, min(_MOST_RANKS, len(clients)))
-    rows = []
-    for row in by_group:
-        runs = [known for run in zip_longest(*row.values()) if (known := known_values(run))]
-        found = [numpy.percentile(run, ranks) for run in runs] or [ranks * math.nan]
-        rows.append(numpy.mean(found, axis=0).tolist())
-    return {
-        "values": rows,
-        "columns": ["worst", *(f"{rank:.0f} %" for rank in ranks[1:-1]), "best"][: len(ranks)],
-        "about": "percentiles over the clients of each run, mean over seeds",
-    }
+    is_dealt = len(_all_seeds(groups)) > 1 and all(map(_DEALT.fullmatch, clients))
+    if is_dealt or not 1 < len(clients) <= MOST_CLIENTS:
+        return None
+    means = [{c: _mean_or_nan(values) for c, values in row.items()} for row in by_group]
+    served = {c: _mean_or_nan([row.get(c) for row in means]) for c in clients}
+    ordered = sorted(clients, key=lambda client: (math.isnan(served[client]), served[client]))
+    values = [[row.get(each, math.nan) for each in ordered] for row in means]
+    return {"values": values, "columns": ordered}
 
 
 def _mean_or_nan(values: Sequence[float | None]) -> float:

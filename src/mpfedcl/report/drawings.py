@@ -1,14 +1,12 @@
 """Figures of a run, of its data and of several methods.
 
-They are drawn from the descriptions in `run` and `comparison`. A method has the same color and
+They are drawn from the descriptions in `run` and `document`. A method has the same color and
 marker in each figure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy
@@ -18,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mpfedcl.core.json_files import Json
-from mpfedcl.inference.contribution import ClientContribution
 from mpfedcl.methods import Test
 from mpfedcl.report.document import accuracy_by_seed, describe_heat
 from mpfedcl.report.figures import (
@@ -32,7 +29,6 @@ from mpfedcl.report.figures import (
     Panel,
     draw_matrix,
     escape_math,
-    figure_file,
     mark_rounds,
     name_columns,
     name_rows,
@@ -41,7 +37,6 @@ from mpfedcl.report.run import RunRecords
 from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     choose_evenly,
-    deviation,
     known_values,
     percent,
     title_tests,
@@ -167,38 +162,6 @@ def loss_drawing(groups: Sequence[Json]) -> Drawing | None:
     panel = Panel(partial(draw_lines, lines=lines, y="training loss"))
     note = "Mean over the clients that trained. Methods have different losses."
     return Drawing("Training loss per round", note, [panel], legend=len(groups) > 1)
-
-
-def attendance_drawing(attendance: Json) -> Drawing | None:
-    """Return how many clients answered in each round; None if all did, and none was rejected."""
-    if not any([*attendance["missing"], *attendance["rejected"]]):
-        return None
-    names = {"answered": "accepted", "rejected": "rejected", "missing": "did not answer"}
-    lines = [
-        {"name": name, "x": attendance["rounds"], "mean": attendance[key]}
-        for key, name in names.items()
-    ]
-    panel = Panel(partial(draw_lines, lines=lines, y="clients"))
-    return Drawing("Answers per round", "", [panel], legend=True)
-
-
-def client_curves_drawing(clients: Json) -> Drawing | None:
-    """Return accuracy and loss of some clients per round, or quartiles over many."""
-    panels = [
-        Panel(partial(draw_lines, lines=lines, y=y), title)
-        for key, y, title in (
-            ("accuracy", "accuracy (%)", "local test set"),
-            ("loss", "training loss", "training"),
-        )
-        if (lines := clients.get(key))
-    ]
-    if not panels:
-        return None
-    total, note = len(clients["names"]) + clients["left_out"], ""
-    if clients["left_out"]:
-        note = f"{len(clients['names'])} of {total:,} clients, evenly drawn by name."
-        note = note if clients["names"] else f"Quartiles over {total:,} clients."
-    return Drawing("Accuracy and loss per client", note, panels, legend=True)
 
 
 # Bars and matrices
@@ -348,93 +311,45 @@ def _draw_partition(
 
 
 def map_drawing(found: Json) -> Drawing:
-    """Return the prototypes and some test images in two principal components."""
-    share, samples = 100 * sum(found["shares"]), found["samples"]
+    """Return the prototypes in two principal components."""
+    share, shown, total = 100 * sum(found["shares"]), len(found["x"]), found["total"]
     note = (
-        f"Color: class; circle: one of {len(found['prototypes']['x']):,} prototypes, its area the "
-        f"number of images it stands for. Two principal components hold {share:.0f} % of the "
-        "variance."
+        f"Color: class; circle: one of {shown:,} prototypes, its area the number of samples it "
+        f"stands for. Two principal components hold {share:.0f} % of the variance."
     )
-    if samples:
-        note += f" Crosses: {len(samples['x']):,} test images, embedded by {found['embedded_by']}."
-    note = " ".join([note, *found["notes"]])
+    if shown < total:
+        note += f" {shown:,} of {total:,} prototypes are shown, evenly drawn."
     panel = Panel(partial(_draw_map, found=found))
     return Drawing("Prototype map", note, [panel], (7.2, 4.6), grid=False)
 
 
 def _draw_map(axes: Axes, found: Json) -> None:
-    prototypes, samples = found["prototypes"], found["samples"] or {"x": [], "y": [], "class": []}
-    many = len(prototypes["x"]) + len(samples["x"]) > _MOST_VECTOR_POINTS
-    crosses: Any = {"s": 14, "marker": "x", "lw": 0.9, "alpha": 0.6}
-    most = max(prototypes["count"], default=1)
-    areas = [20 + 160 * count / most for count in prototypes["count"]]
-    circles: Any = {"s": areas, "edgecolors": "#ffffff", "lw": 0.7, "alpha": 0.65}
-    for points, look in ((samples, crosses), (prototypes, circles)):
-        if points["x"]:
-            colors = [PALETTE[label % len(PALETTE)] for label in points["class"]]
-            axes.scatter(points["x"], points["y"], color=colors, rasterized=many, **look)
+    labels, most = found["class"], max(found["count"])
+    axes.scatter(
+        found["x"],
+        found["y"],
+        s=[20 + 160 * count / most for count in found["count"]],
+        color=[PALETTE[label % len(PALETTE)] for label in labels],
+        edgecolors="#ffffff",
+        lw=0.7,
+        alpha=0.65,
+        rasterized=len(labels) > _MOST_VECTOR_POINTS,
+    )
     for label, name in enumerate(found["classes"]):
-        own = [place for place, each in enumerate(prototypes["class"]) if each == label]
+        own = [place for place, each in enumerate(labels) if each == label]
         if not own:
             continue
-        x, y = (float(numpy.median([prototypes[axis][place] for place in own])) for axis in "xy")
+        x, y = (float(numpy.median([found[axis][place] for place in own])) for axis in "xy")
         box: Any = {"facecolor": "#ffffff", "alpha": 0.85, "boxstyle": "round,pad=0.25"}
         box["edgecolor"] = PALETTE[label % len(PALETTE)]
-        look = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold", "bbox": box}
-        axes.text(x, y, escape_math(name, 16), **look)
+        look: Any = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
+        axes.text(x, y, escape_math(name, 16), bbox=box, **look)
     first, second = (f"{100 * share:.0f} %" for share in found["shares"])
     axes.set(xlabel=f"first component ({first})", ylabel=f"second component ({second})")
     axes.set(xticks=[], yticks=[])
 
 
 # Figures of other commands
-
-
-def draw_contact_sheet(
-    images: Mapping[str, Sequence[NDArray[numpy.uint8] | None]],
-    classes: Sequence[str],
-    title: str,
-    path: Path,
-) -> None:
-    """Draw an image of each class (columns) in each domain (rows)."""
-    size = (0.9 * len(classes) + 1.2, 0.95 * len(images) + 0.7)
-    shape: Any = {"figsize": size, "squeeze": False, "lines": False}
-    with figure_file(path, len(images), len(classes), **shape) as (figure, axes):
-        for row, (domain, examples) in zip(axes, images.items(), strict=True):
-            for axis, image in zip(row, examples, strict=True):
-                axis.set(xticks=[], yticks=[])
-                axis.spines[:].set_visible(False)
-                if image is not None:
-                    axis.imshow(image)
-            row[0].set_ylabel(escape_math(domain), rotation=0, ha="right", va="center")
-        for axis, name in zip(axes[0], classes, strict=True):
-            axis.set_title(escape_math(name).replace("_", "\n"), fontsize=8)
-        figure.suptitle(title)
-
-
-def draw_contributions(clients: Sequence[ClientContribution], title: str, path: Path) -> None:
-    """Draw the points of accuracy that the other clients gain from each client."""
-    shown, note = list(clients), ""
-    if len(shown) > _MOST_BARS:
-        half = _MOST_BARS // 2
-        shown = [*shown[:half], *shown[-half:]]
-        note = f"The first and last {half} of {len(clients)} clients."
-    panel = Panel(partial(_draw_contributions, clients=shown))
-    Drawing(title, note, [panel], (7.2, 1.3 + 0.42 * len(shown)), legend=True).save(path)
-
-
-def _draw_contributions(axes: Axes, clients: Sequence[ClientContribution]) -> None:
-    places = numpy.arange(len(clients))
-    for shift, color, label, values in (
-        (-0.2, PALETTE[0], "global test set", [each.global_test.difference for each in clients]),
-        (0.2, PALETTE[1], "local test sets", [each.local_test.difference for each in clients]),
-    ):
-        bars = axes.barh(places + shift, values, height=0.38, color=color, label=label)
-        axes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=8)
-    axes.axvline(0, color=SOFT, lw=1)
-    name_rows(axes, [each.client for each in clients], [each.images for each in clients])
-    axes.margins(x=0.12)
-    axes.set(xlabel="points of accuracy that the other clients gain from the client")
 
 
 # Several groups
@@ -444,11 +359,9 @@ def comparison_drawings(groups: Sequence[Json], *, is_ranked: bool) -> dict[str,
     """Return the figures of several groups by name; without a ranking there are no differences."""
     found = {
         "accuracy": accuracy_drawing(groups),
-        "seeds": seeds_drawing(groups),
         "differences": differences_drawing(groups) if is_ranked else None,
         "clients": client_heat_drawing(groups),
         "costs": costs_drawing(groups),
-        "reliability": reliability_drawing(groups),
     }
     if any(group["curves"]["virtual_seconds"] for group in groups):
         found["accuracy-over-time"] = accuracy_drawing(groups, "virtual_seconds")
@@ -460,31 +373,6 @@ def _panel_per_test(draw: Callable[..., None], groups: Sequence[Json]) -> list[P
         Panel(partial(draw, groups=groups, test=test), title)
         for test, title in title_tests(groups).items()
     ]
-
-
-def seeds_drawing(groups: Sequence[Json]) -> Drawing:
-    """Return the accuracy of every seed, with mean and standard deviation."""
-    panels = _panel_per_test(_draw_seeds, groups)
-    note = "Small mark: one seed; |: mean; bar: one standard deviation over seeds (ddof 1)."
-    if any(any(group["diverged"]) for group in groups):
-        note += " ✗: a seed that diverged; left of 0 if it has no number."
-    size = (5.2, 1.0 + 0.3 * max(3, len(groups)))
-    return Drawing("Accuracy per seed, last round", note, panels, size)
-
-
-def _draw_seeds(axes: Axes, groups: Sequence[Json], test: str) -> None:
-    for row, group in enumerate(groups):
-        values, style = group["end"][test], group["style"].dot()
-        known = known_values(values)
-        if known:
-            middle, color = fmean(known), style["color"]
-            axes.errorbar(middle, row, xerr=deviation(known), c=color, elinewidth=6, alpha=0.28)
-            axes.plot(middle, row, "|", color=color, ms=15, mew=2)
-        for value, is_lost in zip(values, group["diverged"], strict=True):
-            look = {"marker": "x", "color": INK, "mew": 1.8} if is_lost or value is None else style
-            axes.plot(-3 if value is None else value, row, ls="", ms=6, alpha=0.9, **look)
-    name_rows(axes, [group["name"] for group in groups])
-    axes.set(xlabel="accuracy (%)", xlim=(-5, 102), xticks=range(0, 101, 20))
 
 
 def differences_drawing(groups: Sequence[Json]) -> Drawing | None:
@@ -530,39 +418,5 @@ def client_heat_drawing(groups: Sequence[Json]) -> Drawing | None:
     look: Any = {"colors": "cividis", "ink": ("#fefefe", "#10181f")}
     draw = partial(draw_matrix, values=found["values"], rows=names, columns=columns, **look)
     size = (max(5.2, 2.2 + 0.36 * len(columns)), 1.5 + 0.3 * len(groups))
-    note = f"In %, local test sets: {found['about']}."
+    note = "In %, local test sets; the worst by the mean over methods and seeds on the left."
     return Drawing("Accuracy per client", note, [Panel(draw)], size, grid=False)
-
-
-def reliability_drawing(groups: Sequence[Json]) -> Drawing | None:
-    """Return reliability diagrams of the methods whose primary predictor has probabilities."""
-    panels = [
-        Panel(partial(_draw_reliability, groups=groups, test=test), title)
-        for test, title in title_tests(groups).items()
-        if any(group["calibration"][test] for group in groups)
-    ]
-    if not panels:
-        return None
-    note = (
-        "A point is a bin of test samples of all seeds. Below the diagonal a method is "
-        "overconfident. ECE: expected calibration error, 15 bins, mean(std) over seeds."
-    )
-    return Drawing("Reliability diagram", note, panels, (5.2, 4.0))
-
-
-def _draw_reliability(axes: Axes, groups: Sequence[Json], test: str) -> None:
-    axes.plot([0, 100], [0, 100], color=SOFT, lw=1, ls="--")
-    lines = [
-        {
-            "name": f"{group['name']}: ECE {found['error']} %",
-            "style": replace(group["style"], dash=0),
-            "x": [100 * probability for _, _, probability in found["bins"]],
-            "mean": [100 * correct / count for count, correct, _ in found["bins"]],
-        }
-        for group in groups
-        if (found := group["calibration"][test])
-    ]
-    draw_lines(axes, lines, x="predicted probability (%)", y="accuracy (%)")
-    axes.set(xlim=(0, 102), ylim=(0, 102))
-    # A legend per panel: calibration errors differ between test sets.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8.5)

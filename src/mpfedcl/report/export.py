@@ -12,8 +12,6 @@ from mpfedcl.report.result_folders import ResultFolder
 from mpfedcl.report.results import LoadedComparison, read_result
 from mpfedcl.report.run import RunRecords
 from mpfedcl.report.tables import TextTable, text_table
-from mpfedcl.report.wording import known_values
-from mpfedcl.rounds.metrics import pool_bins
 from mpfedcl.rounds.record import training_seconds
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.comparison import Comparison
@@ -90,12 +88,8 @@ def _collect_method(runs: Sequence[RunRecords]) -> Json:
         "predictors": predictors,
         "accuracy_per_client": {name: [each[name] for each in listed] for name in listed[0]},
         "fairness": [each.fairness and each.fairness.to_json() for each in summaries],
-        "calibration": {
-            test: {
-                "error": known_values([(line.calibration_error or {}).get(test) for line in last]),
-                "bins": pool_bins((line.calibration_bins or {}).get(test, []) for line in last),
-            }
-            for test in TESTS
+        "calibration_error": {
+            test: [(each.calibration_error or {}).get(test) for each in last] for test in TESTS
         },
         "bytes": [sum(each.bytes.values()) for each in summaries],
         "seconds": [round(training_seconds(each.seconds), 3) for each in summaries],

@@ -1,18 +1,17 @@
 """Figures: one description of each, rendered into a file, a notebook or a page.
 
 A `Drawing` says in words what a figure shows and has a function per panel that draws with
-matplotlib. `Drawing.save` puts all panels into one file; `Drawing.svgs` returns a panel each as SVG
-that can stand inside a page whose policy forbids inline styles.
+matplotlib. `Drawing.save` puts all panels into one file; `Drawing.images` returns each panel as an
+image for a page.
 """
 
+import base64
 import hashlib
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import numpy
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -32,20 +30,7 @@ PALETTE = (
 )  # fmt: skip
 """After Okabe and Ito, darker on white. Not every reader can distinguish ten colors, so methods
 also differ in markers and dashes."""
-_DARK_PALETTE = (
-    "#4aa3e0", "#ff8a4c", "#2fc596", "#e79ac6", "#8fd0f5",
-    "#f0b840", "#aeb7c2", "#b79ee6", "#d3a08f", "#5fd0dc",
-)  # fmt: skip
 INK, SOFT, GRID = "#1b2430", "#808a96", "#e2e6ea"
-DARK_COLORS: Mapping[str, str] = {
-    **dict(zip(PALETTE, _DARK_PALETTE, strict=True)),
-    INK: "#e6ebf1",
-    SOFT: "#8b95a1",
-    GRID: "#333c47",
-    "#ffffff": "#1a2028",
-}
-"""The color on a dark page for each color that figures use."""
-COLORS = PALETTE[:7]
 MARKERS = ("o", "s", "^", "D", "v", "P", "p", "<", ">", "*")
 """No cross: that is a seed that diverged."""
 DASHES = ("-", (0, (7, 3)), (0, (2, 3)), (0, (9, 3, 2, 3)), (0, (12, 4)), (0, (5, 2, 1, 2, 1, 2)))
@@ -140,26 +125,27 @@ class Drawing:
         """Write the figure into a file, in the format that the name of the file ends in."""
         self.figure().savefig(path)
 
-    def svgs(self) -> list[str]:
-        """Return each panel as an SVG element for a page."""
-        return [self._svg(panel) for panel in self.panels]
+    def images(self) -> list[tuple[str, str]]:
+        """Return each panel for a page: its description, and its SVG as an address."""
+        return [self._image(panel) for panel in self.panels]
 
-    def _svg(self, panel: Panel) -> str:
+    def _image(self, panel: Panel) -> tuple[str, str]:
         with rc_context({**STYLE, "axes.grid": self.grid}), warnings.catch_warnings():
             # The reader's fonts have the letters that ours lack.
             warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-            drawn = DrawnFigure(figsize=self.size, facecolor="none")
+            drawn = DrawnFigure(figsize=self.size)
             axes = drawn.subplots()
-            axes.set_facecolor("none")
             panel.draw(axes)
             if len(self.panels) > 1:
                 axes.set_title(panel.title)
             if self.legend:
                 drawn.set_figheight(self.size[1] + _add_legend(drawn))
-            text = StringIO()
-            FigureCanvasSVG(drawn).print_svg(text, metadata={"Date": None})  # type: ignore[no-untyped-call]
-        label = ". ".join(each for each in (self.title, panel.title, self.note) if each)
-        return _clean_svg(text.getvalue(), label)
+            content = BytesIO()
+            # Without a date equal figures are equal files.
+            drawn.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+        description = ". ".join(each for each in (self.title, panel.title, self.note) if each)
+        encoded = base64.b64encode(content.getvalue()).decode()
+        return description, f"data:image/svg+xml;base64,{encoded}"
 
 
 @contextmanager
@@ -243,53 +229,6 @@ def draw_matrix(
         if numpy.isfinite(value):
             look: Any = {"color": ink[int(value > 55)], "fontsize": 8.5 if cells.size <= 200 else 6}
             axes.text(column, row, f"{value:.0f}", ha="center", va="center", **look)
-
-
-# SVG inside a page
-
-
-FIGURE_ID = "figure-"
-"""Beginning of identifiers in an SVG; a page replaces it, so that those of figures differ."""
-_NOT_SHOWN = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
-_TAG = re.compile(r"<(\w+)((?:\s[^>]*?)?)(/?)>")
-_ATTRIBUTE = re.compile(r'([\w:-]+)="([^"]*)"')
-_DECIMALS = re.compile(r"-?\d+\.\d{2,}")
-_REFERENCE = re.compile(r"#([\w-]+)")
-
-
-def _clean_svg(text: str, label: str) -> str:
-    """Return matplotlib's SVG without styles, metadata and idle identifiers, named for readers.
-
-    Styles become attributes, because a page that forbids inline styles ignores them; the rules of
-    the page can then change colors. Identifiers begin with `FIGURE_ID`.
-    """
-    root, _, body = _NOT_SHOWN.sub("", text[text.index("<svg") :]).partition(">")
-    used = set(_REFERENCE.findall(re.sub(r"fill: #\w+|stroke: #\w+", "", body)))
-    body = _TAG.sub(lambda found: _clean_tag(found, used), body)
-    body = re.sub(r">\s+<", "><", body)
-    box = dict(_ATTRIBUTE.findall(root))["viewBox"]
-    name = escape(printable_name(" ".join(label.split()), 400), quote=True)
-    return f'<svg viewBox="{box}" role="img" aria-label="{name}">{body.strip()}'
-
-
-def _clean_tag(written: re.Match[str], used: set[str]) -> str:
-    found: dict[str, str] = {}
-    for key, value in _ATTRIBUTE.findall(written[2]):
-        if key == "style":
-            pairs = (each.partition(":") for each in value.split(";"))
-            styles = {left.strip(): right.strip() for left, _, right in pairs if right}
-            found |= {k: v for k, v in styles.items() if k not in ("font-family", "font")}
-        elif key == "id":
-            found |= {"id": f"{FIGURE_ID}{value}"} if value in used else {}
-        elif value.startswith("data:"):
-            found["href"] = re.sub(r"\s", "", value)
-        elif not value.startswith("rotate(-0 "):
-            found[key.removeprefix("xlink:")] = _REFERENCE.sub(rf"#{FIGURE_ID}\1", value)
-    for key in found.keys() & {"d", "x", "y"}:
-        shortened = _DECIMALS.sub(lambda number: f"{float(number[0]):.1f}", found[key])
-        found[key] = " ".join(shortened.split())
-    words = "".join(f' {key}="{value}"' for key, value in found.items())
-    return f"<{written[1]}{words}{written[3]}>"
 
 
 def escape_math(name: str, longest: int = _LONGEST_NAME) -> str:

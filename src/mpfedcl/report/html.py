@@ -21,14 +21,12 @@ from mpfedcl.report.drawings import (
     map_drawing,
     run_partition_drawing,
 )
-from mpfedcl.report.figures import DARK_COLORS, FIGURE_ID, Drawing
+from mpfedcl.report.figures import Drawing
 from mpfedcl.report.run import ALL_EQUAL, find_worst_client_and_class
 from mpfedcl.report.wording import MARKS, fairness_sentence, printable_name
 
 _MOST_MISTAKES = 6
 _MARK_TITLES = {"best": "best mean", "within": "not clearly behind the best"}
-_OF_SEVERAL = ("seeds", "clients")
-"""Figures that only a comparison needs."""
 _COST_AXES = {"megabytes": "By megabytes sent", "virtual_seconds": "By virtual time"}
 
 
@@ -52,7 +50,8 @@ def tag(name: str, *content: Content, **attributes: str | bool | None) -> Markup
             continue
         attribute = key.rstrip("_").replace("_", "-")
         opening += f" {attribute}" + ("" if value is True else f'="{html.escape(str(value))}"')
-    return Markup(f"<{opening}>" if name == "input" else f"<{opening}>{join(content)}</{name}>")
+    is_void = name in ("input", "img")
+    return Markup(f"<{opening}>" if is_void else f"<{opening}>{join(content)}</{name}>")
 
 
 def join(content: Content) -> Markup:
@@ -124,7 +123,7 @@ def text_cells(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
 
 def show_drawing(drawing: Drawing, *, titled: bool = True) -> Markup:
     """Return a figure with its title and note."""
-    shown = [Markup(each) for each in drawing.svgs()]
+    shown = [tag("img", src=address, alt=_on_one_line(text)) for text, address in drawing.images()]
     wide = "wide" if drawing.size[0] > 5.4 else "panel"
     return tag(
         "figure",
@@ -160,13 +159,6 @@ def show_command(command: str, how: str) -> Markup:
     return tag("div", controls, tag("pre", tag("code", command)), class_="command")
 
 
-def number_figures(shown: str, prefix: str) -> Markup:
-    """Return markup in which the identifiers of each figure begin with the prefix and a number."""
-    pieces = shown.split("<svg ")
-    numbered = [each.replace(FIGURE_ID, f"{prefix}-{n}-") for n, each in enumerate(pieces)]
-    return Markup("<svg ".join(numbered))
-
-
 # The blocks of a section
 
 
@@ -179,12 +171,13 @@ def section_blocks(section: Json) -> list[Markup]:
     groups, shown = section["groups"], section.get("details", [])
     parts = [*result, _show_rounds(groups)]
     found = comparison_drawings(groups, is_ranked=section.get("is_ranked", False))
-    shown_above = ("accuracy", "accuracy-over-time", *(() if len(groups) > 1 else _OF_SEVERAL))
+    shown_above = ["accuracy", "accuracy-over-time"]
+    if len(groups) == 1:
+        # A bar per client says the same of one run.
+        shown_above.append("clients")
     parts += [show_figure(each) for name, each in found.items() if name not in shown_above]
     if later := [show_table(table) for table in section["tables"] if table.get("later")]:
         parts.append(block("All predictors", details("Tables", later)))
-    if section.get("command"):
-        parts.append(block("Reproduce", show_command(section["command"], "The whole comparison:")))
     if not shown:
         return parts
     first = groups[0]["runs"][0]
@@ -301,15 +294,12 @@ def _show_absences(found: Json) -> Markup:
 
 
 def _show_settings(settings: Json) -> Markup:
-    """Return the commands that reproduce a run, all its settings and its versions."""
+    """Return the command that reproduces a run, all its settings and its versions."""
     versions = ", ".join(f"{name} {value}" for name, value in settings["versions"].items())
     threads = f"; threads: {settings['threads']}" if settings["threads"] else ""
-    start = "Or from" if settings["command"] else "From"
-    file = f"{start} experiment.toml, which holds every setting:"
     return block(
         "Reproduce",
-        show_command(settings["command"], settings["how"]) if settings["command"] else None,
-        show_command(settings["file_command"], file),
+        show_command(settings["command"], "From experiment.toml, which holds every setting:"),
         details("All settings", tag("pre", tag("code", settings["toml"]), tabindex="0")),
         sentence(f"Versions: {versions}{threads}.") if versions else None,
     )
@@ -320,7 +310,7 @@ def _show_settings(settings: Json) -> Markup:
 
 def render_page(document: Json) -> str:
     """Return the page of a document."""
-    style, script = page_style(), read_page_file("page.js")
+    style, script = read_page_file("page.css"), read_page_file("page.js")
     sections = document["sections"]
     links = [
         tag(
@@ -341,7 +331,7 @@ def render_page(document: Json) -> str:
             tag("h1", document["title"]),
             tag("nav", tag("ol", links), aria_label="Sections") if len(links) > 1 else None,
         )),
-        "CONTENT": number_figures(join(shown), "figure"),
+        "CONTENT": join(shown),
         "BOTTOM": tag(
             "p",
             f"mpfedcl {document['version']}. This file is self-contained. Accuracies are of the "
@@ -367,16 +357,6 @@ def _show_section(section: Json, place: int, *, alone: bool) -> Markup:
         id_=f"section-{place}",
         aria_labelledby=f"heading-{place}",
     )
-
-
-def page_style() -> str:
-    """Return the rules of a page, with the colors of figures on a dark one."""
-    dark_rules = "\n".join(
-        f'  figure [{name}="{light}"] {{ {name}: {dark}; }}'
-        for light, dark in DARK_COLORS.items()
-        for name in ("fill", "stroke")
-    )
-    return read_page_file("page.css").replace("/* DARK FIGURES */", dark_rules)
 
 
 def read_page_file(name: str, package: str = "mpfedcl.report") -> str:

@@ -61,7 +61,7 @@ def _inspect_folder(folder: Path, named: str) -> list[ResultFolder]:
         found.append(_select_started_runs(folder, inside, named))
     if found:
         return found
-    if any(folder.glob("*/search.json")):
+    if any(folder.glob("*/trial-*")):
         raise InvalidInput(
             f"{named} is {str(folder)!r}; the search in it has not ended: the same tune command "
             "resumes it."

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.wording import describe_partition
+from mpfedcl.experiment.descriptions import describe_partition
 from mpfedcl.methods import TESTS
 from mpfedcl.report.document import accuracy_by_seed, compare_runs, run_predictors_table
 from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, run_partition_drawing
@@ -27,7 +27,6 @@ from mpfedcl.report.tables import text_table
 from mpfedcl.report.tuning import describe_tuning, format_settings, read_searches, scores_drawing
 from mpfedcl.report.wording import name_seeds
 from mpfedcl.rounds.record import training_seconds
-from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.statistics import LEVEL, paired_difference
 from mpfedcl.studies.tuning import TuningResult
 
@@ -38,7 +37,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(("answered", "missing", "rejected", "trial", "pairs"), int),
     **dict.fromkeys(("accuracy", "accuracy_global", "loss", "megabytes", "seconds"), float),
     **dict.fromkeys(("virtual_seconds", "score", "difference", "low", "high", "level"), float),
-    **dict.fromkeys(("last", "judged", "finished", "chosen", "changed"), bool),
+    **dict.fromkeys(("last", "judged", "finished", "chosen"), bool),
 }
 """The types of the columns of all tables; every other column is text."""
 
@@ -190,21 +189,6 @@ def long_scores(searches: Sequence[TuningResult]) -> LongTable:
         for number, score in sorted(trial.scores.items())
     )
     return _long_table("method trial changes chosen round score", rows)
-
-
-def long_settings(searches: Sequence[TuningResult]) -> LongTable:
-    """Return the value of each setting in each trial, as text; trial 0 has the defaults."""
-    rows = (
-        (
-            *(search.method, trial.number, trial.number == search.chosen),
-            *(name.replace("__", "."), None if value is None else str(value)),
-            name in trial.changes,
-        )
-        for search in searches
-        for trial in search.trials
-        for name, value in trial.values.items()
-    )
-    return _long_table("method trial chosen setting value changed", rows)
 
 
 # Results
@@ -389,11 +373,8 @@ class LoadedSearch(Loaded):
 
     @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
-        """scores, settings."""
-        return Offers(
-            scores=partial(long_scores, self._searches),
-            settings=partial(long_settings, self._searches),
-        )
+        """scores."""
+        return Offers(scores=partial(long_scores, self._searches))
 
     @property
     def figures(self) -> Mapping[str, Drawing]:
@@ -468,8 +449,6 @@ def load(
             "load them one by one."
         )
     (result,) = found
-    if result.kind == "run" and not RunDirectory(result.path).count_records():
-        raise InvalidInput(f"path is {str(path)!r}, a run that has no round yet.")
     loaded = read_result(result)
     if not unfinished:
         _reject_unfinished(result, loaded)
@@ -489,16 +468,9 @@ def read_result(result: ResultFolder) -> LoadedRun | LoadedComparison | LoadedSe
 def _reject_unfinished(result: ResultFolder, loaded: Loaded) -> None:
     runs = loaded.runs if isinstance(loaded, LoadedComparison) else [loaded]
     waiting = [each for each in runs if isinstance(each, LoadedRun) and each.summary is None]
-    names = [each.path.name for each in waiting] + list(result.left_out)
-    if not names:
-        return
-    if isinstance(loaded, LoadedRun):
-        rounds = f"round {loaded.history[-1]['round']} of {loaded.experiment.rounds}"
+    if names := [*(each.path.name for each in waiting), *result.left_out]:
         raise InvalidInput(
-            f"path is {str(loaded.path)!r}, a run that has not ended ({rounds}); resume it by "
-            f"mpfedcl run --resume {loaded.path}, or read it as it is: unfinished=True."
+            f"path is {str(result.path)!r}, which has not ended: {enumerate_names(names, 3)}. Let "
+            "the same command or call finish it (a run: mpfedcl run --resume), or read it as it "
+            "is: unfinished=True."
         )
-    raise InvalidInput(
-        f"path is {str(result.path)!r}; runs in it have not ended ({enumerate_names(names, 3)}): "
-        "let the same command or call finish them, or read them as they are: unfinished=True."
-    )

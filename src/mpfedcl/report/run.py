@@ -1,8 +1,8 @@
 """One run: its records, and the content that a report shows of it."""
 
-import math
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +13,9 @@ import numpy
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, read_json_file, validate_content
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.wording import describe_data
+from mpfedcl.experiment.descriptions import describe_data
 from mpfedcl.methods import TESTS, Method, PredictorName, Test, find_method, is_built_in
 from mpfedcl.report.prototype_map import describe_prototype_map
-from mpfedcl.report.reproduction import (
-    federation_commands,
-    federation_start,
-    file_command,
-    run_command,
-)
 from mpfedcl.report.wording import tests_differ
 from mpfedcl.rounds.metrics import Fairness, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
@@ -65,7 +59,8 @@ class RunRecords:
             path,
             experiment,
             rounds,
-            len(file.read_bytes().splitlines()) - len(lines) if with_rounds else 0,
+            # A line that is being written is not damaged.
+            max(0, directory.count_records() - len(lines)) if with_rounds else 0,
             _read_optional(path / "summary.json", Summary),
             _read_optional(path / "partition.json", Partition),
             _read_optional(path / "confusion.json", Confusion),
@@ -81,7 +76,8 @@ class RunRecords:
             num_classes = len(self.partition.classes) if self.partition else 1
             method = find_method(self.experiment.method)(self.experiment, num_classes)
             return {test: method.predictor_on(test) for test in TESTS}
-        return dict.fromkeys(TESTS, self._recognize_predictor())
+        # A report imports no foreign method.
+        return dict.fromkeys(TESTS, Method.primary_predictor)
 
     @cached_property
     def has_shared_test(self) -> bool:
@@ -154,18 +150,6 @@ class RunRecords:
         last = self.last_evaluated
         known = self.partition.clients if self.partition else (last and last.accuracy_per_client)
         return len(known or ())
-
-    def _recognize_predictor(self) -> PredictorName:
-        """Return the predictor whose mean is that of the clients' accuracies."""
-        # A report imports no foreign method.
-        line = next((line for line in self.rounds if line.accuracy), None)
-        fairness = measure_spread(line)
-        if line is None or line.accuracy is None or fairness is None:
-            return Method.primary_predictor
-        for predictor, value in line.accuracy["local_test"].items():
-            if value is not None and math.isclose(value, fairness.mean, abs_tol=0.01):
-                return predictor
-        return Method.primary_predictor
 
     def value(self, test: Test, predictor: PredictorName) -> float | None:
         """Return the accuracy of a predictor in the last evaluated round."""
@@ -256,25 +240,28 @@ def _reasons(remarks: Any, kind: str) -> dict[str, str]:
 
 
 def describe_settings(records: RunRecords) -> Json:
-    """Return all settings of a run, commands that reproduce it, and versions."""
-    how, command = "In one command:", run_command(records.experiment)
-    from_file = file_command(records.path)
-    if records.is_network:
-        assert records.partition is not None
-        how = (
-            "A federation needs a command for the server, one for each client, and one for the run:"
-        )
-        file, clients = str(records.path / "experiment.toml"), list(records.partition.clients)
-        command = federation_commands(records.experiment, clients, file)
-        from_file = federation_start(file)
+    """Return all settings of a run, the command that reproduces it, and versions."""
+    file = records.path / "experiment.toml"
     return {
         "toml": records.experiment.to_toml(),
-        "file_command": from_file,
-        "how": how,
-        "command": command,
+        "command": federation_command(file) if records.is_network else run_command(file),
         "versions": records.summary.versions if records.summary else {},
         "threads": records.summary.threads if records.summary else None,
     }
+
+
+def run_command(file: Path) -> str:
+    """Return the command of a run with the settings in a file."""
+    return _join(["run", str(file)])
+
+
+def federation_command(file: Path) -> str:
+    """Return the command of a run over a network; a run does not record its federation's folder."""
+    return _join(["federation", "start", "FEDERATION", str(file)])
+
+
+def _join(words: Sequence[str]) -> str:
+    return f"mpfedcl {shlex.join(words)}"
 
 
 def find_worst_client_and_class(run: Json) -> tuple[Json | None, Json | None]:
@@ -317,10 +304,7 @@ def describe_run_prototypes(records: RunRecords) -> Json:
     """Return the prototype map of a run, or the reason why there is none."""
     if records.partition is None:
         return {"missing": "The run has no partition.json, so there is no map."}
-    partition = RunDirectory(records.path).read_json("partition.json")
-    return describe_prototype_map(
-        records.path, records.experiment, partition, records.partition.classes
-    )
+    return describe_prototype_map(records.path, records.experiment, records.partition.classes)
 
 
 def _describe_absences(records: RunRecords) -> Json:

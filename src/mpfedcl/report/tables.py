@@ -7,11 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-import numpy
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -32,8 +30,7 @@ from mpfedcl.report.wording import (
 _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
 _WIDTH = 100
-_MOST_CLIENTS, _WORST_CLIENTS = 20, 5
-"""Up to how many clients are listed one by one, and how many of more."""
+_MOST_CLIENTS = 20
 _NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?(✗\d+)?\*?")
 
 
@@ -158,34 +155,12 @@ def predictors_table(caption: str, values: Mapping[Any, Any], judged: Mapping[An
     return {"caption": caption, "columns": columns, "rows": rows, "notes": notes}
 
 
-def clients_table(
-    title: str,
-    accuracies: Mapping[str, float | None],
-    spread: Mapping[str, Any] | None = None,
-) -> TextTable:
-    """Return each client's accuracy; of many clients the quartiles and the worst.
-
-    `spread` is over all clients if not all are listed.
-    """
-    known = {name: value for name, value in accuracies.items() if value is not None}
-    if spread is None and (len(accuracies) <= _MOST_CLIENTS or not known):
-        rows = [[name, percent(value)] for name, value in accuracies.items()]
-        return TextTable(title, ["client", "accuracy %"], rows)
-    worst = "worst of the last round"
-    note = (
-        f"accuracy_per_client in summary.json lists {len(known):,}: the clients evaluated in the "
-    )
-    note += "last round."
-    if spread is None:
-        values = list(known.values())
-        quartiles = numpy.percentile(values, (25, 50, 75)).tolist()
-        spread = {"clients": len(known), "mean": fmean(values), "quartiles": quartiles}
-        worst, note = "among the worst", "All clients: accuracy_per_client in summary.json."
-        if untested := len(accuracies) - len(known):
-            note += f" {untested} have no number there."
-    names = ("mean", "upper quartile", "median", "lower quartile")
-    numbers = (spread["mean"], *reversed(spread["quartiles"]))
-    rows = [[name, percent(value)] for name, value in zip(names, numbers, strict=True)]
-    for name in sorted(known, key=lambda name: known[name])[:_WORST_CLIENTS]:
-        rows.append([f"{worst}: {name}", percent(known[name])])
-    return TextTable(title, [f"of {spread['clients']:,} clients", "accuracy %"], rows, note)
+def clients_table(title: str, accuracies: Mapping[str, float | None]) -> TextTable:
+    """Return each client's accuracy; of many clients the lowest."""
+    ranked = sorted(accuracies, key=lambda name: (accuracies[name] is None, accuracies[name]))
+    lowest = set(ranked[:_MOST_CLIENTS])
+    rows = [[name, percent(value)] for name, value in accuracies.items() if name in lowest]
+    note = ""
+    if left_out := len(accuracies) - len(rows):
+        note = f"The lowest; {left_out:,} more: accuracy_per_client in summary.json."
+    return TextTable(title, ["client", "accuracy %"], rows, note)

@@ -8,24 +8,24 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from mpfedcl.core.json_files import Json, read_json_file
-from mpfedcl.experiment.wording import describe_by_method, describe_partition
+from mpfedcl.experiment.descriptions import describe_by_method, describe_partition
 from mpfedcl.report.figures import PALETTE, SOFT, Drawing, Panel, escape_math, mark_rounds
 from mpfedcl.report.tables import cell
 from mpfedcl.report.wording import PREDICTOR_TITLES, name_seeds, percent
-from mpfedcl.studies.tuning import Trial, TuningFile, TuningResult
+from mpfedcl.studies.tuning import Trial, TuningResult
 
 _CHOICE = (
     "The score is the primary metric in % on training samples that were held out, the mean over "
-    "clients and seeds; test samples were not used. Of all trials within the tolerance, in "
-    "standard errors of the best in the last round, the one with the fewest changes to the "
+    "clients and seeds; test samples were not used. Of all trials within the "
+    "standard error of the best in the last round, the one with the fewest changes to the "
     "defaults was chosen, then the best. The score of the chosen trial is the best of many and "
     "therefore optimistic; only a run on test samples shows how good it is"
 )
 
 
 def read_searches(files: Sequence[Path]) -> list[TuningResult]:
-    """Return the searches in files of several methods or of one."""
-    return [each for file in files for each in read_json_file(file, TuningFile).methods.values()]
+    """Return the searches in files, one per method."""
+    return [read_json_file(file, TuningResult) for file in files]
 
 
 def describe_tuning(files: Sequence[Path]) -> Json:
@@ -67,7 +67,7 @@ def _describe_rule(found: TuningResult) -> str:
     always = ", and the defaults always to the end" if following else ""
     return (
         f"{', '.join(steps)}{always}, by {100 * found.validation:g} % of each client's training "
-        f"samples, {name_seeds(found.seeds)}, tolerance {found.tolerance:g}"
+        f"samples, {name_seeds(found.seeds)}"
     )
 
 

@@ -5,18 +5,13 @@ from typing import Any
 
 import numpy
 import pytest
-from google.protobuf import text_format
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.util import tensor_util
 
 from mpfedcl import Experiment, resume, run
 from mpfedcl.report.tracking import round_scalars
 from mpfedcl.runs.observer import Observer
-from small_experiments import Warnings, read_records, save_pictures, small
-
-HOSTILE_CLASSES = ("a\tb", "line\nbreak", "<i>\u202e")
+from small_experiments import Warnings, read_records, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("small_models")]
 
@@ -66,35 +61,6 @@ def test_a_run_on_the_embedded_digits_is_read_back(tmp_path: Path) -> None:
     assert "rounds = 3" in written
 
 
-def test_the_projector_has_the_pool_and_test_images(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run(Experiment(rounds=1, track=("tensorboard",)), path)
-    folder = path / "tensorboard"
-    config = text_format.Parse((folder / "projector_config.pbtxt").read_text(), ProjectorConfig())
-    (embedding,) = config.embeddings
-    vectors = numpy.loadtxt(folder / embedding.tensor_path, delimiter="\t")
-    titles, *rows = [
-        line.split("\t") for line in (folder / embedding.metadata_path).read_text().splitlines()
-    ]
-    assert titles == ["kind", "class", "client", "count"]
-    assert len(rows) == len(vectors)
-    pool = load_file(path / "pool.safetensors")
-    size = len(pool["vectors"])
-    numpy.testing.assert_allclose(vectors[:size], pool["vectors"].numpy(), rtol=1e-5, atol=1e-9)
-    assert [row[1] for row in rows[:size]] == [str(label) for label in pool["labels"].tolist()]
-    assert [row[2] for row in rows[:size]] == [f"client-{i}" for i in pool["owners"].tolist()]
-    assert [int(row[3]) for row in rows[:size]] == pool["counts"].tolist()
-    assert {row[0] for row in rows[:size]} == {"prototype"}
-    assert {row[0] for row in rows[size:]} == {"test image"}
-    assert len(rows) - size == 400
-
-
-def test_a_method_without_prototypes_has_no_projector(images: Path, tmp_path: Path) -> None:
-    run(small(images, "fedavg", track=("tensorboard",)), tmp_path / "run")
-    assert not (tmp_path / "run" / "tensorboard" / "projector_config.pbtxt").exists()
-    assert read_curves(tmp_path / "run" / "tensorboard") == expected_curves(tmp_path / "run")
-
-
 def test_a_resumed_run_has_each_round_once(images: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     run(small(images, rounds=4, track=("tensorboard",)), path, stopped_after(2))
@@ -126,18 +92,6 @@ def test_runs_that_share_a_folder_keep_apart(images: Path, tmp_path: Path) -> No
     assert read_curves(shared / "tensorboard" / "run") == expected_curves(tmp_path / "a" / "run")
     other = shared / "tensorboard" / "run-2"
     assert read_curves(other) == expected_curves(tmp_path / "b" / "run")
-
-
-def test_hostile_names_stay_in_their_cells(tmp_path: Path) -> None:
-    experiment = small(save_pictures(tmp_path / "images", HOSTILE_CLASSES), track=("tensorboard",))
-    warnings = Warnings()
-    run(experiment, tmp_path / "run", warnings.observer())
-    assert warnings == []
-    folder = tmp_path / "run" / "tensorboard"
-    (file,) = folder.rglob("metadata.tsv")
-    lines = file.read_text().splitlines()
-    assert {line.count("\t") for line in lines} == {3}
-    assert "a\N{REPLACEMENT CHARACTER}b" in {line.split("\t")[1] for line in lines}
 
 
 def test_a_full_disk_costs_the_tracker_alone(images: Path, tmp_path: Path) -> None:

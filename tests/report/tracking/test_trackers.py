@@ -265,7 +265,7 @@ def test_compare_tracks_each_run(images: Path, tmp_path: Path, said: Say) -> Non
     # One experiment, in MLflow's sense, though two processes found the store empty.
     groups = [each for each in (tracks / "mlflow").iterdir() if (each / "meta.yaml").is_file()]
     assert len(groups) == 1
-    runs = [each for each in groups[0].iterdir() if (each / "metrics" / "round").is_file()]
+    runs = [each for each in groups[0].iterdir() if (each / "metrics" / "loss").is_file()]
     assert len(runs) == 4
     # Each is what one process makes of it, without trackers.
     run(small(images, "mp-fedcl", seed=1), tmp_path / "alone")

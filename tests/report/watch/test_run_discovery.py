@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.report.watch import files
-from mpfedcl.report.watch.files import file_signature, find_runs, read_regular_file
-from mpfedcl.report.watch.web_app import ListedRun
+from mpfedcl.report.watch import runs
+from mpfedcl.report.watch.runs import WatchedRun, find_runs, find_version
 
 
 def make(path: Path) -> Path:
@@ -62,7 +61,7 @@ def test_folder_names_that_are_not_unicode(tmp_path: Path) -> None:
     make(path)
     (found,) = find_runs(tmp_path)[0]
     assert found == path
-    assert set(ListedRun(found, tmp_path).id) <= set("0123456789abcdef")
+    assert set(WatchedRun(found, tmp_path).id) <= set("0123456789abcdef")
 
 
 def test_search_ends_after_the_largest_number_of_folders(
@@ -70,20 +69,20 @@ def test_search_ends_after_the_largest_number_of_folders(
 ) -> None:
     for number in range(30):
         make(tmp_path / f"{number:02}")
-    monkeypatch.setattr(files, "MOST_FOLDERS", 11)
+    monkeypatch.setattr(runs, "MOST_FOLDERS", 11)
     places, is_too_large = find_runs(tmp_path)
     assert is_too_large
     assert len(places) == 10
 
 
-def test_only_regular_files_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_have_a_version(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"12345")
     (tmp_path / "link").symlink_to(tmp_path / "plain")
     os.mkfifo(tmp_path / "pipe")
-    assert read_regular_file(tmp_path / "plain") == b"12345"
-    for name in ("link", "pipe", "nothing", "."):
-        assert file_signature(tmp_path / name) is None
-        with pytest.raises(InvalidInput, match="cannot be read"):
-            read_regular_file(tmp_path / name)
-    with pytest.raises(InvalidInput, match="has 5 bytes; at most 4 are read"):
-        read_regular_file(tmp_path / "plain", 4)
+    version = find_version(tmp_path / "plain")
+    assert version is not None
+    assert version.size == 5
+    assert find_version(tmp_path / "nothing") is None
+    for name in ("link", "pipe", "."):
+        with pytest.raises(InvalidInput, match="is not a regular file"):
+            find_version(tmp_path / name)

@@ -145,6 +145,7 @@ def wait_for_list(server: Server, words: str, *, is_there: bool = True) -> str:
     raise AssertionError(f"{words!r}: {is_there} never came true")
 
 
+@pytest.mark.thorough
 def test_list_follows_new_grown_and_deleted_runs(server: Server) -> None:
     assert ">done</a>" in wait_for_list(server, "done")
     path = write_run(server.folder / "new", rounds=2, finished=False)

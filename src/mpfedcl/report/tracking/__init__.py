@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
@@ -43,9 +42,6 @@ class Tracker:
         >>> tracker.losses
         [2.3]
     """
-
-    options: ClassVar[tuple[str, ...]] = ()
-    """Names of `experiment.options` that it reads; others are rejected."""
 
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
         """Start with a run, or resume it; reports of rounds after `done` are no longer valid.

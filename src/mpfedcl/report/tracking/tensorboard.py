@@ -1,20 +1,16 @@
-"""TensorBoard: scalars, the settings as text, and at the end the pool in the projector."""
+"""TensorBoard: scalars, and the settings as text."""
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import Experiment
-from mpfedcl.report.prototype_map import embed_test_images
 from mpfedcl.report.tracking import Tracker, read_notes, round_scalars, write_notes
 from mpfedcl.report.wording import printable_name
-from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Record, RunResult
 
 
@@ -47,13 +43,7 @@ class TensorBoardTracker(Tracker):
         self._writer.flush()
 
     def finish(self, result: RunResult) -> None:
-        """Write the pool and test images for the projector."""
-        if result.summary is not None and result.pool is not None and len(result.pool):
-            vectors, rows = _list_projector_points(result)
-            # The writer would announce on standard output that a resumed run has the folder.
-            shutil.rmtree(self._folder / "00000", ignore_errors=True)
-            titles = ["kind", "class", "client", "count"]
-            self._writer.add_embedding(vectors, rows, tag="prototypes", metadata_header=titles)
+        """Close the file of events."""
         self._writer.close()
 
     def _write(self, record: Record, moment: float) -> None:
@@ -74,24 +64,3 @@ def _find_folder(experiment: Experiment, path: Path) -> Path:
     folder.mkdir(parents=True)
     write_notes(path, "tensorboard", {"folder": str(folder)})
     return folder
-
-
-def _list_projector_points(result: RunResult) -> tuple[torch.Tensor, list[list[str]]]:
-    """Return vectors, and the rows of a table about them."""
-    partition = RunDirectory(result.path).read_json("partition.json")
-    assert result.pool is not None
-    assert partition is not None
-    pool, classes = result.pool.to("cpu"), [printable_name(name) for name in partition["classes"]]
-    columns = zip(pool.labels.tolist(), pool.owners.tolist(), pool.counts.tolist(), strict=True)
-    rows = [
-        ["prototype", classes[label], printable_name(pool.names[owner]), str(count)]
-        for label, owner, count in columns
-    ]
-    samples, _ = embed_test_images(result.path, result.experiment, partition)
-    if samples is None:
-        return pool.vectors, rows
-    rows += [
-        ["test image", classes[label], printable_name(owner or "several"), "1"]
-        for label, owner in zip(samples.labels, samples.owners, strict=True)
-    ]
-    return torch.cat([pool.vectors, torch.as_tensor(samples.vectors)]), rows

@@ -1,5 +1,5 @@
 "use strict";
-/* Asks the server every two seconds for the part that the address names, and shows what has changed. */
+/* Asks the server, at most every two seconds, for the part that the address names, and shows what has changed. */
 (() => {
   const PAUSE = 2000;
   const at = (id) => document.getElementById(id);
@@ -36,6 +36,7 @@
     clearTimeout(timer);
     if (document.hidden) return;
     const address = asked;
+    const began = performance.now();
     try {
       const answer = await fetch(address, { cache: "no-store", headers: etag ? { "If-None-Match": etag } : {} });
       const text = await answer.text();
@@ -54,7 +55,8 @@
       at("connection").textContent = "Not connected: mpfedcl watch has ended or is out of reach. This page continues automatically when it is back.";
     }
     clearTimeout(timer);
-    timer = setTimeout(ask, PAUSE);
+    // Figures are drawn for an answer: that may take a fifth of the server's time at most.
+    timer = setTimeout(ask, Math.max(PAUSE, 4 * (performance.now() - began)));
   }
 
   function lose() {
