@@ -4,30 +4,28 @@ The package `runs` does not know these callbacks; this module attaches them to a
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import unused_folder
-from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.names import did_you_mean
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.inference.calibration import calibrate
 from mpfedcl.inference.membership import warn_of_joined_clients
 from mpfedcl.inference.one_shot import update_over_network
 from mpfedcl.inference.trained_run import reject_changed
-from mpfedcl.methods import Method, PredictorName, find_method
+from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.report.card import write_card
 from mpfedcl.report.export import write_comparison
 from mpfedcl.report.results import LoadedComparison, load
-from mpfedcl.report.tracking import Tracker, add_trackers, make_trackers, read_failures
+from mpfedcl.report.tracking import add_trackers, make_trackers, read_failures
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Attach, Callbacks, Observer, RunResult
 from mpfedcl.runs.simulation import resume_simulation, run_simulation
 from mpfedcl.studies.comparison import Comparison, choose_methods
-from mpfedcl.studies.jobs import JobOptions, Jobs, Runner, count_jobs
-from mpfedcl.studies.tuning import BUDGET, TOLERANCE, VALIDATION, Search, TuningResult, run_searches
+from mpfedcl.studies.jobs import JobOptions, Jobs, count_jobs
+from mpfedcl.studies.tuning import BUDGET, VALIDATION, Search, TuningResult, run_searches
 
 
 def run(
@@ -98,7 +96,6 @@ def attach(experiment: Experiment) -> Attach:
     """Return the callbacks of a run of this experiment; reject trackers that are not installed."""
     trackers = make_trackers(experiment.track)
     method = find_method(experiment.method)
-    _refuse_unread_options(experiment, method, trackers.values())
 
     def accompany(path: Path, observer: Observer) -> Observer:
         # A run over a network is resumed by the server's process.
@@ -125,33 +122,16 @@ def attach(experiment: Experiment) -> Attach:
     return accompany
 
 
-def _refuse_unread_options(
-    experiment: Experiment, method: type[Method], trackers: Iterable[Tracker]
-) -> None:
-    """Reject an option that neither the method nor a tracker reads, such as a misspelled one."""
-    search_space = (name for name in method.search_space if name.startswith("options__"))
-    known = sorted(
-        {*method.options, *(name.removeprefix("options__") for name in search_space)}.union(
-            *(each.options for each in trackers)
-        )
-    )
-    for name in experiment.options:
-        if name not in known:
-            allowed = f"it must be one of {', '.join(known)}{did_you_mean(name, known)}"
-            if not known:
-                allowed = f"neither {experiment.method} nor a tracker of this run reads any"
-            raise InvalidInput(
-                f"options has {name!r}; {allowed}: a class names those it reads in its attribute "
-                "options."
-            )
-
-
 CALLBACKS = Callbacks(attach, update_over_network)
 """The callbacks of every run, from Python and from the command line."""
 
 
-RUNNER = Runner(run, resume)
-"""The functions with which comparisons and searches execute their runs."""
+def run_or_resume(experiment: Experiment, path: Path, observer: Observer) -> RunResult:
+    """Run an experiment into a folder, or resume the run in it; for comparisons and searches."""
+    if RunDirectory(path).holds_run():
+        neutral = {name: experiment.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
+        return resume(path, experiment.rounds, observer, **neutral)
+    return run(experiment, path, observer)
 
 
 def compare(
@@ -195,7 +175,9 @@ def compare(
     for name, reason in left_out.items():
         warnings.warn(f"{name} is left out: {reason}", stacklevel=2)
     total = sum(each.experiment.rounds for each in comparison.planned_runs)
-    told = JobOptions(RUNNER, jobs, on_wait=lambda: on_progress(comparison.rounds_done(), total))
+    told = JobOptions(
+        run_or_resume, jobs, on_wait=lambda: on_progress(comparison.rounds_done(), total)
+    )
     comparison.run(told)
     for each in comparison.planned_runs:
         for sentence in read_failures(each.path):
@@ -214,7 +196,6 @@ def tune(
     budget: int = BUDGET,
     seeds: Sequence[int] = (0,),
     validation: float = VALIDATION,
-    tolerance: float = TOLERANCE,
     predictor: PredictorName | None = None,
     jobs: Jobs = 1,
     should_stop: Callable[[], bool] = lambda: False,
@@ -229,7 +210,6 @@ def tune(
         budget: Number of trials.
         seeds: Seeds of each trial.
         validation: Fraction of each client's training images that is held out for validation.
-        tolerance: Trials within this many standard errors of the best are considered equal.
         predictor: Predictor of the score; by default the primary one on the local test sets.
         jobs: Number of concurrent runs, or "auto".
         should_stop, on_wait: Called repeatedly during the runs; the first can stop the search.
@@ -244,8 +224,7 @@ def tune(
         budget,
         seeds,
         validation=validation,
-        tolerance=tolerance,
         predictor=predictor,
     )
-    options = JobOptions(RUNNER, jobs, should_stop, on_wait)
+    options = JobOptions(run_or_resume, jobs, should_stop, on_wait)
     return search.write_result() if run_searches([search], options) else None

@@ -29,7 +29,7 @@ REFUSED = {
     f"run {SMALL} --track tensorboard": "tensorboard",
     f"run {SMALL} --track mlflow": "mlflow",
     "federation init lab --clients 2": "flower",
-    "export run --format onnx": "onnx",
+    "export run": "onnx",
     "watch run": "watch",
 }
 PROGRAM = """\

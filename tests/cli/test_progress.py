@@ -2,12 +2,10 @@
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.cli.federation import RunLines
 from mpfedcl.cli.terminal import LINES, ProgressBar, is_milestone
 
 
@@ -51,29 +49,3 @@ def test_milestones_are_few_and_include_the_end(total: int, steps: list[int]) ->
     assert len(told) <= LINES + 2
     assert told == sorted(set(told))
     assert not total or told[-1] == total
-
-
-def training(number: int, missing: list[str] | None = None) -> dict[str, object]:
-    return {"what": "training", "round": number, "rounds": 40, "missing": missing or []}
-
-
-def test_server_prints_the_status_of_the_run() -> None:
-    lines = RunLines()
-    waiting: dict[str, object] = {"what": "waiting for clients"}
-    done: dict[str, object] = {"what": "done", "path": "/runs/a"}
-    told = [waiting, waiting, training(1), training(2), training(2), training(4, ["b"]), done, done]
-    said = [line for status in told if (line := lines.read(status))]
-    assert said == [
-        "Run: waiting for clients.",
-        "Run: round 2 of 40.",
-        "Run: round 4 of 40, missing: 1.",
-        "Run: done, /runs/a.",
-    ]
-    assert lines.read({}) == ""
-    assert lines.read(training(2)) == "Run: round 2 of 40."
-    assert lines.read({"what": "failed", "error": "no"}) == "Run: failed, no."
-
-
-@pytest.mark.parametrize("status", [{}, {"what": ""}])
-def test_empty_status_prints_nothing(status: dict[str, object]) -> None:
-    assert RunLines().read(status) == ""

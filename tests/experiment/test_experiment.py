@@ -62,7 +62,6 @@ experiments = st.fixed_dictionaries(
         "dbscan__eps": st.none() | positive(),
         "validation__max_norm": positive(1e300),
         "model__hidden": st.lists(st.integers(1, 65_536), max_size=4).map(tuple),
-        "options": st.dictionaries(names, st.text(st.characters(codec="utf-8"), max_size=12)),
     },
 )
 
@@ -276,9 +275,6 @@ def test_flags_and_python_give_the_same_experiment() -> None:
             "0.5",
             "--prototypes.per-class",
             "3",
-            "--options",
-            "beta",
-            "0.5",
         ]
     )
     assert isinstance(parsed, Run)
@@ -292,7 +288,6 @@ def test_flags_and_python_give_the_same_experiment() -> None:
         clients=4,
         dbscan__eps=0.5,
         prototypes__per_class=3,
-        options={"beta": "0.5"},
     )
 
 

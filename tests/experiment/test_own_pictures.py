@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mpfedcl import Experiment, run
+from mpfedcl.experiment.descriptions import describe_missing_encoder
 from mpfedcl.experiment.experiment import PIXELS_PER_SIDE
-from mpfedcl.experiment.wording import describe_missing_encoder
 from mpfedcl.runs.observer import Observer
 from small_experiments import save_images, save_vectors
 

@@ -11,7 +11,7 @@ import pytest
 from command_processes import CommandProcess, forked_from_server
 from command_results import without_progress
 from comparison_command import RUNS, modified, words
-from mpfedcl.api import RUNNER
+from mpfedcl.api import run_or_resume
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from small_experiments import HIDDEN, Say, assert_same_run, small
@@ -51,15 +51,19 @@ def test_stop_between_runs(images: Path, tmp_path: Path) -> None:
     rounds: list[int] = []
     finished = comparison.run(
         JobOptions(
-            RUNNER, 1, lambda: len(rounds) == 3, lambda: rounds.append(comparison.rounds_done())
+            run_or_resume,
+            1,
+            lambda: len(rounds) == 3,
+            lambda: rounds.append(comparison.rounds_done()),
         )
     )
     assert not finished
     assert rounds == [1, 2, 3]
-    assert comparison.run(JobOptions(RUNNER))
+    assert comparison.run(JobOptions(run_or_resume))
     assert comparison.rounds_done() == 4
 
 
+@pytest.mark.thorough
 def test_kill_with_several_jobs_leaves_no_orphans(
     images: Path, compared: Path, tmp_path: Path, said: Say
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from command_processes import CommandProcess, forked_from_server
 from mpfedcl import InvalidInput, resume
-from mpfedcl.api import RUNNER
+from mpfedcl.api import run_or_resume
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
 from small_experiments import flags, small
@@ -100,6 +100,7 @@ def test_an_interrupt_of_the_parent_alone_ends_all_after_their_round(
         assert done.count("\n") < ROUNDS
 
 
+@pytest.mark.thorough
 def test_a_second_interrupt_of_the_parent_alone_ends_all_at_once(
     tmp_path: Path, start: Callable[..., Process]
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_second_interrupt_of_the_parent_alone_ends_all_at_once(
     assert resume(path).accuracy is not None
 
 
+@pytest.mark.thorough
 def test_an_interrupt_while_processes_are_still_starting(
     tmp_path: Path, start: Callable[..., Process]
 ) -> None:
@@ -151,7 +153,7 @@ def test_failed_run_stops_the_others_after_their_round(images: Path, tmp_path: P
         PlannedRun(each.resolved(), tmp_path / name) for name, each in experiments.items()
     ]
     with pytest.raises(InvalidInput, match="clients is 61"):
-        run_planned(planned_runs, JobOptions(RUNNER, jobs=2))
+        run_planned(planned_runs, JobOptions(run_or_resume, jobs=2))
     long, short, _ = planned_runs
     assert short.is_done()
     assert RunDirectory(long.path).read_summary() is None

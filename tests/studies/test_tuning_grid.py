@@ -98,12 +98,12 @@ def test_learning_rates_are_not_refined_forever() -> None:
 
 
 def test_defaults_are_added_to_the_grid() -> None:
-    base = Experiment().replace(train__lr=0.05, contrast__weight=1, options={"beta": "7"})
-    search_space = {"train__lr": RATES, "contrast__weight": (1.0, 2.0), "options__beta": ("1", "2")}
-    grid = build_grid(search_space, base, 2)
+    base = Experiment().replace(train__lr=0.05, contrast__weight=1, prototypes__pool_ttl=7)
+    more = {"contrast__weight": (1.0, 2.0), "prototypes__pool_ttl": (1, 2)}
+    grid = build_grid({"train__lr": RATES, **more}, base, 2)
     assert grid["train__lr"] == (0.01, 0.03, 0.05, 0.1, 0.3)
     assert grid["contrast__weight"] == (1.0, 2.0)
-    assert grid["options__beta"] == ("7", "1", "2")
+    assert grid["prototypes__pool_ttl"] == (7, 1, 2)
 
 
 def test_unknown_settings_in_a_search_space_are_refused() -> None:

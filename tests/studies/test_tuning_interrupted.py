@@ -9,7 +9,7 @@ import pytest
 from command_processes import CommandProcess
 from command_results import without_progress
 from mpfedcl import resume
-from mpfedcl.api import RUNNER, tune
+from mpfedcl.api import run_or_resume, tune
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer
 from mpfedcl.studies.jobs import JobOptions, PlannedRun, run_planned
@@ -46,9 +46,8 @@ def test_killed_before_the_first_round_of_a_rung(images: Path, tuned: Path, tmp_
     """The run then says more rounds than it has, and its summary is gone."""
     path, base = tmp_path / "killed", small(images, rounds=ROUNDS)
     search = Search.prepare(base, "fedavg", path, BUDGET)
-    search.write_description()
     while search.due_runs()[0].experiment.rounds < ROUNDS:
-        assert run_planned(search.due_runs(), JobOptions(RUNNER))
+        assert run_planned(search.due_runs(), JobOptions(run_or_resume))
     planned = search.due_runs()[0]
     resume(planned.path, ROUNDS, Observer(should_stop=lambda: True))
     assert RunDirectory(planned.path).read_summary() is None
@@ -65,6 +64,7 @@ def test_weights_are_deleted_at_the_end(tuned: Path) -> None:
     assert len([*tuned.rglob("rounds.jsonl")]) == 2 * BUDGET
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked_jobs")
 def test_kill_with_two_jobs_is_resumed(
     images: Path, tuned: Path, tmp_path: Path, said: Say
@@ -108,7 +108,7 @@ def test_searches_run_in_parallel(images: Path, tmp_path: Path) -> None:
         Search.prepare(small(images, rounds=rounds), method, tmp_path / method, 2)
         for method, rounds in (("local", 1), ("fedavg", 3))
     ]
-    assert run_searches(searches, JobOptions(RUNNER))
+    assert run_searches(searches, JobOptions(run_or_resume))
     assert [search.due_runs() for search in searches] == [[], []]
     assert sum(s.rounds_done() for s in searches) <= sum(s.most_rounds for s in searches)
     assert [len(search.collect_result().trials) for search in searches] == [2, 2]
@@ -119,5 +119,5 @@ def test_existing_runs_are_resumed(images: Path, tmp_path: Path) -> None:
         PlannedRun(small(images, "local", rounds=n).resolved(), tmp_path / "run") for n in (1, 3, 2)
     ]
     for planned, done in zip(planned_runs, (1, 3, 3), strict=True):
-        assert run_planned([planned], JobOptions(RUNNER))
+        assert run_planned([planned], JobOptions(run_or_resume))
         assert planned.rounds_done() == done

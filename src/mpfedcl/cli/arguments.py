@@ -21,7 +21,7 @@ class Command:
 
     arguments: type[Any]
     module: str
-    """For `data list`, with the function `data_list_command`."""
+    """It has a function for each of its commands: `data list` runs `data_list_command`."""
     summary: str
 
 
@@ -47,7 +47,7 @@ def _command(name: str, module: str, summary: str) -> Callable[[type[_T]], type[
 
 
 def flag_type(kind: Any) -> Any:
-    """Return the type of a flag with the form of its value in help; None is not shown there."""
+    """Return the type of a flag, annotated with how help shows its value; None is left out."""
     if kind is bool:
         return Annotated[bool, FlagCreatePairsOff]
     if kind in _METAVARS:
@@ -190,9 +190,6 @@ class Tune:
     seeds: tuple[int, ...] = (0,)  # Seeds of each trial.
     validation: float = 0.2
     """Fraction of each client's training images of each class to hold out for validation."""
-    tolerance: float = 1.0
-    """Trials within this many standard errors of the best count as equal; the one with the fewest
-    changes to the defaults is chosen."""
     out: _Out = None
     jobs: _Jobs = "auto"
     json: _Json = False
@@ -263,7 +260,7 @@ class DataFetch:
     After an interruption the same command continues. Example: `mpfedcl data fetch mnist`.
     """
 
-    name: _SetName  # Data set: mnist, digit5 (or svhn, usps), office10 (or caltech) or domainnet.
+    name: _SetName  # Data set: mnist, digit5 (or svhn, usps), cifar10, cifar100 or domainnet.
     root: _DataFolder = None
     replace: _Replace = False
 
@@ -275,7 +272,7 @@ class DataPrepare:
     Example: `mpfedcl data prepare digit5 --source downloads`.
     """
 
-    name: _SetName  # Data set: mnist, digit5, office10 or domainnet.
+    name: _SetName  # Data set: mnist, digit5, cifar10, cifar100 or domainnet.
     source: Path  # Folder of the original files, as published.
     root: _DataFolder = None
     replace: _Replace = False
@@ -293,7 +290,7 @@ class DataEncode:
 
     root: Annotated[Path, Positional, arg(metavar="ROOT")]
     """Folder of images: ROOT/<domain>/<class>/*.png|jpg or ROOT/<domain>.npz."""
-    encoder: str = "resnet18"  # As for --encoder.name: resnet18, onnx:PATH, torchvision:NAME ...
+    encoder: str = "resnet18"  # As for --encoder.name: resnet18, onnx:PATH ...
     weights: Path | None = None  # Weights [default: from $MPFEDCL_WEIGHTS, then the data folder].
     out: Path = Path("features")  # Output folder; it must be new or empty.
 
@@ -312,56 +309,44 @@ class Predict:
 
     Unreadable images are reported one by one and the others are still classified. Exit code 0: all
     images were classified; 3: some were unreadable; 2: none was classified. Examples:
-    `mpfedcl predict runs/mine photo.jpg scans/ 'more/**/*.png'`,
+    `mpfedcl predict runs/mine photo.jpg scans/ more/*.png`,
     `mpfedcl predict runs/mine digits.npz --client client-2 --json`,
     `find . -name '*.png' | mpfedcl predict runs/mine -`.
     """
 
     run: _RunWithModels
     images: Annotated[tuple[str, ...], Positional, _open("IMAGES [IMAGES ...]")]
-    """Files, folders (searched recursively), patterns, npz archives (x_test, else x, else x_train),
-    or - to read paths from standard input, one per line. A run on vectors takes npz archives, a run
-    on a table takes CSV or Parquet files with the same columns."""
+    """Files, folders (searched recursively), npz archives (x_test, else x, else x_train), or - to
+    read paths from standard input, one per line. A run on vectors takes npz archives, a run on a
+    table takes CSV or Parquet files with the same columns."""
     client: str | None = None
     """Client whose personalized model is used [default: the global model; in a client's folder,
     the model of the primary metric]."""
     false_alarms: float = 0.05  # Share of held-out images above the out-of-distribution threshold.
     coverage: float | None = None
     """Also print a prediction set that contains the true class with this probability."""
-    estimate_prior: bool = False
-    """Estimate the class prior of these images, and correct the predictions with it. Not with
-    --client, whose class prior is known."""
-    log: bool = False  # Count out-of-distribution images for mpfedcl watch, without names.
     held_out: Path | None = None
     """Labeled images that no client trained with, FOLDER/<class>/*.png, to measure the threshold
     for out-of-distribution images. For runs over a network, whose test images stay there."""
     weights: _MovedWeights = None
     json: bool = False  # Print a JSON object per line and image; unreadable images have an `error`.
-    probabilities: bool = False  # With --json: include the probabilities of all classes.
 
 
-@_command("export", "finished_runs", "export the model of a finished run (ONNX and others)")
+@_command("export", "finished_runs", "export the model of a finished run as ONNX")
 class Export:
-    """Export the model of a finished run as one file, for programs without mpfedcl.
+    """Export the model of a finished run as one ONNX file, for programs without mpfedcl.
 
-    The file is compared with PyTorch on real images, and is not written if they disagree.
-    Examples: `mpfedcl export runs/mine`, `mpfedcl export runs/mine --quantize int8 --out m.onnx`.
+    The file is compared with PyTorch on test images, and is not written if they disagree. Encoders
+    in torch are inside; with others the file takes their features instead of images. Examples:
+    `mpfedcl export runs/mine`, `mpfedcl export runs/mine --client client-2 --out m.onnx`.
     """
 
     run: _RunWithModels
-    format: Literal["onnx", "safetensors", "torch-export"] = "onnx"
-    """onnx, torch-export (a .pt2 program), or safetensors: the tensors only."""
     predictor: Literal["prototype", "classifier"] | None = None
     """Decision rule [default: prototype if the run has prototypes, otherwise classifier]."""
     client: str | None = None
     """Client whose personalized model is exported [default: as for predict]."""
-    encoder: Literal["include", "exclude"] = "include"
-    """exclude: the exported model takes features of the encoder instead of images."""
-    quantize: Literal["int8"] | None = None
-    """Store 8-bit weights (onnx only); fails if this loses more than one point of accuracy."""
     false_alarms: float = 0.05  # As for predict, for the threshold in the metadata.
-    check_images: int = 1000  # Number of images that the file is checked with.
-    held_out: Path | None = None  # As for predict; a half checks the file, a half calibrates int8.
     weights: _MovedWeights = None
     out: Path | None = None  # Output file [default: in exported/ in the run's folder].
     json: _Json = False
@@ -374,18 +359,16 @@ class Join:
     Some of the client's images are held out to test the model before and after a short training.
     The run is unchanged unless --add adds the client's prototypes to its pool. With a one-shot
     method (fedgauss and its family) nothing is trained: --add adds the client's statistics, and
-    all classifiers are computed again in closed form. Without --data the command lists the clients
-    that have joined. Examples:
-    `mpfedcl join runs/mine --data images --name clinic-7 --epochs 5 --add`,
-    `mpfedcl join runs/one-shot --data new-images --name clinic-7 --add --more`.
+    all classifiers are computed again in closed form. Example:
+    `mpfedcl join runs/mine --data images --name clinic-7 --epochs 5 --add`.
     """
 
     run: Annotated[Path, Positional, arg(metavar="RUN")]
     """Folder of a finished run of a method with prototypes and a global model."""
-    data: Path | None = None
+    data: Path
     """Data of the client: FOLDER/<class>/*.jpg, FOLDER/<domain>/<class>/*.jpg, FOLDER/<domain>.npz
     or FILE.npz (images or vectors, as in the run); for a run on a table a CSV or Parquet file."""
-    name: str | None = None  # Name of the client, which no other client of the run may have.
+    name: str  # Name of the client, which no other client of the run may have.
     epochs: int | None = None  # Epochs of training, not with one-shot methods [default: 1].
     lr: float | None = None  # Learning rate [default: train.lr of the run].
     test_fraction: float | None = None
@@ -394,8 +377,6 @@ class Join:
     replace: bool = False
     """For a client that has already joined: ignore its old prototypes or statistics; with --add
     they are replaced."""
-    more: bool = False  # One-shot methods: add these images to those of a joined client.
-    new_classes: bool = False  # One-shot methods: accept classes that the run does not have.
     weights: _MovedWeights = None
     json: _Json = False
 
@@ -421,7 +402,7 @@ class Contribution:
 
     For each client, the statistics of the others give their exact accuracy without it; nothing is
     trained. Requires the statistics of each client (statistics.keep) and the data of the run.
-    Writes contribution.json and contribution.png into the run directory. Example:
+    Writes contribution.json into the run directory. Example:
     `mpfedcl contribution runs/mine`.
     """
 
@@ -433,16 +414,13 @@ class Contribution:
 class Advise:
     """Estimate whether a client would gain from joining a one-shot run; nothing is sent.
 
-    Compares, on held-out images of the client, the classifier of its own data with that of the
-    federation, with a 95 % confidence interval of the difference. Example:
+    Compares the classifier of the client's own data with that of the federation by
+    cross-validation, with a 95 % confidence interval of the difference. Example:
     `mpfedcl advise runs/mine --data images`.
     """
 
     run: _FinishedRun
     data: Path  # Data of the client, as for `mpfedcl join`.
-    test_fraction: float | None = None
-    """Fraction of each class to hold out [default: as in the run; if that is fewer than 200
-    images, each image is tested once, in five folds]."""
     weights: _MovedWeights = None
     json: _Json = False
 
@@ -474,7 +452,6 @@ class FederationServer:
 
     directory: _Federation
     bind: str = "127.0.0.1"  # Address to listen on; 0.0.0.0 for all interfaces.
-    insecure: bool = False  # Disable TLS and client keys, for tests on this machine.
 
 
 @_command("federation client", "federation", "run a client of a federation")
@@ -502,7 +479,6 @@ class FederationClient:
     device: str = "cpu"  # Device to compute on: cpu, cuda, cuda:1.
     methods: _AllowedMethods = ()
     server: str | None = None  # host:port of the server [default: as in the client's folder].
-    insecure: bool = False  # Disable TLS and client keys, for tests on one machine.
 
 
 @_command("federation start", "federation", "run an experiment with the clients")
@@ -524,20 +500,17 @@ class FederationStart:
     settings: _Settings = field(default_factory=Experiment)
 
 
-@_command("federation update", "federation", "let one client join or leave a finished run")
+@_command("federation update", "federation", "let one client join or update a finished run")
 class FederationUpdate:
-    """Let one client join a finished one-shot run, replace its data in it, or leave it.
+    """Let one client join a finished one-shot run, or replace its data in it.
 
-    Only this client needs to be connected to the server. Examples:
-    `mpfedcl federation update lab --run runs/lab --client clinic-7`,
-    `mpfedcl federation update lab --run runs/lab --client clinic-7 --leave`.
+    Only this client needs to be connected to the server. To remove a client: `mpfedcl leave`.
+    Example: `mpfedcl federation update lab --run runs/lab --client clinic-7`.
     """
 
     directory: _Federation
     run: Path  # Run directory of a one-shot method (fedgauss and its family) over a network.
     client: str  # Client; if it is in the run, its new statistics replace the old ones.
-    leave: bool = False
-    """Remove the client. It must be connected if the run keeps only pooled statistics."""
     json: _Json = False
 
 

@@ -13,26 +13,22 @@ from mpfedcl.cli.arguments import DataCache, DataEncode, DataFetch, DataList, Da
 from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
-from mpfedcl.core.images import Images
 from mpfedcl.data.client_split import split_among_clients
-from mpfedcl.data.folders import is_available
 from mpfedcl.data.loading import write_feature_files
-from mpfedcl.data.public.download import DownloadProgress, RetryPolicy, fetch_source
+from mpfedcl.data.public.download import DownloadProgress, fetch_source
 from mpfedcl.data.public.prepare import Preparation, is_prepared, prepare_set
 from mpfedcl.data.public.sources import PublicFile, fetch_plan
 from mpfedcl.data.sample_index import open_data_set
-from mpfedcl.data.samples import ImageFormat, SampleIndex
+from mpfedcl.data.set_folders import is_available
 from mpfedcl.data.tables import fit_tables
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.datasets import SPECIFICATIONS
+from mpfedcl.experiment.descriptions import describe_partition
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.experiment.wording import describe_partition
 from mpfedcl.models.feature_cache import FeatureCache
 from mpfedcl.report.tables import TextTable
 
-_MOST_CLASSES_SHOWN = 12
 _MOST_CLIENTS_SHOWN = 200
-_THUMBNAIL = ImageFormat(96, 96, is_color=True)
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -83,38 +79,18 @@ def data_show_command(arguments: DataShow) -> None:
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())
     content = split.describe(sample_index.class_names)
-    from mpfedcl.report.drawings import draw_contact_sheet, draw_partition
+    from mpfedcl.report.drawings import draw_partition
 
     title = f"training {sample_index.noun}s, {describe_partition(experiment)}"
     draw_partition(content, title, arguments.out)
-    figures = [str(arguments.out)]
-    if sample_index.vector_width is None:
-        sheet = arguments.out.with_stem(f"{arguments.out.stem}-images")
-        draw_contact_sheet(*_pick_images(sample_index), arguments.name, sheet)
-        figures.append(str(sheet))
     if arguments.json:
-        print_json({"figures": figures, **content})
+        print_json({"figures": [str(arguments.out)], **content})
         return
     console = stdout_console()
     _clients_grid(f"{arguments.name}, {describe_partition(experiment)}", content).show(console)
-    console.print("\n  ".join(["figures:", *figures]))
-    if sample_index.vector_width is not None:
-        for notice in sample_index.notices:
-            console.print(notice)
-        console.print(f"No contact sheet was drawn: the samples are {sample_index}.")
-
-
-def _pick_images(sample_index: SampleIndex) -> tuple[dict[str, list[Images | None]], list[str]]:
-    """Return the first training image of each class by domain, and the classes, at most twelve."""
-    classes = list(sample_index.class_names[:_MOST_CLASSES_SHOWN])
-    picked: dict[str, list[Images | None]] = {}
-    for domain in sample_index.domains:
-        picked[domain.name] = []
-        for label in range(len(classes)):
-            rows = domain.train.rows[domain.train.labels == label][:1]
-            images = sample_index.store.load(rows, _THUMBNAIL)
-            picked[domain.name].append(images[0] if len(rows) else None)
-    return picked, classes
+    console.print(f"samples: {sample_index}\nfigure: {arguments.out}")
+    for notice in sample_index.notices:
+        console.print(notice)
 
 
 def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
@@ -132,7 +108,7 @@ def _clients_grid(title: str, content: dict[str, Any]) -> TextTable:
     return TextTable(title, ["client", *columns, "train", "test"], rows, note)
 
 
-def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None) -> None:
+def data_fetch_command(arguments: DataFetch) -> None:
     """Download and prepare a data set, and print the steps that are left to the user."""
     plan, replace = fetch_plan(arguments.name), arguments.replace
     data = _data_folder(arguments.root)
@@ -142,7 +118,7 @@ def data_fetch_command(arguments: DataFetch, retries: RetryPolicy | None = None)
             continue
         download_folder = originals / public_source.name
         with lock_folder(download_folder), _show_downloads() as report:
-            fetch_source(public_source, download_folder, retries, report)
+            fetch_source(public_source, download_folder, report)
         stdout_console().print(f"originals of {public_source.name}: {download_folder}")
     originals.mkdir(parents=True, exist_ok=True)
     # A whole set includes parts that the user put there; a part includes only itself.

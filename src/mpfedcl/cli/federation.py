@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import tomli_w
 from rich.progress import Progress, TaskID
 
 from mpfedcl.cli.arguments import (
@@ -26,27 +25,22 @@ from mpfedcl.cli.arguments import (
 )
 from mpfedcl.cli.terminal import (
     ProgressBar,
-    is_milestone,
     print_json,
     stderr_console,
     stdout_console,
     stop_after_round,
 )
 from mpfedcl.core.errors import InvalidInput, RunCutShort
-from mpfedcl.core.files import lock_folder, unused_folder, write_atomically
+from mpfedcl.core.files import lock_folder, unused_folder
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
-    check_connection,
     end,
     end_of_log,
     environment,
     executor_command,
-    is_loopback,
     is_port_in_use,
-    is_server_running,
     local_address,
-    refuse_broken_flower,
     require_flower,
     running,
     start,
@@ -55,25 +49,25 @@ from mpfedcl.network.flower.programs import (
     write_connection,
 )
 from mpfedcl.network.server.status import read_status, stop_file
-from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
+from mpfedcl.network.setup.folders import (
+    LOOPBACK,
+    ClientFolder,
+    ClientSettings,
+    ServerFolder,
+    make_federation,
+)
 
 _SERVER_POLL_SECONDS, _STATUS_POLL_SECONDS = 0.5, 0.3
 _CLIENTS_SECONDS = 5.0
 """Interval of checks for clients that were added while the server runs."""
 _EXECUTOR_RESTART_SECONDS, _CLIENT_RESTART_SECONDS = 5.0, 2.0
 """Delay before a failed process is started again."""
-_SERVER_CHECK_SECONDS, _SERVER_CHECK_TRIES = 5.0, 5
-"""Interval of server checks, and the failed tries after which the server counts as lost."""
 _SILENT_SECONDS = 60.0
 """Age of a status at which its process counts as lost; it is touched every second."""
 _BEGIN_SECONDS = 120.0
 """Time limit for the first status of a run."""
 _ENDS = ("done", "stopped", "failed")
-_UPDATE_EVENTS = {
-    "joined": "has joined",
-    "replaced": "has replaced its data in",
-    "left": "has left",
-}
+_UPDATE_EVENTS = {"joined": "has joined", "replaced": "has replaced its data in"}
 
 
 def federation_init_command(arguments: FederationInit) -> None:
@@ -101,28 +95,30 @@ def federation_server_command(arguments: FederationServer) -> None:
     console = stderr_console()
     host = local_address(arguments.bind)
     _check_server(arguments, folder)
+    # Imported late: Flower takes a second to load.
+    from mpfedcl.network.flower.control import register_clients
+
     if is_port_in_use(host, folder.port):
         raise InvalidInput(
             f"port is {folder.port}, which is in use; it must be free: end the other process, or "
             "create another federation: mpfedcl federation init NEW_FOLDER --port N."
         )
-    write_connection(folder, arguments.bind, is_insecure=arguments.insecure)
+    write_connection(folder, arguments.bind)
     # A run ends with its server.
     folder.status.unlink(missing_ok=True)
     log = folder.server / "superlink.log"
-    command = superlink_command(folder, arguments.bind, is_insecure=arguments.insecure)
+    command = superlink_command(folder, arguments.bind)
     _end_by_signals()
     try:
         with running(command, environment(folder.flower_home), log) as process:
             wait_for_port(process, host, folder.port, log)
-            _open_control_path(arguments, folder)
-            security = "no TLS, no keys" if arguments.insecure else "TLS, node keys"
+            register_clients(folder)
             console.print(
-                f"Server at {arguments.bind}:{folder.port} ({security}, a secret to start runs); "
-                f"log: {log}. Ctrl-C ends it."
+                f"Server at {arguments.bind}:{folder.port} (TLS, node keys, a secret to start "
+                f"runs); log: {log}. Ctrl-C ends it."
             )
-            _supervise_server(arguments, folder, process, log)
-            raise InvalidInput(f"the server ended ({log}): {end_of_log(log).rstrip('.')}.")
+            _supervise_server(folder, process, log)
+            raise InvalidInput(f"the server ended ({log}): {end_of_log(log)}.")
     except KeyboardInterrupt:
         console.print("Server ended.")
 
@@ -134,87 +130,38 @@ def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     folder.make_secret()
     _check_private(folder.secret)
     folder.read_secret()
-    if not arguments.insecure:
-        _check_private(folder.server / "server.key")
-    is_local = is_loopback(arguments.bind)
-    if arguments.insecure and not is_local:
-        raise InvalidInput(
-            f"bind is {arguments.bind!r}; with --insecure it must be 127.0.0.1: without TLS the "
-            "secret and all updates are readable on the network."
-        )
-    if arguments.insecure:
-        stderr_console().print(
-            "Without TLS and keys, every user of this machine can take part as any client. "
-            "Starting a run still needs the secret."
-        )
-    elif not is_local:
+    _check_private(folder.server / "server.key")
+    if arguments.bind not in LOOPBACK:
         stderr_console().print(
             f"Listening on {arguments.bind}: taking part requires the key of a client, starting a "
             "run the secret. A reverse proxy (server/nginx.conf) rejects all other connections."
         )
 
 
-def _supervise_server(
-    arguments: FederationServer, folder: ServerFolder, process: subprocess.Popen[bytes], log: Path
-) -> None:
+def _supervise_server(folder: ServerFolder, process: subprocess.Popen[bytes], log: Path) -> None:
     """Keep a process ready for the next run and register new clients, while the server runs."""
     known, checked = folder.clients, time.monotonic()
-    run_lines = RunLines()
     command, env = executor_command(folder), environment(folder.flower_home)
     while process.poll() is None:
         with running(command, env, log) as executor:
             while process.poll() is None and executor.poll() is None:
                 time.sleep(_SERVER_POLL_SECONDS)
-                if line := run_lines.read(read_status(folder.status)):
-                    stderr_console().print(line)
                 if time.monotonic() - checked > _CLIENTS_SECONDS:
                     checked = time.monotonic()
-                    known = _register_new_clients(arguments, folder.root, known)
+                    known = _register_new_clients(folder.root, known)
         # A process ends with 0 after its run; after a failure the next one may fail at once.
         if executor.poll() and process.poll() is None:
             time.sleep(_EXECUTOR_RESTART_SECONDS)
 
 
-class RunLines:
-    """Lines of the server's log about the current run: one every few rounds, and its end."""
-
-    def __init__(self) -> None:
-        self._round, self._last = 0, ""
-
-    def read(self, status: Mapping[str, Any]) -> str:
-        """Return the next line for a status of the run; empty if nothing is new."""
-        before, self._last = self._last, str(status.get("what", ""))
-        if "round" in status:
-            done, rounds = int(status["round"]), int(status["rounds"])
-            if is_milestone(done, rounds, self._round):
-                self._round = done
-                missing = f", missing: {len(status['missing'])}" if status["missing"] else ""
-                return f"Run: round {done} of {rounds}{missing}."
-            return ""
-        if not status:
-            self._round = 0
-        details = status.get("error") or status.get("path")
-        told = f"Run: {self._last}{f', {details}' if details else ''}."
-        return "" if self._last in ("", before) else told
-
-
-def _open_control_path(arguments: FederationServer, folder: ServerFolder) -> None:
-    """Register the clients."""
-    # Imported late: Flower takes a second to load.
+def _register_new_clients(root: Path, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Register clients that `init` has added; return all registered clients."""
     from mpfedcl.network.flower.control import register_clients
 
-    if not arguments.insecure:
-        register_clients(folder)
-
-
-def _register_new_clients(
-    arguments: FederationServer, root: Path, known: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Register clients that `init` has added; return all registered clients."""
     try:
         folder = ServerFolder.open(root)
-        if folder.clients != known and not arguments.insecure:
-            _open_control_path(arguments, folder)
+        if folder.clients != known:
+            register_clients(folder)
             new = [name for name in folder.clients if name not in known]
             stderr_console().print(f"New clients: {', '.join(new)}")
     except InvalidInput as error:
@@ -278,25 +225,33 @@ def federation_client_command(arguments: FederationClient) -> None:
 
         # Checked now, while the user is watching, and not in the first round.
         open_own_samples(arguments.data, None)
-    require_flower()
+    require_flower("mpfedcl.network.flower.client")
     _check_folder(client.root)
-    if not arguments.insecure:
-        _check_private(client.key)
+    _check_private(client.key)
     server = arguments.server or client.server
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise InvalidInput(f"server is {server!r}; it must be host:port.")
+    settings = ClientSettings(
+        name=client.name,
+        server=server,
+        state=client.memory,
+        key=client.key,
+        data=arguments.data,
+        share=arguments.share,
+        encoder=arguments.encoder,
+        encoder_weights=arguments.encoder_weights,
+        min_cluster_size=arguments.min_cluster_size,
+        max_epsilon=arguments.max_epsilon,
+        only_secure_aggregation=arguments.secure_aggregation,
+        methods=arguments.methods,
+        device=arguments.device,
+    )
     console = stderr_console()
-    authority = None if arguments.insecure else client.authority
-    if why := check_connection(server, authority):
-        console.print(f"No server at {server} yet ({why}); {client.name} waits for it.")
-    if arguments.insecure:
-        console.print(
-            "Without TLS and keys, others on the network can read and change messages, and "
-            "impersonate the server. Use this on one machine only."
-        )
     _end_by_signals()
     try:
         with lock_folder(client.flower_home):
-            values = _client_settings(arguments, client)
-            write_atomically(client.settings, tomli_w.dumps(values).encode())
+            settings.write(client.settings)
             _supervise_client(client)
     except KeyboardInterrupt:
         console.print(f"{client.name} has left.")
@@ -319,9 +274,7 @@ def _supervise_client(client: ClientFolder) -> None:
         if code == 2:
             # Invalid input, which the process has reported: a restart would not help.
             raise InvalidInput(last[0] if last else f"the client ended; see {client.log}.")
-        if code == 1:
-            refuse_broken_flower(client.log)
-        ended = f"was killed (signal {-code})" if code < 0 else f"ended with {code}"
+        ended = f"was killed (signal {-code})" if code < 0 else f"ended: {end_of_log(client.log)}"
         console.print(f"{client.name}: its process {ended} and is restarted; log: {client.log}.")
         time.sleep(_CLIENT_RESTART_SECONDS)
 
@@ -336,30 +289,6 @@ def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
             last.append(words.removeprefix(LAST_WORDS))
         else:
             console.print(words, markup=False)
-
-
-def _client_settings(arguments: FederationClient, client: ClientFolder) -> dict[str, Any]:
-    """Return the settings of the client's process; they are not sent to the server."""
-    paths = {
-        "state": client.memory,
-        "data": arguments.data,
-        "encoder_weights": arguments.encoder_weights,
-        "key": None if arguments.insecure else client.key,
-    }
-    values = {
-        "name": client.name,
-        "device": arguments.device,
-        "share": arguments.share,
-        "min_cluster_size": arguments.min_cluster_size,
-        "max_epsilon": arguments.max_epsilon,
-        "methods": arguments.methods,
-        "encoder": arguments.encoder or None,
-        "only_secure_aggregation": arguments.secure_aggregation,
-        "insecure": arguments.insecure,
-        "server": arguments.server or client.server,
-        **{key: str(path.resolve()) for key, path in paths.items() if path is not None},
-    }
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def federation_start_command(arguments: FederationStart) -> int:
@@ -450,7 +379,7 @@ class RunFollower:
         """The last round that has begun."""
         self._folder, self._path = folder, path
         self._bar, self._task, self._again = bar, task, again
-        self._began = self._reached = self._moved = time.monotonic()
+        self._began = self._moved = time.monotonic()
         self._modified = 0.0
         self._refusals: dict[str, str] = {}
         """Clients that do not take part, with the reasons shown so far."""
@@ -476,7 +405,6 @@ class RunFollower:
                 )
         if self.status.get("what") in _ENDS:
             return False
-        self._check_server()
         if self.status:
             self._show()
         return True
@@ -488,18 +416,6 @@ class RunFollower:
             if modified != self._modified:
                 self._modified, self._moved = modified, time.monotonic()
         return time.monotonic() - self._moved < _SILENT_SECONDS
-
-    def _check_server(self) -> None:
-        """Raise an error if the server is lost: the run has ended, but its process may hang."""
-        now = time.monotonic()
-        if now - self._reached < _SERVER_CHECK_SECONDS:
-            return
-        if not any(is_server_running(self._folder) for _ in range(_SERVER_CHECK_TRIES)):
-            raise RunCutShort(
-                "the server was lost; completed rounds are kept. Restart it, then resume with: "
-                f"{self._again}"
-            )
-        self._reached = now
 
     def _show(self) -> None:
         from mpfedcl.cli.run import describe_round
@@ -567,7 +483,7 @@ def _is_alive(status: Mapping[str, Any]) -> bool:
 
 
 def federation_update_command(arguments: FederationUpdate) -> None:
-    """Let one client join a finished one-shot run, replace its data in it, or leave it."""
+    """Let one client join a finished one-shot run, or replace its data in it."""
     from mpfedcl.inference.one_shot import check_change, is_one_shot
 
     folder = ServerFolder.open(arguments.directory)
@@ -578,16 +494,14 @@ def federation_update_command(arguments: FederationUpdate) -> None:
             f"run is {str(run)!r}; it must be a run of a one-shot method, such as fedgauss: other "
             "models have been trained with their clients."
         )
-    check_change(run, client, leave=arguments.leave)
+    check_change(run, client)
     require_flower("mpfedcl.network.flower.control")
     request = {
         "status": str(folder.status.resolve()),
         "update": str(run.resolve()),
         "client": client,
-        "leave": "true" if arguments.leave else "false",
     }
-    leaves = " --leave" if arguments.leave else ""
-    again = f"mpfedcl federation update {folder.root} --run {run} --client {client}{leaves}"
+    again = f"mpfedcl federation update {folder.root} --run {run} --client {client}"
     _show_update(arguments, _follow_run(folder, run, request, again).status["change"])
 
 
@@ -611,7 +525,7 @@ def _show_update(arguments: FederationUpdate, change: dict[str, Any]) -> None:
             f"accuracy % on its local test set: {percent(change['before'])} with the run's "
             f"classifier before, {percent(change['after'])} with the client's classifier now"
         )
-    elif change["event"] != "left":
+    else:
         console.print(
             f"{client} did not receive its classifier, because it disconnected. Repeat the command "
             "when it is connected."

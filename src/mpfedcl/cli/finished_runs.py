@@ -4,24 +4,21 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
 from mpfedcl.cli.arguments import Advise, Contribution, Export, Join, Leave, Predict
 from mpfedcl.cli.terminal import ProgressBar, print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment.wording import describe_data
-from mpfedcl.inference.advice import CLASSIFIERS, Advice, advise
-from mpfedcl.inference.calibration import log_drift
+from mpfedcl.experiment.descriptions import describe_data
+from mpfedcl.inference.advice import CLASSIFIERS, advise
 from mpfedcl.inference.contribution import OthersAccuracy, find_contributions
-from mpfedcl.inference.export import ExportSettings, export_run
-from mpfedcl.inference.membership import JoinResult, join, leave, list_joined
-from mpfedcl.inference.predictor import Measured, Prediction, Predictor
-from mpfedcl.inference.samples import list_samples, read_batches
+from mpfedcl.inference.export import export_run
+from mpfedcl.inference.membership import JoinResult, join, leave
+from mpfedcl.inference.predictor import Prediction, Predictor
+from mpfedcl.inference.samples import NamedSample, list_samples, read_batches
 from mpfedcl.report.tables import TextTable
 from mpfedcl.report.wording import PREDICTOR_TITLES, percent
 from mpfedcl.runs.directory import RunDirectory
@@ -31,19 +28,13 @@ _COLUMNS = 100
 _SHORTEST_NAME = 12
 _MOST_CLASSES_COUNTED = 6
 _MOST_CLASSES_OF_A_SET = 4
-_Batch = tuple[list[str], list[Measured], dict[int, str]]
-"""Names, the model outputs of readable samples, and the errors of the others by position."""
 _JOIN_PREDICTORS = {
     "classifier": "classifier",
     "pool": "pool's prototypes",
     "own": "own prototypes",
     "both": "pool + own",
 }
-_JOIN_EVENTS = {
-    "joined": "joins",
-    "replaced": "replaces its samples in",
-    "extended": "adds samples to",
-}
+_JOIN_EVENTS = {"joined": "joins", "replaced": "replaces its samples in"}
 _MOST_CLASSES_COMPARED = 12
 
 
@@ -58,10 +49,8 @@ def predict_command(arguments: Predict) -> int:
         held_out=arguments.held_out,
         false_alarms=arguments.false_alarms,
         coverage=arguments.coverage,
-        probabilities=arguments.probabilities,
         weights=arguments.weights,
     )
-    _refuse_contradictions(arguments, predictor)
     input_format = predictor.trained.input_format
     samples = list_samples(arguments.images, sys.stdin, input_format, predictor.trained.columns)
     if predictor.remark:
@@ -70,18 +59,7 @@ def predict_command(arguments: Predict) -> int:
     faults = 0
     with ProgressBar(console) as bar:
         task = bar.add_task("predicting", total=len(samples), note="")
-        batches: Iterable[_Batch] = (
-            (names, predictor.measure(readable), unreadable)
-            for names, readable, unreadable in read_batches(samples, input_format)
-        )
-        if arguments.estimate_prior:
-            # The estimate needs all samples before the first prediction.
-            batches = list(batches)
-            shares = predictor.adopt_prior([part for _, parts, _ in batches for part in parts])
-            common = sorted(shares.items(), key=lambda each: -each[1])
-            told = ", ".join(f"{name} {100 * share:.1f} %" for name, share in common)
-            console.print(f"Estimated class prior: {told}")
-        for name, found in _predict(predictor, batches):
+        for name, found in _predict(predictor, samples):
             bar.update(task, advance=1)
             if isinstance(found, str):
                 faults += 1
@@ -100,24 +78,12 @@ def predict_command(arguments: Predict) -> int:
     return _SOME_UNREADABLE if faults < len(samples) else 2
 
 
-def _refuse_contradictions(arguments: Predict, predictor: Predictor) -> None:
-    if arguments.probabilities and not arguments.json:
-        raise InvalidInput("probabilities is True; it must be given together with --json.")
-    if arguments.estimate_prior:
-        predictor.reject_estimate()
-    if arguments.log and predictor.threshold is None:
-        raise InvalidInput(
-            "log is True; it must be left out, because this model has no out-of-distribution "
-            "threshold."
-        )
-
-
 def _predict(
-    predictor: Predictor, batches: Iterable[_Batch]
+    predictor: Predictor, samples: Sequence[NamedSample]
 ) -> Iterator[tuple[str, Prediction | str]]:
     """Yield each sample's name with its prediction or its error."""
-    for names, measured, faults in batches:
-        answers = (each for part in measured for each in predictor.decide(part))
+    for names, readable, faults in read_batches(samples, predictor.trained.input_format):
+        answers = iter(predictor.predict(readable))
         for place, name in enumerate(names):
             yield name, faults[place] if place in faults else next(answers)
 
@@ -127,13 +93,9 @@ def _report_drift(
 ) -> None:
     """Report drift of the samples as a whole."""
     drift = predictor.detect_drift(predictions)
-    if drift is None:
-        return
-    if drift.is_drift:
+    if drift is not None and drift.is_drift:
         sentence = f"Drift: {drift.describe(predictor.trained.input_format.noun)}"
         (stderr_console() if arguments.json else stdout_console()).print(sentence)
-    if arguments.log:
-        log_drift(predictor.trained.path, drift, predictor.client)
 
 
 def _predictions_table(
@@ -212,78 +174,49 @@ def _summarize_predictions(predictor: Predictor, predictions: Sequence[Predictio
 
 def export_command(arguments: Export) -> None:
     """Write the file and print the result of its check."""
-    if arguments.check_images < 1:
-        raise InvalidInput(f"check_images is {arguments.check_images}; it must be at least 1.")
     predictor = Predictor.load(
         arguments.run,
         arguments.client,
-        held_out=arguments.held_out,
         false_alarms=arguments.false_alarms,
         weights=arguments.weights,
-    )
-    wanted = ExportSettings(
-        arguments.format,
-        arguments.predictor,
-        arguments.encoder == "include",
-        arguments.quantize is not None,
-        arguments.check_images,
-        arguments.held_out,
     )
     console = stderr_console()
     with console.status("exporting") if console.is_terminal else nullcontext():
         # Not into the models that a client keeps, because later runs replace them.
-        done = export_run(predictor, wanted, arguments.out, arguments.run)
+        done = export_run(predictor, arguments.out, rule=arguments.predictor, folder=arguments.run)
     if arguments.json:
         print_json({"path": str(done.path), "bytes": done.num_bytes, **done.note})
         return
-    note = done.note
+    note, checked = done.note, done.note["checked"]
     shape = " x ".join(str(size) for size in note["input"]["shape"])
     stdout_console().print(
         f"{note['model']} model, by {note['predictor']}: {note['input']['name']} {shape} "
         f"({note['input']['type']}) to {', '.join(note['outputs'])}; "
-        f"{len(note['classes'])} classes{', int8' if note['quantized'] else ''}"
+        f"{len(note['classes'])} classes"
     )
-    if (checked := note["checked"]) is not None:
-        said = (
-            f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
-            f"{checked['labels_differ']} labels differ, scores differ by up to "
-            f"{checked['largest_difference']:.1e}"
-        )
-        if checked["accuracy"] is not None:
-            said += f"; accuracy {checked['accuracy']:.1f} %, "
-            said += f"with PyTorch {checked['accuracy_of_pytorch']:.1f} %"
-        stdout_console().print(said)
+    if "encoder" in note["input"]:
+        stdout_console().print(f"The encoder {note['input']['encoder']} is not in the file.")
+    stdout_console().print(
+        f"checked against PyTorch on {checked['images']:,} {checked['from']}: "
+        f"{checked['labels_differ']} labels differ, scores differ by up to "
+        f"{checked['largest_difference']:.1e}"
+    )
     stdout_console().print(f"file: {done.path} ({done.num_bytes:,} bytes)")
 
 
 def join_command(arguments: Join) -> None:
-    """Let a client join, or list the clients that have joined."""
-    if replace(arguments, json=False) == Join(arguments.run):
-        _list_joined(arguments)
-    elif arguments.data is None:
-        raise InvalidInput(
-            "data is missing; a client that joins needs --data FOLDER and --name NAME."
-        )
-    elif arguments.name is None:
-        raise InvalidInput("name is missing; it must name the new client: --name clinic-7.")
-    else:
-        _join(arguments, arguments.data, arguments.name)
-
-
-def _join(arguments: Join, data: Path, name: str) -> None:
+    """Let a client try a run, and with --add join it."""
     console = stderr_console()
     joined = join(
         arguments.run,
-        data,
-        name,
+        arguments.data,
+        arguments.name,
         epochs=arguments.epochs,
         lr=arguments.lr,
         test_fraction=arguments.test_fraction,
         weights=arguments.weights,
         add=arguments.add,
         replace=arguments.replace,
-        more=arguments.more,
-        new_classes=arguments.new_classes,
         on_progress=lambda words: console.print(f"{words} ...") if console.is_terminal else None,
     )
     for notice in joined.notices:
@@ -324,8 +257,6 @@ def _show_join(console: Console, arguments: Join, joined: JoinResult) -> None:
         columns,
         [[title, *map(percent, values)] for title, values in rows.items()],
     ).show(console)
-    if joined.new_classes:
-        console.print(f"new classes: {', '.join(joined.new_classes)}")
     console.print(told)
     if joined.was_added:
         words = ["mpfedcl", "leave", str(arguments.run), f"--name={client}"]
@@ -334,19 +265,6 @@ def _show_join(console: Console, arguments: Join, joined: JoinResult) -> None:
         console.print(f"The {whole} is unchanged; --add adds these {parts} to it.")
     if not joined.test_images:
         console.print(f"No {joined.noun}s were held out for testing: the classes have too few.")
-
-
-def _list_joined(arguments: Join) -> None:
-    found = list_joined(arguments.run)
-    if arguments.json:
-        print_json(found)
-    elif not found:
-        stdout_console().print(f"No client has joined {arguments.run} since it was trained.")
-    else:
-        columns = ["client", "joined", "images", "epochs", "prototypes"]
-        names = ("client", "time", "train_images", "epochs", "prototypes")
-        rows = [[str(record.get(name, "-")) for name in names] for record in found]
-        TextTable(f"joined {arguments.run}", columns, rows).show(stdout_console())
 
 
 def leave_command(arguments: Leave) -> None:
@@ -363,9 +281,6 @@ def leave_command(arguments: Leave) -> None:
 
 def contribution_command(arguments: Contribution) -> None:
     """Show the client contributions, and write them into the run directory."""
-    # Imported late: matplotlib takes a second to load.
-    from mpfedcl.report.drawings import draw_contributions
-
     console = stderr_console()
 
     def tell(done: int, count: int) -> None:
@@ -375,8 +290,6 @@ def contribution_command(arguments: Contribution) -> None:
     found = find_contributions(arguments.run, on_progress=tell)
     with RunDirectory.resume(arguments.run, "RUN") as directory:
         directory.write_json("contribution.json", found.to_json())
-        title = f"Client contributions: {arguments.run.resolve().name}"
-        draw_contributions(found.clients, title, arguments.run / "contribution.png")
     if arguments.json:
         print_json(found.to_json())
         return
@@ -405,7 +318,6 @@ def contribution_command(arguments: Contribution) -> None:
         ],
         note,
     ).show(stdout_console())
-    stdout_console().print(f"figure: {arguments.run / 'contribution.png'}")
 
 
 def _contribution_cells(found: OthersAccuracy) -> list[str]:
@@ -414,57 +326,29 @@ def _contribution_cells(found: OthersAccuracy) -> list[str]:
 
 def advise_command(arguments: Advise) -> None:
     """Estimate whether a client would gain from joining."""
-    found = advise(
-        arguments.run,
-        arguments.data,
-        test_fraction=arguments.test_fraction,
-        weights=arguments.weights,
-    )
+    found = advise(arguments.run, arguments.data, weights=arguments.weights)
     if arguments.json:
         print_json(found.to_json())
         return
     console, nouns = stdout_console(), f"{found.noun}s"
     TextTable(
-        f"{arguments.data} with {arguments.run}: accuracy % on {found.tested:,} {nouns}",
+        f"{arguments.data} with {arguments.run}: accuracy % on {found.samples:,} {nouns}",
         ["classifier", "accuracy"],
         [[CLASSIFIERS[name], percent(value)] for name, value in found.accuracy.items()],
     ).show(console)
     gains = sorted(found.classes, key=lambda each: (each.local - each.federation, each.name))
     TextTable(
         "per class, largest gain from the federation first",
-        ["class", "train", "tested", "local correct", "federation correct"],
+        ["class", nouns, "local correct", "federation correct"],
         [
-            [each.name, *(str(n) for n in (each.train, each.tested, each.local, each.federation))]
+            [each.name, *(str(n) for n in (each.samples, each.local, each.federation))]
             for each in gains[:_MOST_CLASSES_COMPARED]
         ],
     ).show(console)
-    console.print(_describe_test(found))
-    console.print(_describe_need(found, gains[0].name))
+    console.print(
+        f"Each {found.noun} was tested once, by classifiers that did not learn from it, in "
+        f"{found.folds} folds."
+    )
     compared = f"Compared: {CLASSIFIERS['local']}; {CLASSIFIERS[found.compared]}."
     console.print(f"{found.verdict} {compared}", style="bold")
     console.print("Nothing was sent or written.")
-
-
-def _describe_test(found: Advice) -> str:
-    if found.folds == 1:
-        return f"{found.tested:,} {found.noun}s were held out, {found.train:,} used for training."
-    return (
-        f"Few could be held out, so each {found.noun} was tested once, in {found.folds} folds with "
-        f"about {found.train:,} training {found.noun}s each."
-    )
-
-
-def _describe_need(found: Advice, most_gained: str) -> str:
-    if found.more_needed is None:
-        need = (
-            "The number of additional images that would match the federation cannot be estimated."
-        )
-    elif found.more_needed:
-        need = (
-            f"Very roughly {found.more_needed:,} additional images would match the federation; "
-            f"class {most_gained} would gain most."
-        )
-    else:
-        need = "This is at least as accurate as the federation."
-    curve = ", ".join(f"{percent(right)} % with {size:,}" for size, right in found.curve)
-    return f"Local data only: {curve}. {need}"

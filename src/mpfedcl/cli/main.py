@@ -24,24 +24,14 @@ from tyro.constructors import (
 
 from mpfedcl.cli.arguments import (
     COMMANDS,
-    Compare,
-    DataFetch,
-    DataShow,
     FederationStart,
-    Run,
-    Tune,
     flag_type,
 )
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.core.plugins import allow_current_folder
-from mpfedcl.data.folders import find_set_folder
-from mpfedcl.data.public.sources import fetch_plan
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.method_settings import is_declared, sections_of
 from mpfedcl.experiment.names import (
-    check_encoder_name,
-    check_method_name,
     did_you_mean,
     did_you_mean_setting,
     is_built_in,
@@ -147,7 +137,6 @@ def _dispatch(argv: list[str]) -> int | None:
         print(_overview())
         return None
     arguments = parse(argv)
-    _check_names(arguments)
     name, _ = _find_command(argv)
     # Imported late: torch takes seconds to load.
     module = import_module(f"mpfedcl.cli.{COMMANDS[name].module}")
@@ -252,29 +241,6 @@ def _first_paragraph(box: str) -> str:
     for python, plain in _PLAIN_ERRORS.items():
         sentence = re.sub(python, plain, sentence)
     return sentence
-
-
-def _check_names(arguments: Any) -> None:
-    """Reject unknown methods, data sets and encoders, and missing data, before torch is loaded."""
-    for method in getattr(arguments, "methods", ()):
-        if method != "all":
-            check_method_name(method)
-    if isinstance(arguments, DataFetch):
-        fetch_plan(arguments.name)
-    settings = getattr(arguments, "settings", None)
-    if not isinstance(settings, Experiment):
-        return
-    dataset = settings.dataset
-    if isinstance(arguments, DataShow):
-        dataset = dataset.model_copy(update={"name": arguments.name})
-    spec = find_specification(dataset.name)
-    if settings.encoder.name is not None:
-        check_encoder_name(settings.encoder.name)
-    # Over a network the clients hold the data. A process of torchrun must first join the others,
-    # which would wait for it.
-    is_read_here = isinstance(arguments, Run | Compare | Tune | DataShow)
-    if is_read_here and "RANK" not in os.environ and not spec.embedded and dataset.name != "table":
-        find_set_folder(dataset)
 
 
 def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, type[Settings]]:

@@ -10,8 +10,8 @@ from mpfedcl.cli.arguments import PrivacyPlan, PrivacyReceipt
 from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.network.client.client import ClientSettings
 from mpfedcl.network.receipt import Receipt, make_receipt
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.privacy.plan import Plan, RoundsPlan, SumsPlan, to_json
 from mpfedcl.report.tables import TextTable
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mpfedcl.api import RUNNER, resume, run
+from mpfedcl.api import resume, run, run_or_resume
 from mpfedcl.cli.arguments import Compare, FederationStart, Run, Tune
 from mpfedcl.cli.terminal import (
     ProgressBar,
@@ -18,10 +18,14 @@ from mpfedcl.cli.terminal import (
     stop_after_round,
 )
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import FORMAT, unused_folder
+from mpfedcl.core.files import unused_folder
 from mpfedcl.engines.worker_group import is_under_torchrun, is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.wording import describe_data, describe_missing_encoder, describe_partition
+from mpfedcl.experiment.descriptions import (
+    describe_data,
+    describe_missing_encoder,
+    describe_partition,
+)
 from mpfedcl.methods import find_method, name_method, name_methods
 from mpfedcl.report.export import write_comparison
 from mpfedcl.report.tables import TextTable, clients_table, predictors_table, text_table
@@ -41,7 +45,7 @@ from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow
 from mpfedcl.studies.comparison import Comparison, choose_methods
 from mpfedcl.studies.jobs import JobOptions, Jobs, count_jobs
-from mpfedcl.studies.tuning import FILE, Search, TuningResult, describe_changes, run_searches
+from mpfedcl.studies.tuning import Search, TuningResult, describe_changes, run_searches
 
 
 def run_command(arguments: Run) -> int:
@@ -129,8 +133,8 @@ def _show_run(console: Console, result: RunResult, *, all_predictors: bool) -> N
         f"{title}\n{PREDICTOR_TITLES[summary['predictor']]}, local test set, "
         f"round {summary['rounds']}",
         summary["accuracy_per_client"],
-        spread := summary.get("accuracy_spread"),
     ).show(console)
+    spread = summary.get("accuracy_spread")
     told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()), spread)
     console.print(f"{told}: {percent(summary['accuracy'])} %")
     if spread := fairness_sentence(summary):
@@ -200,7 +204,6 @@ def tune_command(arguments: Tune) -> int:
         )
     path = arguments.out or unused_folder(Path("runs") / "tuning")
     searches = _prepare_searches(arguments, path)
-    earlier = _read_earlier_results(path)
     total = sum(search.most_rounds for search in searches)
     if not _execute(
         arguments,
@@ -214,15 +217,15 @@ def tune_command(arguments: Tune) -> int:
     found = [search.write_result() for search in searches]
     for each in found:
         each.write_best(path)
-    methods = earlier | {each.method: each.to_json() for each in found}
-    content = {"format": FORMAT, "methods": methods}
-    RunDirectory(path).write_json(FILE, content)
     if arguments.json:
-        print_json({"path": str(path), **content})
+        methods = {each.method: each.to_json() for each in found}
+        print_json({"path": str(path), "methods": methods})
         return 0
     _tuning_table(found).show(stdout_console())
     stdout_console().print(f"search: {path}")
-    stdout_console().print("in it: tuning.json, and for mpfedcl run or compare best-<method>.toml")
+    stdout_console().print(
+        "in it: <method>/tuning.json, and for mpfedcl run or compare best-<method>.toml"
+    )
     return 0
 
 
@@ -246,7 +249,7 @@ def _execute(
 
         # Includes the runs of an earlier command.
         advance()
-        is_complete = execute(JobOptions(RUNNER, arguments.jobs, stop, advance))
+        is_complete = execute(JobOptions(run_or_resume, arguments.jobs, stop, advance))
         if is_complete:
             # Searches stop poor trials early.
             bar.update(task, completed=total)
@@ -267,21 +270,9 @@ def _prepare_searches(arguments: Tune, path: Path) -> list[Search]:
             arguments.budget,
             arguments.seeds,
             validation=arguments.validation,
-            tolerance=arguments.tolerance,
         )
         for method in methods
     ]
-
-
-def _read_earlier_results(path: Path) -> dict[str, Any]:
-    """Return the results of earlier commands for other methods, by method."""
-    content = RunDirectory(path).read_json(FILE) or {}
-    methods = content.get("methods", {}) if isinstance(content, dict) else None
-    if not isinstance(methods, dict) or content.get("format", FORMAT) != FORMAT:
-        raise InvalidInput(
-            f"{path / FILE} is damaged; it must be as mpfedcl wrote it: give another folder."
-        )
-    return methods
 
 
 def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
@@ -306,8 +297,7 @@ def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
             ]
             for each in found
         ],
-        "Chosen: the fewest changes among trials within "
-        f"{first.tolerance:g} times the standard error (±) of the best.\n"
+        "Chosen: the fewest changes among trials within the standard error (±) of the best.\n"
         "No test image was opened. Scores of chosen settings are optimistic: the best of many.",
     )
 

@@ -30,7 +30,7 @@ def find_data_folder(dataset: DatasetSettings) -> tuple[Path, str]:
 
 def encoder_data_folders(dataset: DatasetSettings) -> list[Path]:
     """Return the data folders in or next to which weights may be."""
-    # For the user's images the root is the set itself; weights are mostly with other data.
+    # For `folder` the root is the data set itself, and weights are usually in the data folder.
     return [find_data_folder(each)[0] for each in (dataset, DatasetSettings())]
 
 

@@ -108,7 +108,7 @@ class Experiment(settings.Settings):
     """Predictors to evaluate before the last round: the primary predictor of the method, or all."""
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
     """Number of clients, drawn in each evaluated round, whose personalized models are evaluated
-    [default: all; with more than 1,000 clients 10 to 100, by cost]."""
+    [default: all; with more than 1,000 clients 100]."""
     personal_models: bool = True
     """Write the personalized model of each client at the end; a thousand models take gigabytes."""
     most_personal_models: Annotated[int, Field(ge=1)] = 1000
@@ -133,8 +133,6 @@ class Experiment(settings.Settings):
     secure: settings.SecureSettings = settings.SecureSettings()
     systems: settings.SystemsSettings = settings.SystemsSettings()
     public: settings.PublicSettings = settings.PublicSettings()
-    options: settings.OptionValues = Field(default_factory=dict)
-    """Options of a custom method or tracker: `--options beta 0.5`, or a table [options]."""
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
@@ -258,7 +256,9 @@ class Experiment(settings.Settings):
         If an encoder is given, missing weights are an error instead.
         """
         asked = self.encoder != settings.EncoderSettings() or self.model.name == "cnn"
-        if self.dataset.name != "folder" or self.dataset.root is None or asked:
+        root = self.dataset.root
+        # A missing folder is an error of its own.
+        if self.dataset.name != "folder" or root is None or not root.expanduser().is_dir() or asked:
             return False
         return not self._brings_vectors() and not has_weights(self.dataset)
 
@@ -293,8 +293,7 @@ class Experiment(settings.Settings):
         for name, kind in built_in_sections().items():
             if name != own and getattr(self, name) == kind():
                 tables.pop(name)
-        # An empty table, mostly [options], is left out.
-        return tomli_w.dumps({"format": FORMAT, **plain, **{k: v for k, v in tables.items() if v}})
+        return tomli_w.dumps({"format": FORMAT, **plain, **tables})
 
     @classmethod
     def from_toml(cls, path: Path, *, complete: bool = False) -> Self:

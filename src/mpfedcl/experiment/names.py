@@ -129,20 +129,10 @@ def _ask(found: list[str]) -> str:
 
 
 _ALONE = ("none", "resnet18", "random-filters", "random-resnet18")
-_WITH_REST = ("random-filters", "random-resnet18", "onnx", "torchvision")
-"""Encoders that take a seed, a file or a name after a colon."""
-
-
-def check_encoder_name(name: str) -> None:
-    """Reject an unknown encoder; the part after the colon is checked when it is used."""
-    kind, _, rest = name.partition(":")
-    known = (*(_WITH_REST if rest else _ALONE), *entry_points("mpfedcl.encoders"))
-    if kind not in known:
-        raise unknown_encoder(name)
 
 
 def unknown_encoder(name: str) -> InvalidInput:
     """Return the error of an unknown encoder."""
-    allowed = f"{', '.join(_ALONE)}, onnx:FILE or torchvision:NAME"
+    allowed = f"{', '.join(_ALONE)} or onnx:FILE"
     question = did_you_mean(name, _ALONE)
     return InvalidInput(f"encoder.name is {name!r}; it must be {allowed}{question}.")

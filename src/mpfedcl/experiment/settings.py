@@ -3,7 +3,6 @@
 Nothing here imports torch, so that the command line shows help and errors at once.
 """
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -200,17 +199,15 @@ class ContrastSettings(Settings):
     """Temperature; smaller values give more weight to the nearest wrong class."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the contrastive loss relative to the cross-entropy."""
-    sample: Annotated[int | None, Field(ge=1)] = None
-    """Random clients whose prototypes each step uses; the loss stays unbiased [default: all]."""
 
 
 class EncoderSettings(Settings):
     """The encoder that turns images into features, frozen by default."""
 
     name: str | None = None
-    """none (raw pixels), resnet18, onnx:PATH, torchvision:NAME, random-filters (small images, no
-    weights) or random-resnet18; the last two take a seed, as in random-filters:7 [default: the data
-    set's, mostly resnet18; none for vectors; for mnist none or the method's]."""
+    """none (raw pixels), resnet18, onnx:PATH, random-filters (small images, no weights) or
+    random-resnet18; the last two take a seed, as in random-filters:7 [default: the data set's,
+    mostly resnet18; none for vectors; for mnist none or the method's]."""
     weights: Path | None = None
     """File of weights [default: $MPFEDCL_WEIGHTS, otherwise searched for in the folder `weights` in
     or next to the data folder]."""
@@ -254,9 +251,6 @@ class AggregationSettings(Settings):
     attackers: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """Assumed fraction of malicious clients in a round, for rules other than the mean: this
     fraction is trimmed at each end, or excluded by Krum."""
-    bucket: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Clients per random bucket; the rule then aggregates the means of the buckets. 2 helps if
-    clients are heterogeneous, but halves the number of malicious clients that are tolerated."""
 
 
 class ModelSettings(Settings):
@@ -344,8 +338,6 @@ class PrivacySettings(Settings):
     dimensions need less noise. No projection if features have no more dimensions."""
     moments: bool = False
     """fedgauss, fedlda: send second moments too, for thousands of images; fedridge always does."""
-    release_every: Annotated[int, Field(ge=1)] = 1
-    """Rounds between two releases of prototypes; fewer leave more of the budget to the model."""
     noise: Annotated[float | None, Field(gt=0)] = None
     """Methods that train: noise multiplier, the standard deviation of the noise divided by the clip
     [default: calibrated to the budget over all rounds]. If given, the run ends before a round that
@@ -389,7 +381,8 @@ class SystemsSettings(Settings):
     patience: Annotated[float, Field(ge=1, le=1000)] = 2.0
     """Timeout of an update, as a multiple of the usual time of its client."""
     tick: Annotated[float | None, Field(gt=0, le=1e9)] = None
-    """Seconds between aggregations at fixed intervals [default: the clients' median usual time]."""
+    """Seconds between aggregations at fixed intervals [default: the clients' median usual time;
+    over a network a tenth of network.round_timeout]."""
     concurrency: Annotated[int | None, Field(ge=1)] = None
     """Asynchronous methods: number of clients that train at a time [default: from fraction]."""
     most_per_minute: Annotated[float, Field(ge=0, le=1e6)] = 20.0
@@ -430,17 +423,6 @@ class SecureSettings(Settings):
     """More than this fraction of a round's clients must remain at its end, otherwise the sum is not
     opened. Above two thirds, a malicious server that colludes with a third of the clients learns no
     more than an honest one."""
-
-
-def _as_text(value: Any) -> Any:
-    """Return a number or a Boolean of a file as the text that a command line would give."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-    return str(value) if is_number else value
-
-
-OptionValues = dict[str, Annotated[str, BeforeValidator(_as_text)]]
 
 
 def _describe_error(section: str, model: type[BaseModel], error: ValidationError) -> str:

@@ -5,12 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.experiment.experiment import take_choices
+from mpfedcl.experiment import Experiment
 from mpfedcl.methods import OneShot, built_in_methods, find_method
-from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.plan import plan, resolve
-from mpfedcl.studies.jobs import JobOptions, PlannedRun, reject_budget, reject_repeated, run_planned
+from mpfedcl.studies.jobs import (
+    JobOptions,
+    PlannedRun,
+    reject_budget,
+    reject_other_runs,
+    reject_repeated,
+    run_planned,
+)
 
 ALL = "all"
 """Stands for every built-in method."""
@@ -64,18 +69,7 @@ class Comparison:
                 # The full name, because two modules may each have a class Mine.
                 folder = f"{method.replace(':', '.')}-seed{seed}"
                 planned_runs.append(PlannedRun(experiment, path / folder))
-        for planned in planned_runs:
-            directory = RunDirectory(planned.path)
-            if not directory.holds_run():
-                continue
-            begun = directory.read_experiment()
-            asked = take_choices(planned.experiment, begun)
-            neutral = {name: asked.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
-            if begun.replace(**neutral) != asked:
-                raise InvalidInput(
-                    f"out is {str(path)!r}; {planned.path.name} in it holds a run with other "
-                    "settings: give another folder, or the settings it was begun with."
-                )
+        reject_other_runs(planned_runs, path)
         return cls(path, planned_runs)
 
     def rounds_done(self) -> int:

@@ -17,7 +17,8 @@ from typing import Any, Literal, Self
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
-from mpfedcl.models.feature_cache import begin_reuse, end_reuse
+from mpfedcl.experiment.experiment import take_choices
+from mpfedcl.models.feature_cache import shared_inputs
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.observer import Observer, RunResult
 
@@ -26,22 +27,18 @@ _BYTES_OF_A_JOB = 2**30
 """Memory of a process with a model and data of usual size; large data are shared."""
 
 
-@dataclass(frozen=True)
-class Runner:
-    """The functions `run` and `resume` of `mpfedcl`.
+Execute = Callable[[Experiment, Path, Observer], RunResult]
+"""Runs an experiment into a folder, or resumes the run in it: `mpfedcl.api.run_or_resume`.
 
-    They belong to a higher layer, so they are passed in; processes import them by name.
-    """
-
-    run: Callable[..., RunResult]
-    resume: Callable[..., RunResult]
+The function belongs to a higher layer, so it is passed in; processes import it by name.
+"""
 
 
 @dataclass(frozen=True)
 class JobOptions:
     """How several runs are executed."""
 
-    runner: Runner
+    execute: Execute
     jobs: Jobs = 1
     """Parallel runs; auto: as many as cores and memory allow."""
     should_stop: Callable[[], bool] = lambda: False
@@ -101,6 +98,22 @@ def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
     return max(1, min(cores, usable_memory() // _BYTES_OF_A_JOB))
 
 
+def reject_other_runs(planned: Sequence[PlannedRun], out: Path) -> None:
+    """Reject a folder that already holds a run with other settings than planned."""
+    for each in planned:
+        directory = RunDirectory(each.path)
+        if not directory.holds_run():
+            continue
+        begun = directory.read_experiment()
+        asked = take_choices(each.experiment, begun)
+        neutral = {name: asked.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
+        if begun.replace(**neutral) != asked:
+            raise InvalidInput(
+                f"out is {str(out)!r}; {each.path.name} in it holds a run with other settings: "
+                "give another folder, or the settings it was begun with."
+            )
+
+
 def run_planned(planned: Sequence[PlannedRun], options: JobOptions) -> bool:
     """Execute the runs that are not done; return whether all are done now."""
     with JobPool(options) as pool:
@@ -121,12 +134,9 @@ class JobPool:
         self._context = multiprocessing.get_context("spawn")
 
     def __enter__(self) -> Self:
-        # For runs in this process; the processes of the pool do the same.
-        begin_reuse()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        end_reuse()
         if self._pool is None:
             return
         self._stop.value = True
@@ -148,7 +158,7 @@ class JobPool:
             )
             return all(
                 not options.should_stop()
-                and _run_or_resume(options.runner, each.experiment, each.path, observer)
+                and options.execute(each.experiment, each.path, observer).summary is not None
                 for each in todo
             )
         try:
@@ -197,7 +207,7 @@ class JobPool:
         try:
             document = planned.experiment.to_toml()
             return self._pool.submit(
-                _run_in_process, self._options.runner, document, str(planned.path)
+                _run_in_process, self._options.execute, document, str(planned.path)
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -220,30 +230,9 @@ def order_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return runs in the order of execution.
 
     The longest come first, so that the last one does not run alone for long; equally long ones are
-    grouped by their data, which a process then loads once.
+    grouped by their seed and so by their data, which a process then loads once.
     """
-    places: dict[str, int] = {}
-
-    def place_of(experiment: Experiment) -> int:
-        shared = ("dataset", "partition", "encoder", "clients", "seed", "dtype")
-        text = repr([experiment.setting(name) for name in shared])
-        return places.setdefault(text, len(places))
-
-    keys = [(-each.experiment.rounds, place_of(each.experiment)) for each in planned]
-    return [planned[at] for at in sorted(range(len(planned)), key=keys.__getitem__)]
-
-
-def _run_or_resume(runner: Runner, experiment: Experiment, path: Path, observer: Observer) -> bool:
-    if RunDirectory(path).holds_run():
-        result = runner.resume(
-            path,
-            experiment.rounds,
-            observer,
-            **{name: experiment.setting(name) for name in RESULT_NEUTRAL_SETTINGS},
-        )
-    else:
-        result = runner.run(experiment, path, observer)
-    return result.summary is not None
+    return sorted(planned, key=lambda each: (-each.experiment.rounds, each.experiment.seed))
 
 
 _stop: list[Any] = []
@@ -255,7 +244,6 @@ def _prepare_process(stop: Any, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _stop[:] = [stop]
-    begin_reuse(shared=True)
 
     def end_with_parent() -> None:
         # Nothing is ever sent: this returns when the other end is closed.
@@ -266,7 +254,7 @@ def _prepare_process(stop: Any, parent: Connection) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _run_in_process(runner: Runner, document: str, path: str) -> str | None:
+def _run_in_process(execute: Execute, document: str, path: str) -> str | None:
     """Execute one run in its own process; return None, "stopped" or an error message."""
     (stop,) = _stop
     observer = Observer(should_stop=lambda: bool(stop.value))
@@ -277,7 +265,8 @@ def _run_in_process(runner: Runner, document: str, path: str) -> str | None:
         if experiment.setting("workers") == "auto":
             # Each core has a run.
             experiment = experiment.replace(workers=1)
-        finished = _run_or_resume(runner, experiment, Path(path), observer)
+        with shared_inputs():
+            finished = execute(experiment, Path(path), observer).summary is not None
     except InvalidInput as error:
         return str(error)
     return None if finished else "stopped"

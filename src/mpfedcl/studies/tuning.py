@@ -13,10 +13,10 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import numpy
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import field_serializer, field_validator, model_validator
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, write_atomically
@@ -31,13 +31,12 @@ from mpfedcl.studies.jobs import (
     JobPool,
     PlannedRun,
     reject_budget,
+    reject_other_runs,
     reject_repeated,
 )
 
 BUDGET = 12
 VALIDATION = 0.2
-TOLERANCE = 1.0
-FILE = "tuning.json"
 LEARNING_RATE = "train__lr"
 
 SearchSpace = dict[str, tuple[Any, ...]]
@@ -47,8 +46,6 @@ Values = dict[str, Any]
 Scores = Mapping[int, float | None]
 """Accuracy in % by the number of the trial; None, the worst, if a run has no score."""
 
-_NEUTRAL_SETTINGS = {"engine": "auto", "workers": 1, "worker_timeout": 1800.0}
-"""Settings that do not change results; a search may be resumed with others."""
 _SHARES = (4, 2, 1)
 """All trials run a quarter of the rounds, half of them half, and a quarter all rounds."""
 
@@ -79,7 +76,7 @@ class Trial:
 
 
 class TuningResult(FileContent):
-    """The result of tuning one method, as tuning.json in the folder of the method holds it."""
+    """The result of tuning a method: tuning.json in the folder of the method."""
 
     format: int = FORMAT
     method: str
@@ -90,12 +87,11 @@ class TuningResult(FileContent):
     budget: int
     seeds: list[int]
     validation: float
-    tolerance: float
     rungs: list[Rung]
     trials: list[Trial]
     chosen: int
     within: list[int]
-    """The trials whose score is within `tolerance` standard errors of the best."""
+    """The trials whose score is within a standard error of the best."""
     standard_error: float | None
     """Of the best score, in points."""
     rounds_run: int
@@ -125,7 +121,7 @@ class TuningResult(FileContent):
     @property
     def chosen_values(self) -> Values:
         """The chosen value of each hyperparameter, for `Experiment.replace`."""
-        return present_values(self.trials[self.chosen].values)
+        return self.trials[self.chosen].values
 
     @property
     def changes(self) -> Values:
@@ -154,7 +150,7 @@ class TuningResult(FileContent):
 
     def write(self, folder: Path) -> None:
         """Write tuning.json and the chosen settings."""
-        RunDirectory(folder).write_json(FILE, self.to_json())
+        RunDirectory(folder).write_json("tuning.json", self.to_json())
         self.write_best(folder)
 
     def write_best(self, folder: Path) -> None:
@@ -163,37 +159,13 @@ class TuningResult(FileContent):
         write_atomically(folder / name, self.best.to_toml().encode())
 
 
-class TuningFile(FileContent):
-    """tuning.json of several methods; the file of one method is read in the same way."""
-
-    methods: Annotated[dict[str, TuningResult], Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _wrap_one(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "methods" not in values and "method" in values:
-            return {"methods": {str(values["method"]): values}}
-        return values
-
-
 def describe_changes(changes: Values) -> list[str]:
     """Return short texts such as `lr 0.1`, one per changed hyperparameter."""
     return [f"{name.rpartition('__')[2]} {value}" for name, value in changes.items()]
 
 
-def present_values(values: Values) -> Values:
-    """Return the values without the unset options of a user's method."""
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None or not name.startswith("options__")
-    }
-
-
 def run_searches(searches: Sequence["Search"], options: JobOptions) -> bool:
     """Run searches in parallel, rung by rung; return whether all are complete."""
-    for search in searches:
-        search.write_description()
     with JobPool(options) as pool:
         while due := [planned for search in searches for planned in search.due_runs()]:
             if not pool.run(due):
@@ -211,7 +183,6 @@ class Search:
     budget: int
     seeds: Sequence[int]
     validation: float
-    tolerance: float
     predictor: PredictorName
     """The predictor that gives the score."""
 
@@ -225,7 +196,6 @@ class Search:
         seeds: Sequence[int] = (0,),
         *,
         validation: float = VALIDATION,
-        tolerance: float = TOLERANCE,
         predictor: PredictorName | None = None,
     ) -> Self:
         """Draw the trials, and reject a folder that holds another search.
@@ -238,14 +208,10 @@ class Search:
             raise InvalidInput(f"budget is {budget}; it must be at least 1.")
         if not 0 < validation < 1:
             raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
-        if not 0 <= tolerance < math.inf:
-            raise InvalidInput(f"tolerance is {tolerance:g}; it must be 0 or more.")
         base = base.replace(method=method, partition__validation=0.0)
         judged = predictor or _primary_predictor(resolve(base))
-        search = cls(base, path, budget, tuple(seeds), validation, tolerance, judged)
-        for number in range(len(search.settings)):
-            search.planned_run(number, search.seeds[0], base.rounds)
-        search._reject_another_search()
+        search = cls(base, path, budget, tuple(seeds), validation, judged)
+        reject_other_runs(search._planned_or_begun_runs(), path)
         return search
 
     @cached_property
@@ -302,9 +268,20 @@ class Search:
             evaluate_every=math.gcd(*(rung.rounds for rung in self.rungs)),
             evaluate_predictors="primary" if is_primary else "all",
             personal_models=False,
-            **present_values(self.settings[number]),
+            **self.settings[number],
         )
         return PlannedRun(resolve(experiment), self._run_folder(number, seed))
+
+    def _planned_or_begun_runs(self) -> list[PlannedRun]:
+        """Return the runs of all trials, with the rounds of those that have begun."""
+        planned = []
+        for number in range(len(self.settings)):
+            for seed in self.seeds:
+                directory = RunDirectory(self._run_folder(number, seed))
+                is_begun = directory.holds_run()
+                rounds = directory.read_experiment().rounds if is_begun else self.base.rounds
+                planned.append(self.planned_run(number, seed, rounds))
+        return planned
 
     def due_runs(self) -> list[PlannedRun]:
         """Return the missing runs of the first incomplete rung."""
@@ -329,7 +306,7 @@ class Search:
         known = [score for score in final.values() if score is not None]
         error = self._standard_error(max(known)) if known else None
         num_changes = [len(each.changes) for each in trials]
-        chosen, within = choose_settings(final, num_changes, self.tolerance * (error or 0))
+        chosen, within = choose_settings(final, num_changes, error or 0.0)
         records = [
             record
             for number in range(len(trials))
@@ -344,7 +321,6 @@ class Search:
             budget=self.budget,
             seeds=list(self.seeds),
             validation=self.validation,
-            tolerance=self.tolerance,
             rungs=list(self.rungs),
             trials=trials,
             chosen=chosen,
@@ -408,32 +384,6 @@ class Search:
     def _run_folder(self, number: int, seed: int) -> Path:
         width = len(str(len(self.settings) - 1))
         return self.path / f"trial-{number:0{width}}-seed{seed}"
-
-    def write_description(self) -> None:
-        """Write search.json, by which the folder of another search is recognized."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        RunDirectory(self.path).write_json("search.json", self._description())
-
-    def _description(self) -> dict[str, Any]:
-        base = self.base.replace(seed=0, **_NEUTRAL_SETTINGS)
-        return {
-            "format": FORMAT,
-            "base": json.loads(base.model_dump_json()),
-            "validation": self.validation,
-            "seeds": list(self.seeds),
-            "settings": [dict(each) for each in self.settings],
-        }
-
-    def _reject_another_search(self) -> None:
-        """Reject a folder with the runs of another search."""
-        if not any(self.path.glob("*/experiment.toml")):
-            return
-        found = RunDirectory(self.path).read_json("search.json")
-        if found != json.loads(json.dumps(self._description())):
-            raise InvalidInput(
-                f"out is {str(self.path)!r}; it holds a search with other settings: give another "
-                "folder, or the settings it was begun with."
-            )
 
 
 def _primary_predictor(experiment: Experiment) -> PredictorName:

@@ -68,6 +68,6 @@ def describe_missing_encoder(asked: Experiment) -> list[str]:
     size = asked.dataset.image_size or PIXELS_PER_SIDE
     return [
         f"No encoder weights were found, so methods use raw pixels ({size} x {size}), which costs "
-        "accuracy. --encoder.weights FILE names ResNet-18 weights; --encoder.name onnx:FILE or "
-        "torchvision:NAME selects another encoder."
+        "accuracy. --encoder.weights FILE names ResNet-18 weights; --encoder.name onnx:FILE "
+        "selects another encoder."
     ]
