@@ -15,7 +15,6 @@ from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.experiment.names import check_encoder_name
 from mpfedcl.experiment.settings import DatasetSettings
 from mpfedcl.models.encoders.encoder import find_encoder
 
@@ -110,7 +109,6 @@ def test_data_set_of_another_package_is_opened() -> None:
 
 
 def test_encoder_of_another_package_is_found_but_never_replaces_a_built_in_one() -> None:
-    check_encoder_name("mean:7")
     assert find_encoder("mean:7", Path("weights")).rest == "7"  # type: ignore[attr-defined]
     with pytest.raises(InvalidInput, match=r"onnx:nothing\.onnx.*cannot be read"):
         find_encoder("onnx:nothing.onnx", None)

@@ -21,7 +21,7 @@ from mpfedcl.methods import PREDICTORS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
 from mpfedcl.rounds.state import RoundState
-from mpfedcl.runs.checkpoint import Checkpoint, _sign, load_checkpoint, pack_checkpoint
+from mpfedcl.runs.checkpoint import Checkpoint, _sign, load_checkpoint, save_checkpoint
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.file_schemas import SCHEMAS, summarize_run, versions
 
@@ -160,7 +160,7 @@ class CheckpointTarget(FolderTarget):
         for number in (1, 2):
             state = RoundState(number, server, {"client-0": (number, rows), "ü": (1, rows)})
             kept = Checkpoint(state, {"kept/client-0": torch.ones(3)}, make_record(number))
-            pack_checkpoint(kept).save(self.folder)
+            save_checkpoint(kept, self.folder)
         newest = self.folder / "round-000002.json"
         self._manifest = json.loads(newest.read_bytes())
         del self._manifest["sha256"]

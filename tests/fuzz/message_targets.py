@@ -143,7 +143,7 @@ class IntroductionTarget(MessageTarget):
 
     def open(self, message: Message) -> None:
         """Let a client in beside two honest ones."""
-        member = Introduction.from_message(message)
+        member = Introduction.from_message("a", message)
         honest = {name: _introduce(name) for name in ("a", "b")}
         experiment, odd = agree_on_classes(Experiment(), {**honest, "fuzzed": member})
         assert odd.keys() <= {member.name}, "an honest client was shut out"
@@ -157,7 +157,7 @@ class IntroductionTarget(MessageTarget):
 
 
 def _introduce(name: str, encoder: str = "") -> Introduction:
-    return Introduction(name, DIGITS, (5,) * 10, 9, 784, encoder, own_data=True)
+    return Introduction(name, DIGITS, (5,) * 10, 9, 784, encoder, "images", (), own_data=True)
 
 
 class Situation:

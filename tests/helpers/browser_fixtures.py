@@ -9,7 +9,7 @@ import pytest
 from browser_pages import PROGRAM, Open, Page
 from handwritten_runs import HOSTILE, write_run
 from mpfedcl import Experiment, run
-from mpfedcl.api import RUNNER
+from mpfedcl.api import run_or_resume
 from mpfedcl.studies.comparison import Comparison
 from mpfedcl.studies.jobs import JobOptions
 from small_experiments import small
@@ -35,7 +35,7 @@ def live_server(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     run(Experiment(rounds=6), root / "digits")
     base = small(images, rounds=4, partition__alpha=0.3)
     comparison = Comparison.prepare(base, ("mp-fedcl", "fedavg"), (0, 1), root / "both")
-    assert comparison.run(JobOptions(RUNNER))
+    assert comparison.run(JobOptions(run_or_resume))
     write_run(
         root / "absent", rounds=5, rejected={"client-7": "vectors are not finite: layer <b>1</b>"}
     )

@@ -16,7 +16,7 @@ def shared_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc
     """
     federation = ProcessFederation(tmp_path_factory.mktemp("federation"))
     try:
-        federation.make("--names", *CLIENTS, "tamperer", "impostor")
+        federation.make("--names", *CLIENTS, "tamperer")
         yield federation
     finally:
         federation.finish()

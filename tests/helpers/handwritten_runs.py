@@ -127,7 +127,6 @@ def write_tuning(path: Path, method: str, **changes: Any) -> Json:
         budget=5,
         seeds=[7],
         validation=0.2,
-        tolerance=1.0,
         rungs=[Rung(1, 5), Rung(2, 3), Rung(4, 2)],
         trials=[
             Trial(number, defaults | change, change, scores, stopped, [f"trial-{number}-seed7"])

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from mpfedcl import Experiment
-from mpfedcl.inference.trained_run import read_events
 
 WIDTH = 7
 
@@ -33,15 +32,6 @@ def save_client(
         y_test=labels[half:],
     )
     return path
-
-
-def split_client(path: Path, first: Path, second: Path) -> None:
-    """Write the same client in two files: a part of its training samples in each."""
-    with numpy.load(path) as archive:
-        parts = dict(archive)
-    for target, rows in ((first, slice(None, 7)), (second, slice(7, None))):
-        some = {name: parts[name][rows] for name in ("x_train", "y_train")}
-        numpy.savez(target, **parts | some)
 
 
 def federation(root: Path, method: str = "fedgauss", **changes: Any) -> Experiment:
@@ -78,9 +68,15 @@ def assert_same_federation(left: Path, right: Path, tolerance: float = 1e-10) ->
             torch.testing.assert_close(value, other, rtol=0, atol=reach, msg=f"{file} {name}")
 
 
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of the log."""
+    log = path / "joins.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
 def story_of(path: Path) -> list[tuple[str, str]]:
     """Return the events and clients of the log."""
-    return [(each["event"], each["client"]) for each in read_events(path)]
+    return [(each["event"], each["client"]) for each in events_of(path)]
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -20,14 +20,14 @@ def words(images: Path, out: Path, **changes: Any) -> list[str]:
 
 
 def content(path: Path) -> Json:
-    found: Json = json.loads((path / "tuning.json").read_text())
-    return found
+    """Return the results of the searches in a folder, by method."""
+    return {file.parent.name: json.loads(file.read_text()) for file in path.glob("*/tuning.json")}
 
 
 def without_seconds(path: Path) -> Json:
     return {
         name: {key: value for key, value in each.items() if key != "seconds"}
-        for name, each in content(path)["methods"].items()
+        for name, each in content(path).items()
     }
 
 

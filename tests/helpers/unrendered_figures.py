@@ -13,8 +13,12 @@ from matplotlib.figure import Figure
 _render = Figure.savefig
 
 
-def _leave_empty(_figure: Figure, path: Path, **_: Any) -> None:
-    path.touch()
+def _leave_empty(figure: Figure, target: Any, **options: Any) -> None:
+    if isinstance(target, Path):
+        target.touch()
+    else:
+        # An image inside a page.
+        _render(figure, target, **options)
 
 
 def render(*, pixels: bool) -> None:

@@ -192,6 +192,7 @@ def tiny(method: str, **changes: Any) -> Experiment:
     return Experiment(method=method).replace(evaluate_predictors="all", **settings, **changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.whole
 def test_a_study_runs_is_resumed_and_is_rendered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
