@@ -18,22 +18,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy
 import psutil
-import tomli_w
 
 from federation import PROGRAM, make_lab, wait_for
 from measuring import Table
 from mpfedcl.methods import TESTS
-from mpfedcl.network.client.client import ClientSettings, NetworkClient
+from mpfedcl.network.client.client import NetworkClient
 from mpfedcl.network.flower.client import take_part
 from mpfedcl.network.packing import Introduction
-from mpfedcl.network.setup.folders import ClientFolder
+from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
 from mpfedcl.network.transport import Kind, Message
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -61,9 +60,9 @@ class Echo:
         with self.lock:
             if Echo.known is None:
                 client = NetworkClient(ClientSettings(self._name, self._memory, share=0))
-                Echo.known = Introduction.from_message(client.answer("hello", message))
+                Echo.known = Introduction.from_message(self._name, client.answer("hello", message))
         if kind == "hello":
-            return replace(Echo.known, name=self._name).to_message()
+            return Echo.known.to_message()
         none = {"labels": numpy.zeros(0, "i8"), "counts": numpy.zeros(0, "i8")}
         none["vectors"] = message.arrays["pool/vectors"][:0]
         values: dict[str, Any] = {"num_samples": Echo.known.num_samples, "loss": 1.0}
@@ -90,7 +89,7 @@ def be_clients(roots: Sequence[Path], requests: Any) -> None:
     httpx.Client.send = count  # type: ignore[method-assign]
     for root in roots:
         place = ClientFolder.open(root, None)
-        work = (place, Echo(place.name, place.memory).answer, lambda _: None)
+        work = (place, place.server, Echo(place.name, place.memory).answer, lambda _: None)
         threading.Thread(target=take_part, args=work, daemon=True).start()
     threading.Event().wait()
 
@@ -121,14 +120,10 @@ class Lab:
 @contextlib.contextmanager
 def running(folder: Path, clients: int) -> Iterator[Lab]:
     """Run a server and so many clients."""
-    lab, port = make_lab(folder, clients)
+    lab, _ = make_lab(folder, clients)
     said = folder / "said"
     requests = SPAWN.Value("q", 0)
     roots = sorted((lab / "clients").iterdir())
-    for root in roots:
-        place = ClientFolder.open(root, None)
-        settings = {"name": place.name, "server": f"127.0.0.1:{port}"}
-        place.settings.write_text(tomli_w.dumps(settings), encoding="utf-8")
     with said.open("wb") as file:
         words = [*PROGRAM, "federation", "server", str(lab)]
         server = subprocess.Popen(words, stdout=file, stderr=file)

@@ -9,7 +9,6 @@ import torch
 
 from measuring import PHASES, Progress, Result, Spread, Table, interleave, ms, parse_arguments
 from mpfedcl.core.rng import generator
-from mpfedcl.experiment.settings import ContrastSettings
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.state import RoundState
@@ -17,11 +16,6 @@ from workloads import HEAD_SIZES, NUM_CLASSES, Workload, head_clients, mnist_cli
 
 WARM_ROUNDS = 1
 Seconds = dict[str, float]
-
-
-def can_sample() -> bool:
-    """Tell whether this version contrasts with a sample of the pool."""
-    return "sample" in ContrastSettings.model_fields
 
 
 def next_round(federation: RoundLoop, state: RoundState | None = None) -> Seconds:
@@ -42,31 +36,22 @@ def rounds_of(workload: Workload, **changes: Any) -> Callable[[], Seconds]:
 def grow_clients(sizes: Mapping[str, list[int]]) -> dict[str, Callable[[], Seconds]]:
     """Return contenders with more and more clients of 20 images."""
     makers = {"MNIST model": mnist_clients, "head": head_clients}
-    ways: dict[str, dict[str, Any]] = {"": {}}
-    if can_sample():
-        ways[", contrast.sample 32"] = {"contrast__sample": 32}
-    contenders = {}
-    for name, counts in sizes.items():
-        for count in counts:
-            workload = makers[name](count, 20)
-            for way, changes in ways.items():
-                contenders[f"{name}, {count:,} clients{way}"] = rounds_of(workload, **changes)
-    return contenders
+    return {
+        f"{name}, {count:,} clients": rounds_of(makers[name](count, 20))
+        for name, counts in sizes.items()
+        for count in counts
+    }
 
 
 def grow_pool(counts: list[int]) -> dict[str, Callable[[], Seconds]]:
     """Return 32 clients that contrast with the prototypes of more and more others."""
     workload = head_clients(32, 20)
-    ways: dict[str, dict[str, Any]] = {"": {}}
-    if can_sample():
-        ways[", contrast.sample 32"] = {"contrast__sample": 32}
     contenders: dict[str, Callable[[], Seconds]] = {}
     for count in counts:
         rows = {f"client-{number:05d}": (1, _draw_rows(number)) for number in range(count)}
-        for way, changes in ways.items():
-            federation = workload.federation(**changes)
-            state = RoundState(1, federation.state.server, rows)
-            contenders[f"pool of {count:,} clients{way}"] = partial(next_round, federation, state)
+        federation = workload.federation()
+        state = RoundState(1, federation.state.server, rows)
+        contenders[f"pool of {count:,} clients"] = partial(next_round, federation, state)
     return contenders
 
 
@@ -119,8 +104,6 @@ def main() -> None:
         "is left out. A case that has taken more than "
         f"{patience:.0f} s in all is not repeated any more."
     )
-    if not can_sample():
-        result.notes.append("contrast.sample is skipped: this version has no such setting.")
     progress.close()
     result.write(arguments.out)
 

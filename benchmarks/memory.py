@@ -14,27 +14,27 @@ from typing import Any
 
 from measuring import Progress, Result, Table, parse_arguments
 
-_SAMPLED = "contrast.sample 32"
+_MERGED = "prototypes.pool-size 20"
 CASES: dict[str, dict[str, Any]] = {
     "nothing but the imports": {},
     "MNIST model, 1,000 x 20": {"model": "mnist", "clients": 1000, "rounds": 20, "at": [10, 20]},
-    f"MNIST model, 1,000 x 20, {_SAMPLED}": {
+    f"MNIST model, 1,000 x 20, {_MERGED}": {
         "model": "mnist",
         "clients": 1000,
         "rounds": 20,
         "at": [10, 20],
-        "sample": 32,
+        "pool": 20,
     },
 }
 QUICK: dict[str, dict[str, Any]] = {
     "nothing but the imports": {},
     "MNIST model, 40 x 20": {"model": "mnist", "clients": 40, "rounds": 6, "at": [2, 6]},
-    f"head, 100 x 20, {_SAMPLED}": {
+    f"head, 100 x 20, {_MERGED}": {
         "model": "head",
         "clients": 100,
         "rounds": 3,
         "at": [2, 3],
-        "sample": 32,
+        "pool": 20,
     },
 }
 _LONGEST_CASE = 1500
@@ -53,7 +53,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         make = {"mnist": mnist_clients, "head": head_clients}[case["model"]]
         workload = make(case["clients"], 20, num_test=1000)
         federation = workload.federation(
-            contrast__sample=case.get("sample"),
+            prototypes__pool_size=case.get("pool"),
             evaluate_clients=case.get("read"),
             evaluate_predictors="all",
         )

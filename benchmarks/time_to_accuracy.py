@@ -102,7 +102,7 @@ class Study:
         rounds = 1 + self.timed if found.trains else 1
         experiment = self.experiment(method, rate, self.seeds[0])
         # As many as a run of all rounds has by default.
-        workers = choose_workers(resolve(experiment)).count
+        workers = choose_workers(resolve(experiment))
         with tempfile.TemporaryDirectory() as name:
             timed = experiment.replace(rounds=rounds, evaluate_every=rounds, workers=workers)
             records = run(timed, Path(name) / "run").history

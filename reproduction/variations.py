@@ -41,8 +41,6 @@ POOLS: dict[str, dict[str, Any]] = {
     "`--prototypes.pool-size 40`": {"prototypes__pool_size": 40},
     "`--prototypes.pool-size 20`": {"prototypes__pool_size": 20},
     "`--prototypes.pool-size 4`": {"prototypes__pool_size": 4},
-    "`--contrast.sample 32`": {"contrast__sample": 32},
-    "`--contrast.sample 10`": {"contrast__sample": 10},
 }
 FEW, MANY = (0, 1, 2), (0, 1, 2, 3, 4)
 BASE = Experiment(evaluate_every=60, evaluate_predictors="all", personal_models=False)

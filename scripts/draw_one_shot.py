@@ -55,7 +55,7 @@ def draw(axes: Axes, counts: list[list[int]], *, shifted: bool, title: str) -> N
     centered = points - groups.vectors[place]
     covariance = Covariance.decompose(centered.T @ centered / float(groups.degrees.sum()))
     means = groups.class_means
-    effects = estimate_effects(groups, means, covariance.trace)
+    effects = estimate_effects(groups.totals(), means, covariance.trace)
     prototypes = effects.group_means(groups, means, effects.shifts(groups, means))
     width, height = 2 * 1.8 * covariance.spectrum.sqrt().flip(0)
     main = covariance.basis[:, 1]

@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from mpfedcl.report.figures import COLORS, figure_file
+from mpfedcl.report.figures import PALETTE, figure_file
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "images" / "performance.png"
@@ -50,7 +50,7 @@ def _draw_peers(axes: Axes, entries: list[dict[str, Any]]) -> None:
         }
         for place, value in enumerate(fastest.values()):
             where = -place + (0.5 - number) * height
-            axes.barh(where, value, height, color=COLORS[number], label=None if place else title)
+            axes.barh(where, value, height, color=PALETTE[number], label=None if place else title)
             ratio = value / fastest["mpfedcl"]
             text = f" {value:,.0f}" + (f" ({ratio:.1f}x)" if place else "")
             axes.text(value, where, text, va="center", fontsize=8)
@@ -66,7 +66,7 @@ def _draw_population(axes: Axes, data: dict[str, Any]) -> None:
     cases = [found for found in data.values() if found["rounds"] < 100]
     clients = [int(found["case"].partition(" ")[0].replace(",", "")) for found in cases]
     rounds = [1000 * median(found["round_seconds"][1:]) for found in cases]
-    axes.plot(clients, rounds, "o-", color=COLORS[0])
+    axes.plot(clients, rounds, "o-", color=PALETTE[0])
     for x, y in zip(clients, rounds, strict=True):
         axes.annotate(f"{y:,.0f}", (x, y), (0, 7), textcoords="offset points", ha="center")
     axes.set(xscale="log", xlabel="clients, of which 1,000 per round", ylabel="ms per round")
@@ -83,7 +83,7 @@ def _draw_times(axes: Axes, methods: list[dict[str, Any]]) -> None:
     shown = sorted(wanted | {n for n in there if " " in n}, key=lambda n: there[n])
     for place, name in enumerate(shown):
         first, last = there[name]
-        color = PEER if " " in name else COLORS[0]
+        color = PEER if " " in name else PALETTE[0]
         axes.plot(first, -place, "o", color=color, ms=6)
         if last < float("inf"):
             axes.plot([first, last], [-place, -place], color=color)
