@@ -1,5 +1,6 @@
 """What TensorBoard reads of a run, through its own readers."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,17 @@ def test_a_full_disk_costs_the_tracker_alone(images: Path, tmp_path: Path) -> No
     result = run(experiment, tmp_path / "run", warnings.observer())
     assert result.summary is not None
     assert [each[:27] for each in warnings] == ["Tracker tensorboard failed "]
+
+
+def test_a_resume_within_the_same_second_writes_a_later_file(images: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(small(images, rounds=2, track=("tensorboard",)), path, stopped_after(1))
+    (old,) = (path / "tensorboard").glob("events.*")
+    # The last number of the next name may be smaller by text, as 10 is smaller than 9.
+    prefix, _, _ = old.name.rpartition(".")
+    now = f"events.out.tfevents.{int(time.time()):010d}"
+    old.rename(old.with_name(f"{now}.{prefix.split('.', 4)[4]}.999999"))
+    resume(path)
+    names = sorted(each.name for each in (path / "tensorboard").glob("events.*"))
+    assert names[0].endswith(".999999")
+    assert read_curves(path / "tensorboard") == expected_curves(path)

@@ -24,6 +24,7 @@ class TensorBoardTracker(Tracker):
     def start(self, experiment: Experiment, path: Path, done: Sequence[Record]) -> None:
         """Write a file of events with the settings and all rounds that are over."""
         self._folder = _find_folder(experiment, path)
+        _wait_for_next_second(self._folder)
         # From this step on TensorBoard ignores earlier files. These stay, because a TensorBoard
         # that is open cannot handle the loss of the file it is reading.
         self._writer: Any = SummaryWriter(str(self._folder), purge_step=1)
@@ -49,6 +50,15 @@ class TensorBoardTracker(Tracker):
     def _write(self, record: Record, moment: float) -> None:
         for name, value in round_scalars(record).items():
             self._writer.add_scalar(printable_name(name, 200), value, record["round"], moment)
+
+
+def _wait_for_next_second(folder: Path) -> None:
+    """Wait until a new file of events follows all others by name, the order of TensorBoard.
+
+    Names begin with the second. Two of the same second differ in numbers that do not sort.
+    """
+    while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(0.05)
 
 
 def _find_folder(experiment: Experiment, path: Path) -> Path:
