@@ -153,7 +153,7 @@ def test_each_method_has_a_run_in_detail(opened: Any) -> None:
     assert summaries.all_inner_texts() == ["mp-fedcl, seed 0", "fedavg, seed 0", "local, seed 0"]
     summaries.nth(1).click()
     detail = page.locator(".runs-in-detail > details").nth(1)
-    assert "--method fedavg" in detail.locator("code").first.inner_text()
+    assert "fedavg-seed0/experiment.toml" in detail.locator("code").first.inner_text()
     assert "fedavg shares no prototypes" in detail.inner_text()
     assert detail.locator("figure img").count() == 2
 

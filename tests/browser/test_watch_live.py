@@ -69,7 +69,7 @@ def test_a_run_that_goes_on(
         page.wait_for_timeout(100)
     assert rounds.locator("img").first.get_attribute("src") != before
     assert rounds.locator("details").first.get_attribute("open") is not None
-    page.get_by_text("of 5000, accuracy").wait_for()
+    page.locator("#view").get_by_text("of 5000, accuracy").wait_for()
     shoot(page, "watch-going-on")
 
 
