@@ -80,8 +80,11 @@ def test_sections_of_methods_behave_like_built_in_sections() -> None:
         ({"fedprox": 3}, "fedprox is 3; it must be a table of settings."),
         ({"scaffoldd": {"x": 1}}, "scaffoldd is not a setting; an experiment has method, rounds,"),
         ({"method": "mine"}, "method is 'mine'; it must be one of "),
-        ({"method": "mine", "mine": {}}, "method is 'mine'; it must be one of "),
-        ({"method": OUTSIDE, "mine": 3}, "mine is not a setting; an experiment has method,"),
+        ({"method": "mine", "undeclared": {}}, "method is 'mine'; it must be one of "),
+        (
+            {"method": OUTSIDE, "undeclared": 3},
+            "undeclared is not a setting; an experiment has method,",
+        ),
         ({"method": OUTSIDE, "fedprox": {"mu": -1}}, "fedprox.mu is -1; it must be"),
         ({"method": 3}, "method is '3'; it must be one of"),
     ],
@@ -94,19 +97,23 @@ def test_invalid_method_settings_are_rejected(values: dict[str, Any], sentence: 
 
 
 def test_section_of_a_class_that_is_not_loaded_is_kept_as_a_table() -> None:
-    document = f'method = "{OUTSIDE}"\n[mine]\nbeta = 0.5\nnames = ["a", "b"]\nother = {{x = 1}}\n'
+    document = (
+        f'method = "{OUTSIDE}"\n[undeclared]\nbeta = 0.5\nnames = ["a", "b"]\nother = {{x = 1}}\n'
+    )
     experiment = Experiment.parse_toml(document, NOWHERE)
     table = {"beta": 0.5, "names": ["a", "b"], "other": {"x": 1}}
-    assert experiment.setting("mine__beta") == 0.5
-    assert dict(experiment.flattened())["mine"] == table
+    assert experiment.setting("undeclared__beta") == 0.5
+    assert dict(experiment.flattened())["undeclared"] == table
     for kept in (experiment, experiment.replace(rounds=3), experiment.resolved()):
-        assert dict(Experiment.parse_toml(kept.to_toml(), NOWHERE).flattened())["mine"] == table
+        assert (
+            dict(Experiment.parse_toml(kept.to_toml(), NOWHERE).flattened())["undeclared"] == table
+        )
     # To another method it says nothing.
     assert experiment.replace(method="fedavg") == Experiment(method="fedavg")
 
 
 def test_experiments_are_pickled_and_copied() -> None:
-    table = Experiment(method=OUTSIDE, mine={"beta": 0.5})
+    table = Experiment(method=OUTSIDE, undeclared={"beta": 0.5})
     for experiment in (Experiment(method="fedprox", fedprox={"mu": 0.5}).resolved(), table):
         assert pickle.loads(pickle.dumps(experiment)) == experiment
         assert copy.deepcopy(experiment) == experiment
