@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mpfedcl.core.files import unused_folder
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
@@ -16,6 +16,7 @@ from mpfedcl.inference.membership import warn_of_joined_clients
 from mpfedcl.inference.one_shot import update_over_network
 from mpfedcl.inference.trained_run import reject_changed
 from mpfedcl.methods import PredictorName, find_method
+from mpfedcl.models.factory import name_factory
 from mpfedcl.report.card import write_card
 from mpfedcl.report.export import write_comparison
 from mpfedcl.report.results import LoadedComparison, load
@@ -29,7 +30,11 @@ from mpfedcl.studies.tuning import BUDGET, VALIDATION, Search, TuningResult, run
 
 
 def run(
-    experiment: Experiment, out: Path | str | None = None, observer: Observer | None = None
+    experiment: Experiment,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+    *,
+    model: Any = None,
 ) -> RunResult:
     """Run an experiment on this machine into a new run directory.
 
@@ -37,6 +42,8 @@ def run(
         experiment: The settings; open ones have the defaults of the method and the data set.
         out: The run directory, new or empty; by default a new folder below `runs/`.
         observer: Notified of each round; it can also stop the run.
+        model: Your own model instead of `model.name`: a function that returns a torch.nn.Module,
+            given those of num_classes and input_shape that it has as parameters; or a module.
 
     Returns:
         The accuracy of the last round, the records of all rounds, and the folder with the rest.
@@ -48,6 +55,8 @@ def run(
         >>> (result.path / "model.safetensors").exists()
         True
     """
+    if model is not None:
+        experiment = experiment.replace(model__name=name_factory(model))
     return run_simulation(experiment, out, observer or Observer(), CALLBACKS)
 
 
@@ -61,6 +70,7 @@ def resume(
     worker_timeout: float | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
+    model: Any = None,
 ) -> RunResult:
     """Resume a run from its newest intact checkpoint; the result is as if it had never stopped.
 
@@ -70,6 +80,7 @@ def resume(
         observer: Notified of each round; it can also stop the run.
         engine, workers, worker_timeout, track, track_to: As in `Experiment`. They do not change
             the result, so they may differ from those the run was begun with; None keeps them.
+        model: As for `run`, if the run was begun with an object that has no importable name.
 
     Returns:
         What `run` returns, with the records of all rounds.
@@ -89,6 +100,8 @@ def resume(
     }
     changes = {name: value for name, value in asked.items() if value is not None}
     reject_changed(Path(path))
+    if model is not None:
+        name_factory(model, RunDirectory(Path(path)).read_experiment().model.name)
     return resume_simulation(Path(path), changes, observer or Observer(), CALLBACKS)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.models import Cnn, is_normalization
+from mpfedcl.models import Cnn
 from mpfedcl.models.resnet import ResNet18, is_statistic
 
 DOUBLE = torch.float64
@@ -106,11 +106,10 @@ def test_stacked_models_equal_single_models() -> None:
 
 
 def test_parameters_of_normalization_layers_are_recognized() -> None:
-    params = Cnn((12, 12), 3, has_norm=True).init(generator(0, "weights"), DOUBLE)
-    found = [name for name in params if is_normalization(name)]
-    assert found == [f"norm.{number}.{part}" for number in (0, 1) for part in ("weight", "bias")]
+    model = Cnn((12, 12), 3, has_norm=True)
+    params = model.init(generator(0, "weights"), DOUBLE)
+    assert model.normalization == {name for name in params if name.startswith("norm.")}
+    assert not Cnn((12, 12), 3).normalization
     # In a ResNet, what is no convolution is a norm.
     shapes = {n: shape for n, shape in ResNet18().shapes().items() if not is_statistic(n)}
-    assert {n for n in shapes if is_normalization(f"encoder.{n}")} == {
-        name for name, shape in shapes.items() if len(shape) == 1
-    }
+    assert ResNet18().normalization() == {n for n, shape in shapes.items() if len(shape) == 1}

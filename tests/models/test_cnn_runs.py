@@ -131,7 +131,7 @@ def test_default_model_for_pixels_is_the_mlp(images: Path) -> None:
         ),
         (
             {"model__norm": "group"},
-            r"model.norm is 'group'; it must be none, because model.name is 'mlp' and only cnn",
+            r"model.norm is 'group'; it must be left out, because model.name is 'mlp' and only cnn",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_cnn_for_vectors_is_rejected(vectors: Path, said: Say) -> None:
     assert code == 2
     assert errors.strip() == (
         "mpfedcl: model.name is 'cnn', which takes images as they are; for vectors, tables and an "
-        "encoder's features it must be mlp."
+        "encoder's features it must be mlp, linear or your own."
     )
 
 

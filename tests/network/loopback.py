@@ -53,7 +53,8 @@ class LoopbackGrid(HttpGrid):
 
     def join(self, node: int, **config: Any) -> None:
         """Connect a client; the name of its key is its own."""
-        config["methods"] = tuple(str(config.get("methods", "")).split())
+        for name in ("methods", "models"):
+            config[name] = tuple(str(config.get(name, "")).split())
         self.nodes[node] = (str(config["name"]), config)
 
     def get_node_ids(self) -> list[int]:

@@ -55,6 +55,7 @@ def test_introduction_contains_all_fields() -> None:
         "samples": "vectors",
         "image_shape": [4, 5, 3],
         "own_data": True,
+        "model": "",
     }
     assert HONEST.num_samples == 3
     # Under a privacy budget counts are not sent, and all clients have equal weight.
@@ -64,7 +65,7 @@ def test_introduction_contains_all_fields() -> None:
 
 def test_data_format_is_read_from_federation_json() -> None:
     least = DataFormat.from_json({"input_size": 9, "encoder": "e", "run": "r"})
-    assert least == (9, "e", "images", ())
+    assert least == DataFormat(9, "e", "images", ())
     whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
     assert DataFormat.from_json(whole) == DataFormat(9, "", "vectors", (4, 5))
 

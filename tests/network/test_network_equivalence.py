@@ -431,7 +431,7 @@ def test_client_rejects_an_encoder_for_vectors(
     federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
     save_vectors(tmp_path / "v.npz")
     federation.bring(1, "odd", tmp_path / "v.npz", encoder="random-resnet18")
-    with pytest.raises(RunCutShort, match="it cannot use its data or its encoder"):
+    with pytest.raises(RunCutShort, match="it cannot use its data, its encoder or its model"):
         federation.serve()
     assert "encoder.name is 'random-resnet18', but the samples are vectors" in capfd.readouterr()[1]
 

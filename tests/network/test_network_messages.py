@@ -54,6 +54,7 @@ UP: dict[str, dict[str, type]] = {
         "samples": str,
         "image_shape": list,
         "own_data": bool,
+        "model": str,
     },
     "query.secure": {"advert": dict, "sealed": dict, "seeds": dict, "keys": dict},
     "train": {
@@ -267,7 +268,7 @@ def test_messages_contain_no_paths(tmp_path: Path) -> None:
     (tmp_path / "secret-west/owl").mkdir()
     record = federation.serve().history[0]
     assert record["clients"]["answered"] == ["north"]
-    reason = "it cannot use its data or its encoder; its own log contains the reason."
+    reason = "it cannot use its data, its encoder or its model; its own log has the reason."
     assert record["remarks"]["refused"] == {"south": reason, "west": reason}
     for _, message in [*federation.grid.requests, *federation.grid.replies]:
         is_error = message.has_error()

@@ -132,6 +132,10 @@ _AllowedMethods = Annotated[
     tuple[str, ...],
     arg(help="Custom methods (package.module:Class), installed here, that the server may request."),
 ]
+_AllowedModels = Annotated[
+    tuple[str, ...],
+    arg(help="Own models (package.module:function), installed here, that the server may request."),
+]
 
 
 @_command("run", "run", "run or resume one experiment")
@@ -478,6 +482,7 @@ class FederationClient:
     """Take part only with secure aggregation, which hides this client's updates from the server."""
     device: str = "cpu"  # Device to compute on: cpu, cuda, cuda:1.
     methods: _AllowedMethods = ()
+    models: _AllowedModels = ()
     server: str | None = None  # host:port of the server [default: as in the client's folder].
 
 
@@ -562,4 +567,5 @@ class PrivacyReceipt:
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
     methods: _AllowedMethods = ()
+    models: _AllowedModels = ()
     json: _Json = False

@@ -245,6 +245,7 @@ def federation_client_command(arguments: FederationClient) -> None:
         max_epsilon=arguments.max_epsilon,
         only_secure_aggregation=arguments.secure_aggregation,
         methods=arguments.methods,
+        models=arguments.models,
         device=arguments.device,
     )
     console = stderr_console()

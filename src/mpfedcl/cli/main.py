@@ -251,8 +251,9 @@ def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, 
     """
     # The word after the value of --method may be a file.
     said = [*_values_of("--method", words)[:1], *_values_of("--methods", words)]
-    tracked = any(":" in name for name in _values_of("--track", words))
-    if tracked or not all(map(is_built_in, said)):
+    flags = ("--track", "--model.name", "--models")
+    imports = any(":" in name for flag in flags for name in _values_of(flag, words))
+    if imports or not all(map(is_built_in, said)):
         allow_current_folder()
     sections = sections_of("")
     for name in said or (_methods_in_files(words) if from_files else ()):

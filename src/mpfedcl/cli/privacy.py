@@ -107,6 +107,7 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> None:
         encoder_weights=arguments.encoder_weights,
         min_cluster_size=threshold or 1,
         methods=arguments.methods,
+        models=arguments.models,
     )
     file = arguments.settings
     if file.is_dir():

@@ -46,19 +46,24 @@ def allow_current_folder() -> None:
         sys.path.insert(0, str(Path.cwd()))
 
 
-def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
-    """Return the class that a field names; it must be a subclass of a public class of mpfedcl."""
-    module_name, _, class_name = name.partition(":")
+def import_object(field: str, name: str, kind: str = "function") -> Any:
+    """Return the object package.module:name that a field names."""
+    module_name, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        return getattr(importlib.import_module(module_name), attribute)
     # A user's module may fail in any way while it is imported.
     except Exception as error:
         elsewhere = str(Path.cwd()) not in sys.path
-        here = f"; the current folder is searched if --{field} names it" if elsewhere else ""
+        here = f"; the current folder is searched if --{field} names it, or with PYTHONPATH=."
         raise InvalidInput(
-            f"{field} is {name!r}; it must name an importable package.module:Class "
-            f"({type(error).__name__}: {error}){here}."
+            f"{field} is {name!r}; it must name an importable package.module:{kind} "
+            f"({type(error).__name__}: {explain(error)}){here if elsewhere else '.'}"
         ) from None
+
+
+def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
+    """Return the class that a field names; it must be a subclass of a public class of mpfedcl."""
+    found = import_object(field, name, "Class")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise InvalidInput(
             f"{field} is {name!r}; it must name a subclass of mpfedcl.{base.__name__}."

@@ -33,7 +33,7 @@ from mpfedcl.data.tables import find_columns, fit_tables
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
 from mpfedcl.experiment.datasets import find_specification
-from mpfedcl.models import Model
+from mpfedcl.models import Model, ModuleModel
 from mpfedcl.models.encoders.encoder import Encoder, Features, PixelScaling, find_encoder
 from mpfedcl.models.encoders.random_filters import RandomFilters
 from mpfedcl.models.factory import make_model
@@ -272,15 +272,19 @@ def load_data_and_model(
         if isinstance(encoder, RandomFilters):
             # Recorded, because the number of features is the same for every size.
             data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
+    is_image = encoder is None and not data.holds_vectors
+    takes_integers = not data.test_inputs.is_floating_point() and not settings.train
     model = make_model(
+        experiment,
         encoder,
-        data.input_size,
+        shape,
         data.num_classes,
-        experiment.model,
-        trains_encoder=settings.train,
-        takes_features=data.holds_vectors,
-        image_shape=shape,
+        is_image=is_image,
+        takes_integers=takes_integers,
     )
+    if isinstance(model, ModuleModel):
+        # Recorded, so that a run is not resumed or used with another module.
+        data.partition["model"] = model.fingerprint
     return data, model
 
 

@@ -31,7 +31,7 @@ from mpfedcl.methods import (
 from mpfedcl.methods.messages import Broadcast, Update, fill_part
 from mpfedcl.models.units import mask_params
 from mpfedcl.prototypes import PrototypePool, Prototypes
-from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.assembly import Assembly, split_buffers
 from mpfedcl.rounds.engine import Engine, Members
 from mpfedcl.rounds.evaluation import (
     RoundEvaluation,
@@ -257,7 +257,7 @@ class InProcessEngine(Engine):
             start |= {n: start[n].masked_fill(~mask, 0) for n, mask in masks.items()}
         state = self._states.get(client.name)
         if state is None:
-            state = self._method.init_client(start)
+            state = self._method.init_client(split_buffers(start, self._model)[0])
         own = self._method.describe(client.labels)
         number = broadcast.round if broadcast.dispatch is None else broadcast.dispatch
         return ClientTask(client, start, state, own, number, is_part=bool(units))

@@ -26,11 +26,16 @@ from mpfedcl.experiment.method_settings import (
     read_section,
     sections_of,
 )
-from mpfedcl.experiment.names import SECTIONS, check_method_name, did_you_mean_setting
+from mpfedcl.experiment.names import (
+    IMAGE_MODELS,
+    SECTIONS,
+    check_method_name,
+    did_you_mean_setting,
+)
 
 PIXELS_PER_SIDE = 32
 """Size of the user's images without an encoder."""
-_FIXED_BY_METHOD = ("rounds", "model__name", "model__norm")
+_FIXED_BY_METHOD = ("rounds", "model__name", "model__norm", "model__embedding")
 
 
 RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
@@ -213,27 +218,26 @@ class Experiment(settings.Settings):
     def _check_model(self, spec: DatasetSpecification) -> None:
         """Reject a model that does not fit its inputs, as far as the settings determine them."""
         name, encoder = self.model.name, self.encoder.name
-        if name == "cnn" and not spec.holds_images:
+        if name in IMAGE_MODELS and not spec.holds_images:
             raise InvalidInput(
-                f"model.name is 'cnn', which takes images; for dataset.name {spec.name!r} it must "
-                "be mlp."
+                f"model.name is {name!r}, which takes images; for dataset.name {spec.name!r} it "
+                "must be mlp, linear or your own."
             )
-        if name == "cnn" and encoder != "none":
+        if name in IMAGE_MODELS and encoder != "none":
             raise InvalidInput(
-                f"model.name is 'cnn', which takes images; with encoder.name {encoder!r} it "
-                "must be mlp, or encoder.name must be none."
+                f"model.name is {name!r}, which takes images; with encoder.name {encoder!r} it "
+                "must be mlp, linear or your own, or encoder.name must be none."
             )
-        if name != "cnn" and self.model.norm != "none":
+        if self.encoder.train and name != "mlp":
             raise InvalidInput(
-                f"model.norm is {self.model.norm!r}; it must be none, because model.name is "
-                f"{name!r} and only cnn has such layers."
+                f"model.name is {name!r}; with encoder.train it must be mlp or left out."
             )
 
     def _default_encoder(
         self, spec: DatasetSpecification, method_defaults: Mapping[str, Any]
     ) -> str:
         of_method = method_defaults.get("encoder__name")
-        if self.model.name == "cnn" and "model__name" not in method_defaults:
+        if self._takes_samples and "model__name" not in method_defaults:
             return "none"
         own: str = spec.protocol(self.partition.kind)["encoder__name"]
         if self._brings_vectors():
@@ -243,6 +247,11 @@ class Experiment(settings.Settings):
             own = "none"
         gets_pixels = own == "none" and spec.holds_images
         return of_method if of_method and gets_pixels else own
+
+    @property
+    def _takes_samples(self) -> bool:
+        """Whether the model was chosen to take samples as they are."""
+        return self.model.name not in (None, "mlp", "linear")
 
     def _brings_vectors(self) -> bool:
         is_open = self.dataset.name == "folder" and self.encoder.name is None
@@ -255,7 +264,7 @@ class Experiment(settings.Settings):
 
         If an encoder is given, missing weights are an error instead.
         """
-        asked = self.encoder != settings.EncoderSettings() or self.model.name == "cnn"
+        asked = self.encoder != settings.EncoderSettings() or self._takes_samples
         root = self.dataset.root
         # A missing folder is an error of its own.
         if self.dataset.name != "folder" or root is None or not root.expanduser().is_dir() or asked:

@@ -42,6 +42,12 @@ AGGREGATION_RULES: dict[str, str] = {
 }
 
 
+MODELS = ("mlp", "linear", "cnn", "cnn-small", "resnet8", "resnet18")
+"""Built-in models."""
+IMAGE_MODELS = MODELS[2:]
+"""Those that take images as they are."""
+
+
 def describe(index: Mapping[str, str]) -> str:
     """Return the entries of an index as one help text."""
     return " ".join(f"{name}: {line}" for name, line in index.items())

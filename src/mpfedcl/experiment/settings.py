@@ -11,7 +11,13 @@ from pydantic_core import PydanticCustomError
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points
-from mpfedcl.experiment.names import AGGREGATION_RULES, PARTITIONS, describe, did_you_mean
+from mpfedcl.experiment.names import (
+    AGGREGATION_RULES,
+    MODELS,
+    PARTITIONS,
+    describe,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     PartitionKind = str
@@ -256,13 +262,43 @@ class AggregationSettings(Settings):
 class ModelSettings(Settings):
     """The model that clients train, on pixels or on features of the encoder."""
 
-    name: Literal["mlp", "cnn"] | None = None
-    """cnn: two 5 x 5 convolutions, then an mlp; for images [default: the data set's, or mlp]."""
+    name: str | None = None
+    """mlp; linear (logistic regression); for images cnn (two 5 x 5 convolutions, then an mlp),
+    cnn-small (of NIID-Bench), resnet8 and resnet18 (with batch normalization); or your own,
+    package.module:function, which returns a torch.nn.Module [default: the data set's, or mlp]."""
+    embedding: Annotated[str | None, Field(min_length=1)] = None
+    """Own model, resnet and cnn-small: the submodule whose output is the embedding [default: the
+    input of the last linear layer]."""
     hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
     """Sizes of the hidden layers; the last one is the embedding [default: 512 512 256 on pixels,
     256 on features, 512 in a cnn]."""
     norm: Literal["none", "group"] = "none"
     """cnn: normalization of the output of each convolution."""
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        name = self.name
+        if name is None:
+            return self
+        known = (*MODELS, *entry_points("mpfedcl.models"))
+        if name not in known and ":" not in name:
+            raise InvalidInput(
+                f"model.name is {name!r}; it must be one of {', '.join(known)}, or "
+                f"package.module:function{did_you_mean(name, known)}."
+            )
+        fitting = {"hidden": ("mlp", "cnn"), "norm": ("cnn",)}
+        for field, models in fitting.items():
+            if name not in models and (value := getattr(self, field)) not in ((), "none"):
+                raise InvalidInput(
+                    f"model.{field} is {value!r}; it must be left out, because model.name is "
+                    f"{name!r} and only {' and '.join(models)} take it."
+                )
+        if name in MODELS[:3] and self.embedding is not None:
+            raise InvalidInput(
+                f"model.embedding is {self.embedding!r}; it must be left out, because model.name "
+                f"is {name!r}, whose embedding is the last hidden layer."
+            )
+        return self
 
 
 class ValidationSettings(Settings):

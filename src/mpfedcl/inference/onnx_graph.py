@@ -19,9 +19,9 @@ from mpfedcl.data.loading import pixel_constants
 from mpfedcl.data.samples import VectorFormat
 from mpfedcl.inference.trained_run import TrainedRun
 from mpfedcl.methods import prototype_rule
+from mpfedcl.models import make_mlp
 from mpfedcl.models.encoders.encoder import TorchEncoder, channels_first
 from mpfedcl.models.encoders.onnx_encoder import open_session
-from mpfedcl.models.factory import make_model
 from mpfedcl.prototypes import PrototypePool
 
 NOTE = "mpfedcl"
@@ -57,7 +57,7 @@ class ExportedNetwork(nn.Module):
         if trained.experiment.encoder.train:
             # The encoder is part of the preprocessing here.
             size, classes = trained.input_size, len(trained.class_names)
-            self._head = make_model(trained.encoder, size, classes, trained.experiment.model)
+            self._head = make_mlp(size, classes, trained.experiment.model.hidden, is_encoded=True)
         head = {n: v for n, v in params.items() if not n.startswith(_ENCODER)}
         self._weights = self._register("weights", weights)
         self._head_params = self._register("params", head)

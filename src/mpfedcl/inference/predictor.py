@@ -25,6 +25,8 @@ from mpfedcl.inference.trained_run import (
     primary_predictor,
 )
 from mpfedcl.methods import Test
+from mpfedcl.models.factory import name_factory
+from mpfedcl.runs.directory import RunDirectory
 
 _SAMPLES_AT_ONCE = 256
 
@@ -173,6 +175,7 @@ class Predictor:
         coverage: float | None = None,
         held_out: Path | None = None,
         weights: Path | None = None,
+        model: Any = None,
     ) -> Self:
         """Open a finished run.
 
@@ -181,8 +184,11 @@ class Predictor:
             client, false_alarms, coverage: As for the class.
             held_out: Labeled samples to calibrate the model on; calibration.json keeps the result.
             weights: The encoder's file, if it has moved since the run.
+            model: As for `run`, if the run used an object that has no importable name.
         """
         run, client = find_run(Path(path), client)
+        if model is not None:
+            name_factory(model, RunDirectory(run).read_experiment().model.name)
         trained = load_trained_run(run, weights=weights)
         if held_out is not None:
             cls(trained, client)._calibrate(held_out)

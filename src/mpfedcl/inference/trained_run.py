@@ -40,7 +40,7 @@ from mpfedcl.methods import (
     find_method,
     prototype_rule,
 )
-from mpfedcl.models import Model
+from mpfedcl.models import Model, ModuleModel
 from mpfedcl.models.encoders.encoder import Encoder
 from mpfedcl.models.factory import make_model
 from mpfedcl.network.client.state import FINAL_FOLDER
@@ -189,14 +189,17 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
         model = method.make_model(input_size)
     else:
         model = make_model(
+            experiment,
             encoder,
-            input_size,
+            input_format.shape if encoder is None else (input_size,),
             len(classes),
-            experiment.model,
-            trains_encoder=bool(experiment.encoder.train),
-            takes_features=isinstance(input_format, VectorFormat),
-            image_shape=input_format.shape,
+            is_image=encoder is None and isinstance(input_format, ImageFormat),
         )
+        if isinstance(model, ModuleModel) and model.fingerprint != partition.get("model"):
+            raise InvalidInput(
+                f"model.name is {experiment.model.name!r}, whose code or constants have changed "
+                f"since the run in {path}; it must be the model that the run was trained with."
+            )
     file, pool = path / "pool.safetensors", None
     if file.is_file():
         pool = read_pool(file, len(classes), prototype_rule(method).num_prototypes)

@@ -15,7 +15,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import built_in_sections, declare
 from mpfedcl.experiment.names import METHODS, check_method_name, is_built_in
 from mpfedcl.experiment.settings import Settings
-from mpfedcl.methods._asynchronous import Arrival, Asynchronous
+from mpfedcl.methods._asynchronous import Arrival, Asynchronous, mix
 from mpfedcl.methods._one_shot import ClosedForm, CollectsStatistics, OneShot, collect_statistics
 from mpfedcl.methods._partial_model import PartialModel
 from mpfedcl.methods._prototypes import (
@@ -30,6 +30,7 @@ from mpfedcl.methods.base import (
     Context,
     Family,
     FullBatch,
+    LayerNames,
     LocalTraining,
     Method,
     Public,
@@ -58,6 +59,7 @@ __all__ = [
     "Field",
     "FullBatch",
     "InvalidInput",
+    "LayerNames",
     "LocalTraining",
     "Method",
     "OneShot",
@@ -81,6 +83,7 @@ __all__ = [
     "collect_statistics",
     "find_method",
     "is_built_in",
+    "mix",
     "name_method",
     "name_methods",
     "prototype_rule",

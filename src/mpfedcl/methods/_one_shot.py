@@ -77,6 +77,7 @@ class ClosedForm(PrototypeRule, Method):
         "encoder__name": "random-filters",
         "model__name": "mlp",
         "model__norm": "none",
+        "model__embedding": None,
     }
     search_space = {}
 

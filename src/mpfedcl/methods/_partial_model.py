@@ -34,6 +34,12 @@ class PartialModel(FedAvg, ABC):
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
+        model = experiment.model.name
+        if model not in (None, "mlp", "cnn"):
+            raise InvalidInput(
+                f"model.name is {model!r}; with method {self.name} it must be mlp or cnn, whose "
+                "hidden units are known."
+            )
         rule = experiment.aggregation.rule
         if rule != "mean":
             raise InvalidInput(

@@ -144,6 +144,15 @@ class LocalTraining(NamedTuple):
         return self.epochs * self.repeats
 
 
+class LayerNames(NamedTuple):
+    """The names of the tensors of some layers of the model."""
+
+    classifier: frozenset[str] = frozenset()
+    """The last layer."""
+    normalization: frozenset[str] = frozenset()
+    """All normalization layers, with their running statistics."""
+
+
 @dataclass(frozen=True)
 class Server:
     """The server's state between rounds, without the prototype pool."""
@@ -283,6 +292,8 @@ class Method:
     """Samples that no client holds, if `--public.size` is set."""
     initial: Tensors
     """The initial parameters in the order of the layers; set before the first hook is called."""
+    layers: LayerNames = LayerNames()
+    """The names of the tensors of some layers; set before the first hook is called."""
 
     # Promises, withdrawn from a class that overrides the hooks they concern (see `_PROMISES`)
 
@@ -349,7 +360,9 @@ class Method:
     def shared(self, parameter: str) -> bool:
         """Return whether the parameter of this name is sent; the others stay with each client.
 
-        FedPer's is `return not parameter.startswith("classifier.")`.
+        FedRep's is `return parameter not in self.layers.classifier`. Running statistics of batch
+        normalization are asked for too: they are sent, averaged and kept like parameters, but the
+        hooks see none of them.
         """
         return self.shares_model
 

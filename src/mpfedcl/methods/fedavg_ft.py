@@ -22,6 +22,6 @@ class FedAvgFT(TwoModels):
         """Move only the classifier of the personal model."""
         if self.is_personal(context):
             gradients = {
-                n: g if n.startswith("classifier.") else zeros_like(g) for n, g in gradients.items()
+                n: g if n in self.layers.classifier else zeros_like(g) for n, g in gradients.items()
             }
         return super().adjust(gradients, params, context)

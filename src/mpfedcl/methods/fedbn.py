@@ -1,7 +1,6 @@
 """FedBN (Li et al., ICLR 2021)."""
 
-from mpfedcl.methods import Experiment, FedAvg, InvalidInput
-from mpfedcl.models import is_normalization
+from mpfedcl.methods import Experiment, FedAvg, InvalidInput, Server, Tensors
 
 
 class FedBN(FedAvg):
@@ -12,22 +11,34 @@ class FedBN(FedAvg):
     family = "personal models"
     paper = "Li et al., ICLR 2021"
     interpretation = (
-        "The paper's layers are batch normalization with each client's statistics; here the "
-        "scales and shifts stay with each client, of group normalization (--model.norm group) or "
-        "of a trained ResNet-18, whose statistics are constants."
+        "Batch normalization (of resnet18 or your own model) stays with each client, running "
+        "statistics included, as in the paper; so do the scales and shifts of group normalization "
+        "(--model.norm group) and of a trained encoder, whose statistics are constants."
     )
     sends = "its model without normalization layers"
-    keeps = "scales and shifts of its normalization layers"
+    keeps = "its normalization layers"
     primary_predictor = "personal_classifier"
 
     def __init__(self, experiment: Experiment, num_classes: int) -> None:
         super().__init__(experiment, num_classes)
-        if experiment.model.norm == "none" and not experiment.encoder.train:
-            raise InvalidInput(
-                f"model.norm is 'none', and {self.name} keeps normalization layers with each "
-                "client; it must be group (with --model.name cnn), or encoder.train must be true."
-            )
+        name = experiment.model.name
+        lacks = name in ("mlp", "linear") or (name == "cnn" and experiment.model.norm == "none")
+        if lacks and not experiment.encoder.train:
+            raise self._lacks_layers()
+
+    def init_server(self, params: Tensors) -> Server:
+        """Check that the model has layers to keep."""
+        if not self.layers.normalization:
+            raise self._lacks_layers()
+        return super().init_server(params)
+
+    def _lacks_layers(self) -> InvalidInput:
+        return InvalidInput(
+            f"model.name is {self.experiment.model.name!r} without normalization layers, which "
+            f"{self.name} keeps with each client; it must be cnn with model.norm group, resnet8, "
+            "resnet18 or your own model with some, or encoder.train must be true."
+        )
 
     def shared(self, parameter: str) -> bool:
         """Send all but normalization layers."""
-        return super().shared(parameter) and not is_normalization(parameter)
+        return super().shared(parameter) and parameter not in self.layers.normalization

@@ -30,7 +30,7 @@ class FedRep(Method):
 
     def shared(self, parameter: str) -> bool:
         """Keep the classifier with each client."""
-        return not parameter.startswith("classifier.")
+        return parameter not in self.layers.classifier
 
     def local_training(self, round_number: int) -> LocalTraining:
         """Add the classifier's epochs; momentum would move the part that is not being trained."""

@@ -4,6 +4,6 @@ from mpfedcl.models.base import Model
 from mpfedcl.models.cnn import Cnn
 from mpfedcl.models.gaussian_classifier import GaussianClassifier
 from mpfedcl.models.mlp import Mlp, make_mlp
-from mpfedcl.models.units import is_normalization
+from mpfedcl.models.module import ModuleModel
 
-__all__ = ["Cnn", "GaussianClassifier", "Mlp", "Model", "is_normalization", "make_mlp"]
+__all__ = ["Cnn", "GaussianClassifier", "Mlp", "Model", "ModuleModel", "make_mlp"]

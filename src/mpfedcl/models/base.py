@@ -9,17 +9,32 @@ from torch.func import vmap
 
 from mpfedcl.core.tensors import Tensors
 
+Apply = Callable[[Tensors, Tensor], tuple[Tensor, Tensor]]
+"""Embeddings [B, d] and logits [B, C] of a batch of inputs, given the parameters."""
+
 
 class Model(Protocol):
     """A classifier with an embedding, as a pure function of its parameters."""
 
     embedding_size: int
+    buffers: frozenset[str] = frozenset()
+    """Tensors among the parameters that are not trained by gradients: running statistics."""
+    classifier: frozenset[str] = frozenset(("classifier.weight", "classifier.bias"))
+    """The parameters of the last layer."""
+    normalization: frozenset[str] = frozenset()
+    """The parameters and buffers of normalization layers."""
+    difference: str | None = None
+    """Why training differs from evaluation, such as dropout; None if it does not."""
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
         """Return fresh parameters."""
 
     def apply(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings [B, d] and the logits [B, C] of a batch of inputs."""
+
+    def apply_in_training(self, start: Tensors, buffers: Tensors) -> Apply:
+        """Return `apply` for a client that trains; it may change `buffers` in place."""
+        return self.apply
 
     def apply_many(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings and logits [models, B, ...] of models with stacked parameters."""

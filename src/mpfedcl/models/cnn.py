@@ -57,6 +57,10 @@ class Cnn(Model):
         flat = CHANNELS[-1] * (height // 4) * (width // 4)
         self._head = Mlp((flat, *(hidden or HIDDEN_BEHIND_CONVOLUTIONS)), num_classes)
         self.embedding_size = self._head.embedding_size
+        if has_norm:
+            parts = ("weight", "bias")
+            names = (f"norm.{n}.{part}" for n in range(len(CHANNELS)) for part in parts)
+            self.normalization = frozenset(names)
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
         """Draw weights and biases uniformly from ±1/sqrt(fan-in), as torch's layers do."""

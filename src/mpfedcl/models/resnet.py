@@ -35,6 +35,11 @@ class ResNet18:
                 shapes[f"{norm}.{part}"] = (fan_out,)
         return shapes
 
+    def normalization(self) -> frozenset[str]:
+        """Return the names of all scales and shifts."""
+        norms = (norm for _, norm, *_ in _convolutions())
+        return frozenset(f"{norm}.{part}" for norm in norms for part in ("weight", "bias"))
+
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
         """Draw convolutions from N(0, 2 / fan-out), as torchvision does; norms are the identity."""
         params: Tensors = {}

@@ -1,4 +1,4 @@
-"""Units of hidden layers and normalization layers, found by parameter names.
+"""Units of hidden layers, found by parameter names.
 
 To thin a layer is to send a client only some of its units.
 
@@ -6,8 +6,6 @@ Layers are named in the order of the network: `conv.0`, ..., `hidden.0`, ..., `c
 of a convolution is a unit too. Inputs, classes and encoders are never thinned. Filters followed by
 a normalization layer stay whole, because normalization mixes the filters of a group.
 """
-
-import re
 
 import torch
 from torch import Tensor
@@ -60,12 +58,3 @@ def _list_layers(params: Tensors) -> list[str]:
     # By number, not by text: 10 comes after 2.
     order = sorted(layers, key=lambda name: (_KINDS.index(name[0]), *map(int, name[1:])))
     return [".".join(name) for name in order]
-
-
-_NORMS = re.compile(r"norm\.\d+\.|encoder\.(.*\.)?(bn\d|downsample\.1)\.")
-"""Names in `Cnn`, and in a trained ResNet-18 with torchvision's names."""
-
-
-def is_normalization(parameter: str) -> bool:
-    """Return whether a parameter is the scale or shift of a normalization layer."""
-    return _NORMS.match(parameter) is not None

@@ -62,6 +62,8 @@ class DataFormat(NamedTuple):
     samples: SampleKind = "images"
     image_shape: tuple[int, ...] = ()
     """Set if the model or encoder depends on size and color of the images."""
+    model: str = ""
+    """The fingerprint of a user's own model."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -91,6 +93,8 @@ class Introduction:
     """Set if the model or encoder depends on size and color of the images."""
     own_data: _Flag
     """Whether the client has its own samples instead of a share of the experiment's data set."""
+    model: _Text = ""
+    """Fingerprint of its own model; empty for a built-in one."""
 
     @property
     def num_samples(self) -> int:
@@ -100,7 +104,7 @@ class Introduction:
     @property
     def data_format(self) -> DataFormat:
         """The properties of the data that all clients must share."""
-        return DataFormat(self.input_size, self.encoder, self.samples, self.image_shape)
+        return DataFormat(self.input_size, self.encoder, self.samples, self.image_shape, self.model)
 
     def to_message(self) -> Message:
         """Return the introduction as a message, without the name."""

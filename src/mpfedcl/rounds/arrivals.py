@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.methods import Arrival, Asynchronous
+from mpfedcl.methods import Arrival, Asynchronous, Server, mix
 from mpfedcl.methods.messages import Broadcast
-from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.assembly import Assembly, split_buffers
 from mpfedcl.rounds.collector import UpdateCollector
 from mpfedcl.rounds.engine import ArrivalEngine, RemoteArrivalEngine
 from mpfedcl.rounds.loop import RoundCounts, RoundLoop
@@ -253,7 +253,7 @@ class ArrivalLoop(RoundLoop, ABC):
         folded = [each for each in arrived if each is not None]
         if folded or self._rule.timing == "ticks":
             with self._clock.phase("aggregate"):
-                server = self._rule.arrive(self.state.server, folded)
+                server = self._arrive(folded)
             self.state = replace(self.state, server=server)
         self._note(
             self._arrivals.without(due),
@@ -261,6 +261,18 @@ class ArrivalLoop(RoundLoop, ABC):
             ticks=counts.ticks + 1,
             answers=counts.answers + sum(not each.is_lost for each in due),
         )
+
+    def _arrive(self, arrivals: Sequence[Arrival]) -> Server:
+        """Return the method's next server state; running statistics are mixed by samples."""
+        server, model = self.state.server, self._assembly.model
+        params, buffers = split_buffers(server.params, model)
+        given = []
+        for each in arrivals:
+            means, statistics = split_buffers(each.means, model)
+            buffers = mix(buffers, statistics, each.share)
+            given.append(each._replace(means=means))
+        arrived = self._rule.arrive(replace(server, params=params), given)
+        return replace(arrived, params={**arrived.params, **buffers})
 
     def _collect(self, due: Sequence[Dispatch], staleness: int) -> Arrival | None:
         """Validate and average the answers of clients that were sent the same version."""

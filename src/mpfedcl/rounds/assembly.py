@@ -5,13 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import (
     ClosedForm,
+    LayerNames,
     Method,
     Public,
+    TwoModels,
     collect_statistics,
     find_method,
     update_template,
@@ -73,15 +76,45 @@ def assemble(
     # Files order parameters by name, models by layer.
     initial = drawn if initial is None else {name: initial[name] for name in drawn}
     initial = {name: value.to(device) for name, value in initial.items()}
-    method.initial = initial
+    params, buffers = split_buffers(initial, model)
+    method.initial, method.layers = params, LayerNames(model.classifier, model.normalization)
+    check_model(method, model)
+    template = update_template(method, params, model.embedding_size)
+    if template:
+        template |= {name: value for name, value in buffers.items() if method.shared(name)}
     nothing = torch.zeros(0, input_size, dtype=dtype, device=device)
     return Assembly(
         experiment,
         method,
         model,
         initial,
-        update_template(method, initial, model.embedding_size),
+        template,
         collect_statistics(method, nothing, torch.zeros(0, dtype=torch.int64, device=device)),
         device,
         Clock(),
     )
+
+
+def check_model(method: Method, model: Model) -> None:
+    """Reject a model with running statistics for methods that cannot average them."""
+    if not model.buffers:
+        return
+    if isinstance(method, TwoModels):
+        raise InvalidInput(
+            f"method is {method.name!r}, which trains two models in turn; model.name must be a "
+            "model without running statistics (batch normalization)."
+        )
+    if method.experiment.privacy.has_budget:
+        raise InvalidInput(
+            f"model.name is {method.experiment.model.name!r}, which has running statistics (batch "
+            "normalization); with a privacy budget it must have none, because noise covers "
+            "gradients only."
+        )
+
+
+def split_buffers(tensors: Tensors, model: Model) -> tuple[Tensors, Tensors]:
+    """Return the parameters and the running statistics."""
+    if not model.buffers:
+        return tensors, {}
+    params = {name: value for name, value in tensors.items() if name not in model.buffers}
+    return params, {name: value for name, value in tensors.items() if name in model.buffers}

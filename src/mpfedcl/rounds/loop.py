@@ -15,6 +15,7 @@ from mpfedcl.methods import (
     Asynchronous,
     OneShot,
     PartialModel,
+    Server,
     SharesPrototypes,
     Tally,
     prototype_rule,
@@ -24,7 +25,7 @@ from mpfedcl.methods.messages import Broadcast
 from mpfedcl.privacy.private_rounds import PrivateRounds, released_predictors
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.aggregation import find_aggregator
-from mpfedcl.rounds.assembly import Assembly
+from mpfedcl.rounds.assembly import Assembly, split_buffers
 from mpfedcl.rounds.collector import UpdateCollector, in_name_order
 from mpfedcl.rounds.engine import ArrivalEngine, Engine, RemoteArrivalEngine
 from mpfedcl.rounds.evaluation import RoundEvaluation
@@ -152,7 +153,11 @@ class RoundLoop:
                 f"min_clients is {self._experiment.min_clients}; it must be at most the number of "
                 f"clients, {len(engine.sizes)}."
             )
-        self.state = RoundState(0, self._method.init_server(assembly.initial), {})
+        params, buffers = split_buffers(assembly.initial, assembly.model)
+        server = self._method.init_server(params)
+        if buffers:
+            server = replace(server, params=server.params | buffers)
+        self.state = RoundState(0, server, {})
         self.confusion: dict[str, ConfusionCounts] = {}
         """Confusions of the last round by client, if it was asked for them."""
         self.statistics: Tensors = {}
@@ -413,7 +418,7 @@ class RoundLoop:
         server, means = self.state.server, collector.means()
         # Nothing to reduce if all clients have withheld their updates.
         if means or self._validator.sums or not self._validator.template:
-            server = self._method.reduce(server, means, self._tally(collector))
+            server = self._reduce(server, means, self._tally(collector))
         bounded = collector.aggregation
         self.state = replace(
             self.state,
@@ -423,6 +428,14 @@ class RoundLoop:
             median_norm=bounded.median_norm or self.state.median_norm,
             reputations={**self.state.reputations, **bounded.reputations},
         )
+
+    def _reduce(self, server: Server, means: Tensors, tally: Tally) -> Server:
+        """Return the method's next server state; running statistics are averaged."""
+        model = self._assembly.model
+        params, buffers = split_buffers(server.params, model)
+        means, averaged = split_buffers(means, model)
+        reduced = self._method.reduce(replace(server, params=params), means, tally)
+        return replace(reduced, params={**reduced.params, **buffers, **averaged})
 
     def _tally(self, collector: UpdateCollector) -> Tally:
         return collector.tally(self.engine.sizes, self._population.num_samples)

@@ -100,6 +100,8 @@ class Partition(FileContent):
     """Means by client, to detect changed data."""
     encoder: str | None = None
     """The fingerprint of the encoder."""
+    model: str | None = None
+    """The fingerprint of a user's own model."""
     image_shape: list[int] | None = None
     """The shape of an image, if model or encoder depend on it."""
     columns: TableColumns | None = None
@@ -163,6 +165,7 @@ class NetworkRun(FileContent):
     encoder: str
     samples: Literal["images", "vectors"] = "images"
     image_shape: list[_Count] = Field(default_factory=list)
+    model: str = ""
 
 
 SCHEMAS: dict[str, type[FileContent]] = {

@@ -184,6 +184,11 @@ class _Simulation(RunLoop):
                 "federation start --resume."
             )
         now, before = self._data.partition, directory.read_json("partition.json")
+        if before is not None and before.get("model") != now.get("model"):
+            raise InvalidInput(
+                f"model.name is {self._experiment.model.name!r}, whose code or constants have "
+                f"changed since {directory.path} was started; it must be the same model."
+            )
         if before is not None and not is_same_partition(before, now):
             raise InvalidInput(
                 f"{directory.path} was started with other data; images and encoder must be the "

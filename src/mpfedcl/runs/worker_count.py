@@ -116,6 +116,7 @@ def _must_stay_alone(experiment: Experiment, method: type[Method]) -> bool:
         or experiment.device != "cpu"
         # Workers cannot import a method of the program that was started.
         or experiment.method.startswith("__main__:")
+        or str(experiment.model.name).startswith(("__main__:", "given:"))
     )
 
 
@@ -123,7 +124,9 @@ def _count_multiplications(experiment: Experiment, width: int, *, takes_features
     """Return the approximate number of multiplications of a sample in the model."""
     if experiment.encoder.train:
         return _TRAINED_ENCODER
-    if experiment.model.name == "cnn":
+    if experiment.model.name == "linear":
+        return width
+    if experiment.model.name != "mlp":
         return _CONVOLUTIONS
     default = mlp.HIDDEN_BEHIND_ENCODER if takes_features else mlp.HIDDEN_ON_PIXELS
     sizes = (width, *(experiment.model.hidden or default))

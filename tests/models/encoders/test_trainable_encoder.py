@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
-from mpfedcl.experiment.settings import ModelSettings
+from mpfedcl.experiment import Experiment
 from mpfedcl.models import Mlp, Model
 from mpfedcl.models.encoders.encoder import Preprocessing, find_encoder
 from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncoder
@@ -162,14 +162,15 @@ def test_training_lowers_the_loss_and_keeps_the_statistics() -> None:
 
 
 def test_only_resnet_encoders_are_trainable(tmp_path: Path) -> None:
+    trains = Experiment(model={"name": "mlp"}, encoder={"train": True})
     random = find_encoder("random-resnet18", None, tmp_path)
-    params = start(make_model(random, 512, 10, ModelSettings(), trains_encoder=True))
+    params = start(make_model(trains, random, (512,), 10, is_image=False))
     assert sum(value.numel() for value in params.values()) == 11_310_410
     path = tmp_path / "model.onnx"
     path.write_bytes(b"anything")
     onnx = find_encoder(f"onnx:{path}", None, tmp_path)
     with pytest.raises(InvalidInput, match=r"encoder.train is true, but .* model\.onnx cannot"):
-        make_model(onnx, 512, 10, ModelSettings(), trains_encoder=True)
+        make_model(trains, onnx, (512,), 10, is_image=False)
 
 
 def test_preprocessing_converts_and_scales_images() -> None:

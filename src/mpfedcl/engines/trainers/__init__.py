@@ -21,7 +21,8 @@ LEAST_TOGETHER = 4
 MOST_STACKED = 2**16
 """Values of a model up to which `auto` stacks clients whose loss is more than linear layers."""
 _LONGEST_REASON = 200
-_CONVOLUTION_AXES = 4
+_CONVOLUTION_AXES = 3
+"""From on; weights of linear layers have 2."""
 
 
 class TrainerChoice:
@@ -86,7 +87,7 @@ class TrainerChoice:
         self, tasks: Sequence[ClientTask], received: object
     ) -> list[tuple[Trainer, Sequence[ClientTask]]]:
         engine = self._experiment.engine
-        if engine == "loop":
+        if engine == "loop" or self._needs_loop():
             return [(self._loop, tasks)]
         if engine == "stacked":
             return [(self._stacked, tasks)]
@@ -107,6 +108,19 @@ class TrainerChoice:
         others = [task for task in tasks if task.client.name not in names]
         return [(self._factored, few), (self._choose_plain(others, layers), others)]
 
+    def _needs_loop(self) -> bool:
+        """Return whether clients cannot be trained together, and note the reason."""
+        reason = self._model.difference
+        if reason is None:
+            return False
+        if self._experiment.engine != "auto":
+            raise InvalidInput(
+                f"engine is {self._experiment.engine!r}; it must be auto or loop, because {reason}."
+            )
+        if not self._fallbacks:
+            self._fallbacks.append(f"loop: {reason}")
+        return True
+
     def _choose_plain(
         self, tasks: Sequence[ClientTask], layers: tuple[Layer, ...] | None
     ) -> Trainer:
@@ -117,7 +131,7 @@ class TrainerChoice:
             return self._loop
         values = tasks[0].start.values()
         is_small = sum(value.numel() for value in values) <= MOST_STACKED
-        has_convolutions = any(value.dim() == _CONVOLUTION_AXES for value in values)
+        has_convolutions = any(value.dim() >= _CONVOLUTION_AXES for value in values)
         return self._stacked if is_small and not has_convolutions else self._loop
 
     def _can_factor(self, tasks: Sequence[ClientTask]) -> bool:

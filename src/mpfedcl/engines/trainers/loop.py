@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from mpfedcl.core.rng import seed_for
 from mpfedcl.engines.trainers.base import (
     ClientTask,
     TrainedClient,
@@ -15,6 +16,7 @@ from mpfedcl.engines.trainers.base import (
 )
 from mpfedcl.engines.trainers.optimizer import make_optimizer
 from mpfedcl.methods import Context, FullBatch
+from mpfedcl.rounds.assembly import split_buffers
 
 
 class LoopTrainer(Trainer):
@@ -29,8 +31,20 @@ class LoopTrainer(Trainer):
         return [self._train(task, round_number, received) for task in tasks]
 
     def _train(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
+        # Whatever the model draws, such as dropout, depends on the client and the round only.
+        with torch.random.fork_rng(enabled=self._model.difference is not None):
+            if self._model.difference is not None:
+                torch.manual_seed(
+                    seed_for(self._experiment.seed, task.number, task.client.name, "training")
+                )
+            return self._run_steps(task, round_number, received)
+
+    def _run_steps(self, task: ClientTask, round_number: int, received: object) -> TrainedClient:
         method, client = self._method, task.client
-        context = Context(self._model.apply, task.start, received, task.state, task.own)
+        start, buffers = split_buffers(task.start, self._model)
+        buffers = {name: value.clone() for name, value in buffers.items()}
+        apply = self._model.apply_in_training(task.start, buffers)
+        context = Context(apply, start, received, task.state, task.own)
         begun, memory = method.begin(context)
         context = replace(context, memory=memory)
         training = method.local_training(round_number)
@@ -55,6 +69,9 @@ class LoopTrainer(Trainer):
             losses += loss.detach() * len(chosen)
         trained = {name: value.detach() for name, value in params.items()}
         averaged, state = method.finish(trained, context, len(batches))
+        if averaged:
+            averaged = averaged | {n: each for n, each in buffers.items() if method.shared(n)}
+        trained |= buffers
         mean = float(losses) / sum(map(len, batches))
         return TrainedClient(
             client, self._model, trained, averaged=averaged, state=state, loss=mean

@@ -204,6 +204,7 @@ class TrainableEncoder(Model):
         self._preprocessing = preprocessing
         self._weights = {n: v for n, v in weights.items() if not is_statistic(n)}
         self._statistics = {n: v for n, v in weights.items() if is_statistic(n)}
+        self.normalization = frozenset(f"{_PREFIX}{n}" for n in self._network.normalization())
 
     def init(self, generator: torch.Generator, dtype: torch.dtype) -> Tensors:
         """Return the given encoder weights and a newly drawn head."""

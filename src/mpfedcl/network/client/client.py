@@ -82,7 +82,7 @@ class NetworkClient:
             # The error may contain file names, and file names may contain names of people.
             print(error, file=sys.stderr, flush=True)
             raise ClientRefusal(
-                "it cannot use its data or its encoder; its own log contains the reason."
+                "it cannot use its data, its encoder or its model; its own log has the reason."
             ) from None
 
     def _answer(self, kind: Kind, message: Message) -> Message:
@@ -223,6 +223,11 @@ class NetworkClient:
                 f"method is {experiment.method!r}; it must be built in or among this client's "
                 "--methods."
             )
+        model = experiment.model.name or ""
+        if ":" in model and model not in settings.models:
+            raise ClientRefusal(
+                f"model.name is {model!r}; it must be built in or among this client's --models."
+            )
         # Importing the method registers its settings, which can be checked only now.
         find_method(experiment.method)
         try:
@@ -294,6 +299,7 @@ class NetworkClient:
             samples="vectors" if data.holds_vectors else "images",
             image_shape=tuple(data.partition.get("image_shape", ())),
             own_data=self._settings.share is None,
+            model=str(data.partition.get("model", "")),
         ).to_message()
 
     def _told_counts(self, data: FederatedData) -> tuple[int, ...]:

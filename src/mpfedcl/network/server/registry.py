@@ -220,6 +220,8 @@ class ClientRegistry:
             return (
                 f"its images are {own}, the others' {others}: images must be of one size and color"
             )
+        if member.model != wanted.model:
+            return "its model is not the others': all must have the same version of its code"
         return "its encoder is not the others'"
 
     def _too_few(self, words: str) -> RunCutShort:

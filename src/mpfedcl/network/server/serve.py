@@ -16,7 +16,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous
 from mpfedcl.methods.messages import Broadcast, Failure, Update
-from mpfedcl.models import Model
+from mpfedcl.models import Model, ModuleModel
 from mpfedcl.models.factory import make_model
 from mpfedcl.network.packing import DataFormat
 from mpfedcl.network.server.asynchronous import AsynchronousEngine
@@ -230,15 +230,19 @@ def make_network_model(
                 "with the same."
             )
     is_encoded = data_format.samples == "vectors" or experiment.encoder.name not in (None, "none")
-    return make_model(
+    model = make_model(
+        experiment,
         encoder,
-        data_format.input_size,
+        (data_format.input_size,) if is_encoded else data_format.image_shape,
         len(experiment.dataset.classes),
-        experiment.model,
-        trains_encoder=is_trained,
-        takes_features=is_encoded and not is_trained,
-        image_shape=None if is_trained else data_format.image_shape or None,
+        is_image=not is_encoded,
     )
+    if isinstance(model, ModuleModel) and model.fingerprint != data_format.model:
+        raise InvalidInput(
+            f"model.name is {experiment.model.name!r}, which is not the same model at the server "
+            "and at the clients; all must have the same version of its code installed."
+        )
+    return model
 
 
 class NetworkRunLoop(RunLoop):

@@ -147,6 +147,8 @@ class ClientSettings:
     device: str = "cpu"
     methods: tuple[str, ...] = ()
     """Methods such as package.module:Class that the server may ask this client to import."""
+    models: tuple[str, ...] = ()
+    """Models such as package.module:function that the server may ask this client to import."""
     key: Path | None = None
     """The client's private key, which signs its part in secure aggregation."""
     only_secure_aggregation: bool = False

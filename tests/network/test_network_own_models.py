@@ -1,0 +1,59 @@
+"""Modules of users over a network: installed everywhere, never sent, compared before training."""
+
+from pathlib import Path
+
+import pytest
+from federations import LoopbackFederation, assert_same_predictors, float64_experiment
+from torch import nn
+
+import own_models
+from equivalent_runs import assert_close_tensors, load_results
+from mpfedcl import run
+from mpfedcl.core.errors import InvalidInput, RunCutShort
+from small_experiments import read_records
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
+
+MODEL = "own_models:with_dropout"
+CHANGES = {"model__name": MODEL, "model__hidden": (), "rounds": 2}
+
+
+@pytest.mark.parametrize("method", ["mp-fedcl", "fedbn", "scaffold"])
+def test_module_with_statistics_and_dropout_equals_simulation(
+    images: Path, tmp_path: Path, method: str
+) -> None:
+    experiment = float64_experiment(images, method, **CHANGES)
+    found = LoopbackFederation(experiment, tmp_path, models=MODEL).serve().path
+    wanted = run(experiment, tmp_path / "simulation").path
+    ours, theirs = load_results(found), load_results(wanted)
+    for name in {"model.safetensors", "pool.safetensors"} & theirs.keys():
+        assert_close_tensors(ours[name], theirs[name], 1e-10, name)
+    for record, simulated in zip(read_records(found), read_records(wanted), strict=True):
+        assert_same_predictors(record, simulated, method)
+        assert record["bytes"] == simulated["bytes"]
+
+
+def test_client_refuses_a_module_that_its_operator_has_not_allowed(
+    images: Path, tmp_path: Path
+) -> None:
+    experiment = float64_experiment(images, "fedavg", network__patience=1.0, **CHANGES)
+    with pytest.raises(RunCutShort, match=r"must be built in or among this client's --models"):
+        LoopbackFederation(experiment, tmp_path).serve()
+
+
+def test_other_code_at_the_server_is_rejected_before_training(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = float64_experiment(images, "fedavg", **CHANGES)
+    federation = LoopbackFederation(experiment, tmp_path, models=MODEL)
+    made = []
+
+    def older_at_the_clients(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        # The first three are made by the clients.
+        made.append(1)
+        dropout = 0.5 if len(made) <= 3 else 0.3
+        return own_models.WithNorm(num_classes, input_shape, dropout)
+
+    monkeypatch.setattr(own_models, "with_dropout", older_at_the_clients)
+    with pytest.raises(InvalidInput, match="not the same model at the server and at the clients"):
+        federation.serve()
