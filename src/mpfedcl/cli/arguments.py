@@ -282,21 +282,31 @@ class DataPrepare:
     replace: _Replace = False
 
 
-@_command("data encode", "data", "encode images into files of features")
+@_command("data encode", "data", "encode images or texts into files of features")
 class DataEncode:
-    """Encode images into files of features, so that later runs need neither images nor encoder.
+    """Encode images or texts into files of features; later runs need neither them nor the encoder.
 
     Writes OUT/<domain>.npz. A run on the features equals the run on the images with the same
     encoder, which all clients must use with the same weights. Examples:
-    `mpfedcl data encode images --weights encoder.safetensors --out features`, then
-    `mpfedcl run --dataset.name folder --dataset.root features`.
+    `mpfedcl data encode images features --weights encoder.safetensors`,
+    `mpfedcl data encode my.csv features --encoder sentence:MODEL --text question --label intent`,
+    then `mpfedcl run --dataset.name folder --dataset.root features`.
     """
 
-    root: Annotated[Path, Positional, arg(metavar="ROOT")]
-    """Folder of images: ROOT/<domain>/<class>/*.png|jpg or ROOT/<domain>.npz."""
-    encoder: str = "resnet18"  # As for --encoder.name: resnet18, onnx:PATH ...
+    root: Annotated[Path, Positional, arg(metavar="DATA")]
+    """Folder of images: DATA/<domain>/<class>/*.png|jpg or DATA/<domain>.npz. For texts: a CSV or
+    Parquet file, a JSON list of [text, label], or a folder of such files, one for each client."""
+    folder: Annotated[Path | None, Positional, _open("[OUT]", "The same as --out.")] = None
+    encoder: str = "resnet18"
+    """As for --encoder.name: resnet18, onnx:PATH ... For texts: sentence:PATH, the folder of a
+    sentence transformer."""
     weights: Path | None = None  # Weights [default: from $MPFEDCL_WEIGHTS, then the data folder].
-    out: Path = Path("features")  # Output folder; it must be new or empty.
+    out: Path | None = None  # Output folder; it must be new or empty [default: features].
+    text: str | None = None  # Column of the texts.
+    label: str | None = None
+    """Column of the classes. Without it the files can only be used for predictions."""
+    client: str | None = None  # Column of the clients [default: each file is a client].
+    split: str | None = None  # Column that holds train or test [default: no test set].
 
 
 @_command("data cache", "data", "show or clear the cache of encoded images")

@@ -19,12 +19,14 @@ from mpfedcl.data.public.download import DownloadProgress, fetch_source
 from mpfedcl.data.public.prepare import Preparation, is_prepared, prepare_set
 from mpfedcl.data.public.sources import PublicFile, fetch_plan
 from mpfedcl.data.sample_index import open_data_set
+from mpfedcl.data.sentences import TextColumns, write_text_features
 from mpfedcl.data.set_folders import is_available
 from mpfedcl.data.tables import fit_tables
 from mpfedcl.experiment.data_folder import find_data_folder
 from mpfedcl.experiment.datasets import SPECIFICATIONS
 from mpfedcl.experiment.descriptions import describe_partition
 from mpfedcl.experiment.settings import DatasetSettings
+from mpfedcl.models.encoders.sentence_encoder import PREFIX, SentenceEncoder
 from mpfedcl.models.feature_cache import FeatureCache
 from mpfedcl.report.tables import TextTable
 
@@ -150,12 +152,34 @@ def data_prepare_command(arguments: DataPrepare) -> None:
 
 
 def data_encode_command(arguments: DataEncode) -> None:
-    """Encode images into feature files, and list them."""
-    root, out = arguments.root.expanduser(), arguments.out.expanduser()
-    written = write_feature_files(root, out, arguments.encoder, arguments.weights)
+    """Encode images or texts into feature files, and list them."""
+    root, name, weights = arguments.root.expanduser(), arguments.encoder, arguments.weights
+    if arguments.folder and arguments.out:
+        raise InvalidInput(f"out is {str(arguments.out)!r}, and OUT is given too; one must be.")
+    out = (arguments.folder or arguments.out or Path("features")).expanduser()
+    columns = TextColumns(arguments.text, arguments.label, arguments.client, arguments.split)
+    notices: list[str] = []
+    if name.startswith(PREFIX):
+        if weights is not None:
+            raise InvalidInput(
+                f"weights is {str(weights)!r}, but encoder {name!r} has its own; leave it out."
+            )
+        encoder = SentenceEncoder(Path(name.removeprefix(PREFIX)).expanduser())
+        written, notices = write_text_features(root, out, encoder, columns)
+    elif columns.named:
+        role, column = next(iter(columns.named.items()))
+        raise InvalidInput(
+            f"{role} is {column!r}, but encoder {name!r} takes images; it must be left out, or "
+            "encoder must be sentence:PATH, the folder of a sentence transformer."
+        )
+    else:
+        written = write_feature_files(root, out, name, weights)
     lines = [f"  {path.name}: {count:,} vectors" for path, count in written.items()]
-    stdout_console().print("\n".join([f"features by {arguments.encoder}: {out}", *lines]))
-    stdout_console().print(f"use them with: --dataset.name folder --dataset.root {out}")
+    stdout_console().print("\n".join([f"features by {name}: {out}", *lines, *notices]))
+    use = f"--dataset.name folder --dataset.root {out}"
+    if columns.text and not columns.label:
+        use = f"mpfedcl predict RUN {out}/*.npz"
+    stdout_console().print(f"use them with: {use}")
 
 
 def _data_folder(root: Path | None) -> Path:

@@ -140,5 +140,10 @@ _ALONE = ("none", "resnet18", "random-filters", "random-resnet18")
 def unknown_encoder(name: str) -> InvalidInput:
     """Return the error of an unknown encoder."""
     allowed = f"{', '.join(_ALONE)} or onnx:FILE"
+    if name.startswith("sentence:"):
+        return InvalidInput(
+            f"encoder.name is {name!r}; it must be {allowed}. Texts are encoded before a run: "
+            f"mpfedcl data encode DATA OUT --encoder {name} --text COLUMN --label COLUMN."
+        )
     question = did_you_mean(name, _ALONE)
     return InvalidInput(f"encoder.name is {name!r}; it must be {allowed}{question}.")
