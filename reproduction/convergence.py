@@ -243,7 +243,9 @@ class Measured(Method):
             # Asked for the shapes of an update only.
             return super().finish(params, context, num_steps)
         batches, self._batches = self._batches, []
-        samples = Batch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+        samples = Batch(
+            *(torch.cat(parts) for parts in zip(*(each[:3] for each in batches), strict=True))
+        )
         # Order changes by round, the sum of all inputs only by rounding.
         name = f"{len(samples.labels)} samples, sum {float(samples.inputs.double().sum()):.8g}"
         trained = {each: value.detach() for each, value in params.items()}

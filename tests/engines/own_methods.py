@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.methods import Batch, Context, Method, SharesPrototypes
@@ -75,6 +76,31 @@ class Warming(Method):
         pull = batch.mean(embeddings.square().sum(1))
         weight: float = context.received * (context.step + 1)
         return batch.cross_entropy(logits) + weight * pull
+
+
+# Losses that average over all rows of a batch, without its mask
+
+
+class PlainCrossEntropy(Method):
+    """Calls torch's cross-entropy."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        _, logits = context.apply(params, batch.inputs)
+        loss: Tensor = cross_entropy(logits, batch.labels)
+        return loss
+
+
+class MeanNorm(Method):
+    """Adds the mean norm of the embeddings, whose slope at a padding row of zeros is NaN."""
+
+    def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
+        embeddings, logits = context.apply(params, batch.inputs)
+        loss: Tensor = cross_entropy(logits, batch.labels) + 0.1 * embeddings.norm(dim=1).mean()
+        return loss
+
+
+class ClippedMeanNorm(MeanNorm, Clipped):
+    """Changes the gradients too, so that it is stacked."""
 
 
 # Losses that one sample in round 1 does not represent

@@ -71,6 +71,31 @@ SITUATIONS: dict[str, Situation] = {
     ),
     "sampled clients": Situation({"fraction": 0.4, "prototypes__pool_ttl": 2}),
     "several epochs": Situation(RAGGED | {"train__epochs": 3}, methods=DIFFERENT),
+    "fixed steps": Situation(
+        RAGGED | {"train__steps": 7},
+        methods=(*DIFFERENT, "fednova", "fedrep", "ditto", "pfedme"),
+        holds=lambda _, c: min(sizes(c)) < 7 * 4 < 2 * max(sizes(c)),
+    ),
+    "fixed steps as rows": Situation(
+        RAGGED | {"train__steps": 2},
+        AS_ROWS,
+        methods=("mp-fedcl", "fedavg"),
+        holds=lambda _, c: min(sizes(c)) < 2 * 4 < max(sizes(c)),
+    ),
+    "class weights": Situation(
+        RAGGED | {"train__class_weights": "balanced"},
+        methods=(*DIFFERENT, "fedavg", "fedlc", "ditto"),
+    ),
+    "class weights as rows": Situation(
+        RAGGED | {"train__class_weights": "balanced"}, AS_ROWS, methods=("mp-fedcl", "fedavg")
+    ),
+    "augmented": Situation(
+        RAGGED | {"train__augment": "crop-flip", "train__epochs": 2},
+        methods=(*DIFFERENT, "fedavg", "ditto"),
+    ),
+    "augmented, as rows": Situation(
+        RAGGED | {"train__augment": "flip"}, AS_ROWS, methods=("mp-fedcl", "fedavg")
+    ),
     "one batch": Situation(
         RAGGED | {"train__batch_size": 1000},
         methods=DIFFERENT,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from situations import DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
+from situations import AS_ROWS, DOUBLE, RAGGED, SINGLE, SITUATIONS, build, double
 
 from equivalent_runs import assert_close_tensors, assert_equivalent
 from mpfedcl import resume
@@ -201,6 +201,27 @@ def test_losses_that_change_after_the_first_step_equal_the_loop(
     experiment = double(images, method, RAGGED)
     found = ENGINES[engine](experiment, tmp_path / "run")
     assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", ["PlainCrossEntropy", "MeanNorm", "ClippedMeanNorm"])
+def test_losses_that_average_over_all_rows_equal_the_loop(
+    images: Path,
+    tmp_path: Path,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    engine: str,
+) -> None:
+    for limit, value in AS_ROWS.items():
+        monkeypatch.setattr(limit, value)
+    experiment = double(images, f"own_methods:{method}", RAGGED | {"train__epochs": 2})
+    found = ENGINES[engine](experiment, tmp_path / "run")
+    assert_equivalent(found.path, reference.path(experiment), experiment, DOUBLE)
+    together = "stacked" if "stacked" in engine or method.startswith("Clipped") else "factored"
+    for record in read_records(found.path):
+        assert record["remarks"]["training"].keys() <= {together, "direct"}
+        assert together in record["remarks"]["training"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -13,7 +13,9 @@ from mpfedcl.data.client_data import ClientData
 from mpfedcl.engines.trainers.base import ClientTask, Schedule, draw_batches
 from mpfedcl.engines.trainers.base import make_schedule as schedule_tasks
 from mpfedcl.experiment import Experiment
+from mpfedcl.methods import LocalTraining
 
+FLAMBY = {"train__steps": 100, "train__batch_size": 4}
 quick = settings(deadline=None, max_examples=40)
 sizes = st.lists(st.integers(1, 23), min_size=1, max_size=7)
 
@@ -59,6 +61,36 @@ def test_schedule_has_every_sample_once_per_epoch_in_loop_order(
         for epoch in range(epochs):
             assert sorted(in_order[epoch * size : (epoch + 1) * size]) == list(range(size))
         assert len(in_order) == epochs * size
+
+
+@quick
+@given(st.integers(1, 23), st.integers(1, 30), st.integers(1, 40))
+def test_fixed_steps_are_the_first_batches_of_as_many_epochs_as_needed(
+    size: int, batch_size: int, steps: int
+) -> None:
+    client = make_client(size)
+    fixed = Experiment().replace(train__steps=steps, train__batch_size=batch_size)
+    found = draw_batches(client, fixed, 2)
+    epochs = draw_batches(client, make_experiment(0, steps, batch_size), 2)
+    assert len(found) == steps == fixed.train.num_steps(size)
+    assert [b.tolist() for b in found] == [b.tolist() for b in epochs[:steps]]
+    passes = LocalTraining.of(fixed.train, 2).passes(size, batch_size)
+    assert size * passes == pytest.approx(sum(map(len, found)))
+
+
+def test_hundred_updates_of_four_samples_as_in_flamby() -> None:
+    # 10 samples: 33 epochs of 4, 4 and 2, then a batch of 4.
+    batches = draw_batches(make_client(10), Experiment().replace(**FLAMBY), 1)
+    assert [len(batch) for batch in batches] == [4, 4, 2] * 33 + [4]
+    assert set(Counter(torch.cat(batches).tolist()).values()) == {33, 34}
+
+
+def test_batches_after_whole_epochs_and_repeats_are_in_order() -> None:
+    training = LocalTraining(0.1, 0.0, epochs=1, repeats=2, batches=2)
+    found = draw_batches(make_client(5), make_experiment(), 1, training)
+    once = draw_batches(make_client(5), make_experiment(epochs=2), 1)
+    assert [b.tolist() for b in found] == [b.tolist() for b in once for _ in range(2)]
+    assert training.passes(5, 4) == 2 * (1 + 1)
 
 
 @quick

@@ -222,7 +222,15 @@ def test_experiment_is_frozen() -> None:
         ),
         ({"prototypes__per_class": True}, "prototypes.per_class is True; it must be"),
         ({"nonsense": 1}, "nonsense is not a setting; an experiment has method, rounds,"),
-        ({"train__speed": 1}, "train.speed is not a setting; [train] has epochs, batch_size,"),
+        ({"train__steps": 0}, "train.steps is 0; it must be greater than or equal to 1"),
+        (
+            {"train__steps": 100, "train__epochs": 3},
+            "train.epochs is 3; with train.steps it must be left out",
+        ),
+        (
+            {"train__speed": 1},
+            "train.speed is not a setting; [train] has epochs, steps, batch_size,",
+        ),
     ],
 )
 def test_invalid_settings_give_a_one_line_error(changes: dict[str, Any], sentence: str) -> None:

@@ -135,6 +135,14 @@ def test_training_is_that_of_a_client_in_a_round(finished: Path, late: Path, epo
     assert learned.rejected is None
 
 
+def test_epochs_of_a_new_client_replace_the_fixed_steps_of_a_run(
+    finished: Path, late: Path, tmp_path: Path
+) -> None:
+    fixed = change(finished, tmp_path / "fixed", train__steps=7)
+    found, wanted = (join(path, late, "late", epochs=2).outcome for path in (fixed, finished))
+    assert all(torch.equal(found.params[name], value) for name, value in wanted.params.items())
+
+
 def test_training_uses_the_padded_pool_of_the_run(images: Path, late: Path, tmp_path: Path) -> None:
     """With K = 40 no client has K prototypes of a class, and all slots are padded."""
     path = run(small(images, prototypes__per_class=40), tmp_path / "run").path

@@ -71,14 +71,14 @@ def test_vmap_of_the_gradient_matches_a_loop(name: str, form: str) -> None:
         return adjusted
 
     looped = [
-        step(params, context.start, context.state, *batch)
+        step(params, context.start, context.state, *batch[:3])
         for params, context, batch in zip(clients, contexts, batches, strict=True)
     ]
     stacked = torch.func.vmap(step)(
         stack(clients),
         stack([context.start for context in contexts]),
         stack([context.state for context in contexts]),
-        *(torch.stack(column) for column in zip(*batches, strict=True)),
+        *(torch.stack(column) for column in zip(*(batch[:3] for batch in batches), strict=True)),
     )
     for parameter, value in stacked.items():
         wanted = torch.stack([gradients[parameter] for gradients in looped])

@@ -64,8 +64,11 @@ def test_rounds_match_the_formula(images: Path, engine: str, momentum: float) ->
 
 
 @both_engines
-def test_equal_numbers_of_steps_equal_fedavg(images: Path, engine: str) -> None:
-    settings: Changes = {"partition__kind": "iid", "engine": engine}
+@pytest.mark.parametrize(
+    "changes", [{"partition__kind": "iid"}, {**UNEQUAL, "train__steps": 3}], ids=str
+)
+def test_equal_numbers_of_steps_equal_fedavg(images: Path, engine: str, changes: Changes) -> None:
+    settings: Changes = {**changes, "engine": engine}
     found, wanted = (federate(images, name, **settings) for name in ("fednova", "fedavg"))
     assert_close_tensors(server_of(found), server_of(wanted))
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.settings import SystemsSettings
+from mpfedcl.experiment.settings import SystemsSettings, TrainSettings
+from mpfedcl.methods import find_method
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.loop import RoundLoop
@@ -26,7 +28,7 @@ COUNTS = {f"c{number}": [number + 1, 0, 7 - number] for number in range(6)}
 
 def make_model(counts: Mapping[str, Sequence[int]] | None = None, **settings: Any) -> SystemModel:
     asked = SystemsSettings(**{"kind": "lognormal", **settings})
-    return SystemModel(asked, 3, COUNTS if counts is None else counts, passes=2)
+    return SystemModel(asked, 3, COUNTS if counts is None else counts, passes=lambda _: 2)
 
 
 def test_seconds_match_a_hand_computation() -> None:
@@ -34,6 +36,23 @@ def test_seconds_match_a_hand_computation() -> None:
     wanted = 0.25 + 300 / 100 + 8 * 2 * 0.5 + 200 / 50 + 0.25
     assert speeds.seconds("c0", 1, 300, 200) == wanted == speeds.expected("c0", 300, 200)
     assert speeds.gives_up_after("c0", 300, 200) == 2 * wanted
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedrep"])
+def test_fixed_steps_set_the_training_time(method: str) -> None:
+    train = TrainSettings(steps=7, batch_size=4)
+    experiment = Experiment(method=method, train=train).resolved()
+    training = find_method(method)(experiment, 3).local_training(1)
+    speeds = SystemModel(
+        SystemsSettings(kind="lognormal", spread=0, jitter=0, seconds_a_sample=1, latency=0),
+        3,
+        {"few": [1, 1], "some": [5, 5], "many": [100, 0]},
+        partial(training.passes, batch_size=4),
+    )
+    found = [speeds.expected(name, 0, 0) for name in ("few", "some", "many")]
+    # 10 samples: 4, 4 and 2 in an epoch; 7 steps are two epochs and a batch.
+    rows = {"fedavg": (14, 24, 28), "ditto": (28, 48, 56), "fedrep": (34, 124, 1028)}
+    assert found == pytest.approx(rows[method], abs=1e-3)
 
 
 def test_speeds_and_jitter_are_drawn_by_key() -> None:
@@ -182,7 +201,8 @@ def test_clients_in_time_match_a_slow_reference(
     """Compare with a slow implementation of the rule; updates are lost at random."""
     names = [f"c{n}" for n in range(number)]
     settings = SystemsSettings(kind="lognormal", drop=drop)
-    speeds = SystemModel(settings, seed, {name: [place + 1] for place, name in enumerate(names)}, 1)
+    counts = {name: [place + 1] for place, name in enumerate(names)}
+    speeds = SystemModel(settings, seed, counts, lambda _: 1)
     waiting = WaitingRound(speeds, NOTHING, names, enough=enough, bytes_up=10**6)
     answers = {n: speeds.seconds(n, 3, 0, 10**6) for n in names if not speeds.loses(n, 3)}
     needed = max(1, round(enough * number))

@@ -15,11 +15,13 @@ from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.client_states import ClientStates
 from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.trainers import TrainerChoice
+from mpfedcl.engines.trainers.augmentation import Augmentation
 from mpfedcl.engines.trainers.base import (
     ClientTask,
     TrainedClients,
     TrainedStack,
     stack_tensors,
+    weigh_classes,
 )
 from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.methods import (
@@ -63,6 +65,7 @@ class InProcessEngine(Engine):
         self._clock = assembly.clock
         self._processors = ProcessorChain(assembly.experiment)
         self._trainers = TrainerChoice(assembly)
+        self._augmentation = Augmentation.of(assembly.experiment, data)
         self._rule = prototype_rule(assembly.method)
         size = sum(value.numel() for value in assembly.initial.values())
         self._clients_at_once = max(1, min(CLIENTS_AT_ONCE, _VALUES_AT_ONCE // size))
@@ -260,7 +263,19 @@ class InProcessEngine(Engine):
             state = self._method.init_client(split_buffers(start, self._model)[0])
         own = self._method.describe(client.labels)
         number = broadcast.round if broadcast.dispatch is None else broadcast.dispatch
-        return ClientTask(client, start, state, own, number, is_part=bool(units))
+        weights = None
+        if self._experiment.train.class_weights == "balanced":
+            weights = weigh_classes(client.labels, next(iter(start.values())).dtype)
+        return ClientTask(
+            client,
+            start,
+            state,
+            own,
+            number,
+            is_part=bool(units),
+            weights=weights,
+            augmentation=self._augmentation,
+        )
 
     def _remember(self, trained: TrainedClients) -> None:
         self._trained |= {name: (trained, index) for index, name in enumerate(trained.names)}

@@ -216,8 +216,14 @@ class Experiment(settings.Settings):
         return found
 
     def _check_model(self, spec: DatasetSpecification) -> None:
-        """Reject a model that does not fit its inputs, as far as the settings determine them."""
+        """Reject what does not fit the model's inputs, as far as the settings determine them."""
         name, encoder = self.model.name, self.encoder.name
+        if self.train.augment != "none" and (encoder != "none" or not spec.holds_images):
+            place = f"encoder.name {encoder!r}" if spec.holds_images else f"data set {spec.name!r}"
+            raise InvalidInput(
+                f"train.augment is {self.train.augment!r}, which takes images; with {place} it "
+                "must be none."
+            )
         if name in IMAGE_MODELS and not spec.holds_images:
             raise InvalidInput(
                 f"model.name is {name!r}, which takes images; for dataset.name {spec.name!r} it "

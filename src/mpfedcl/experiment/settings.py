@@ -122,6 +122,9 @@ class TrainSettings(Settings):
 
     epochs: Annotated[int, Field(ge=1)] = 1
     """Epochs of local training per round."""
+    steps: Annotated[int | None, Field(ge=1)] = None
+    """Batches per round instead of epochs, as many for every client; samples are reshuffled once
+    all have been used [default: epochs]."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Images per batch; the last batch of an epoch may be smaller."""
     lr: Annotated[float, Field(gt=0)] = 0.01
@@ -134,6 +137,22 @@ class TrainSettings(Settings):
     """sgd: gradient descent with momentum; adam: Adam, whose averages are reset in each round."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of the weight decay that is added to the gradient."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: a sample of class c weighs n / (C n_c) in the cross-entropy, with the client's n
+    samples, n_c of them of class c, and the C classes that it holds. A batch's loss is divided by
+    the sum of its weights, as torch's cross_entropy(weight=...) does."""
+    augment: Literal["none", "crop", "flip", "crop-flip"] = "none"
+    """Random changes of training images, other ones in each step. crop: add 4 black pixels on each
+    side, then cut out the original size; flip: mirror an image with probability 1/2."""
+
+    @model_validator(mode="after")
+    def _refuse_epochs_with_steps(self) -> Self:
+        if self.steps is not None and self.epochs > 1:
+            raise InvalidInput(
+                f"train.epochs is {self.epochs}; with train.steps it must be left out, because a "
+                "round has either epochs or steps."
+            )
+        return self
 
     def learning_rate(self, round_number: int) -> float:
         """Return the learning rate of a round; rounds count from 1."""
@@ -141,7 +160,7 @@ class TrainSettings(Settings):
 
     def num_steps(self, num_samples: int) -> int:
         """Return the steps of a client in a round, including a last smaller batch."""
-        return self.epochs * -(-num_samples // self.batch_size)
+        return self.steps or self.epochs * -(-num_samples // self.batch_size)
 
     def effective_steps(self, num_steps: int) -> float:
         """Return the distance of several steps along a constant gradient, in learning rates.

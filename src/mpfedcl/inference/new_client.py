@@ -75,6 +75,7 @@ class NewClient:
             self._experiment, self._make_inputs, sample_index=sample_index, name=name
         )
         self.client = self.data.clients[0]
+        self.data.partition["input_shape"] = list(trained.input_format.shape)
 
     def train(
         self, params: Tensors, pool: PrototypePool, *, epochs: int, lr: float | None = None
@@ -84,8 +85,12 @@ class NewClient:
         The learning rate is constant; without `epochs` the model is used as it is.
         """
         # By the end of a run the decayed learning rate is too small to change anything.
-        changes = {"train__lr": lr or self._experiment.train.lr, "train__lr_decay": 1.0}
-        experiment = self._experiment.replace(**changes, train__epochs=max(1, epochs))
+        experiment = self._experiment.replace(
+            train__lr=lr or self._experiment.train.lr,
+            train__lr_decay=1.0,
+            train__epochs=max(1, epochs),
+            train__steps=None,
+        )
         assembly = self._assemble(experiment, params)
         method = assembly.method
         server = method.init_server(params)

@@ -109,9 +109,9 @@ def _import_built_in(name: str) -> type[Method]:
 def check_method(method: type[Method]) -> None:
     """Check a method class: raise `InvalidInput` that names the first check it fails.
 
-    The checks cover name, summary and predictors; a loss that ignores padding rows and runs under
-    `torch.func.vmap`; the same results from the loop and the batched engines over three rounds in
-    float64; and resuming from a checkpoint. They run on generated data and take a few seconds.
+    The checks cover name, summary and predictors; a loss that runs under `torch.func.vmap`; the
+    same results from the loop and the batched engines over three rounds in float64; and resuming
+    from a checkpoint. They run on generated data and take a few seconds.
 
     Example:
         >>> from mpfedcl.methods import check_method, find_method

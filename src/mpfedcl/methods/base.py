@@ -35,6 +35,7 @@ parameters inherits from a capability in `mpfedcl.methods`:
     TwoModels           clients train a personal model next to the shared one
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -48,7 +49,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.method_settings import read_section
-from mpfedcl.experiment.settings import Settings
+from mpfedcl.experiment.settings import Settings, TrainSettings
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.methods.predictors import PREDICTORS, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
@@ -64,13 +65,15 @@ Family = Literal[
 class Batch(NamedTuple):
     """Inputs [B, ...], labels [B] and a mask [B] that is false for padding rows.
 
-    Engines that train many clients at once pad batches to equal sizes. A loss averages with `mean`
-    or `cross_entropy`, which leave padding out.
+    Engines that train many clients at once pad the batches of the package's own methods, whose
+    losses average with `mean` or `cross_entropy`. A loss of your own never sees a padding row.
     """
 
     inputs: Tensor
     labels: Tensor
     mask: Tensor
+    weights: Tensor | None = None
+    """[B], used by `cross_entropy`; None for equal weights."""
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Return the mean of one value per sample [B] over the real samples."""
@@ -78,12 +81,16 @@ class Batch(NamedTuple):
         return per_sample.masked_fill(~self.mask, 0).sum() / self.mask.sum().clamp(min=1)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the mean cross-entropy of logits [B, C] over the real samples."""
-        if not torch._C._functorch.is_functorch_wrapped_tensor(logits):
-            return self.mean(cross_entropy(logits, self.labels, reduction="none"))
-        # Bit-identical: torch's own is slow under vmap, and loads a compiler at the first step.
-        likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
-        return self.mean(-likelihoods.squeeze(-1))
+        """Return the mean cross-entropy of logits [B, C] over the real samples, as weighted."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(logits):
+            # Bit-identical: torch's own is slow under vmap, and loads a compiler at the first step.
+            likelihoods = log_softmax(logits, -1).gather(-1, self.labels.unsqueeze(-1))
+            losses = -likelihoods.squeeze(-1)
+        else:
+            losses = cross_entropy(logits, self.labels, reduction="none")
+        if self.weights is None:
+            return self.mean(losses)
+        return self.mean(self.weights * losses) / self.mean(self.weights)
 
 
 class FullBatch(Batch):
@@ -92,9 +99,9 @@ class FullBatch(Batch):
     __slots__ = ()
 
     @classmethod
-    def of(cls, inputs: Tensor, labels: Tensor) -> Self:
+    def of(cls, inputs: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
         """Return these samples, all of them real."""
-        return cls(inputs, labels, torch.ones_like(labels, dtype=torch.bool))
+        return cls(inputs, labels, torch.ones_like(labels, dtype=torch.bool), weights)
 
     def mean(self, per_sample: Tensor) -> Tensor:
         """Return the mean of one value per sample."""
@@ -102,7 +109,8 @@ class FullBatch(Batch):
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy."""
-        if torch._C._functorch.is_functorch_wrapped_tensor(logits):
+        is_plain = not torch._C._functorch.is_functorch_wrapped_tensor(logits)
+        if self.weights is not None or not is_plain:
             return super().cross_entropy(logits)
         return cross_entropy(logits, self.labels)
 
@@ -137,11 +145,22 @@ class LocalTraining(NamedTuple):
     """Passes over the client's samples."""
     repeats: int = 1
     """Steps on each batch."""
+    batches: int = 0
+    """Batches after the epochs (`train.steps`)."""
 
-    @property
-    def passes(self) -> int:
-        """Steps for each batch of the client's samples."""
-        return self.epochs * self.repeats
+    @classmethod
+    def of(cls, train: TrainSettings, round_number: int) -> Self:
+        """Return what the settings ask for in a round."""
+        epochs = train.epochs if train.steps is None else 0
+        lr = train.learning_rate(round_number)
+        return cls(lr, train.momentum, epochs, batches=train.steps or 0)
+
+    def passes(self, num_samples: float, batch_size: int) -> float:
+        """Return in how many steps a client uses each of its samples, on average."""
+        size = max(1, num_samples)
+        # After the last whole pass, all batches are full.
+        whole, rest = divmod(self.batches, math.ceil(size / batch_size))
+        return self.repeats * (self.epochs + whole + rest * batch_size / size)
 
 
 class LayerNames(NamedTuple):
@@ -323,6 +342,11 @@ class Method:
                 f"train.optimizer is {experiment.train.optimizer!r}; with method {self.name} it "
                 "must be sgd: its formulas assume steps along the gradient."
             )
+        if experiment.train.class_weights != "none" and not self.trains:
+            raise InvalidInput(
+                f"train.class_weights is {experiment.train.class_weights!r}; with method "
+                f"{self.name} it must be none: it takes no steps on a loss."
+            )
 
     @final
     @classmethod
@@ -382,9 +406,8 @@ class Method:
         return None
 
     def local_training(self, round_number: int) -> LocalTraining:
-        """Return the learning rate, momentum, epochs and steps per batch of a round (from 1)."""
-        train = self.experiment.train
-        return LocalTraining(train.learning_rate(round_number), train.momentum, train.epochs)
+        """Return the learning rate, momentum and number of steps of a round (from 1)."""
+        return LocalTraining.of(self.experiment.train, round_number)
 
     def begin(self, context: Context) -> tuple[Tensors, Tensors]:
         """Return a client's parameters before the first step, and its memory.
@@ -396,8 +419,8 @@ class Method:
     def loss(self, params: Tensors, batch: Batch, context: Context) -> Tensor:
         """Return the loss of a batch, a scalar []; runs under vmap.
 
-        `context.apply(params, batch.inputs)` returns embeddings [B, d] and logits [B, C]. Average
-        over samples with `batch.mean` or `batch.cross_entropy`, which leave padding rows out.
+        `context.apply(params, batch.inputs)` returns embeddings [B, d] and logits [B, C].
+        `batch.cross_entropy(logits)` is the mean cross-entropy over the samples.
         """
         _, logits = context.apply(params, batch.inputs)
         return batch.cross_entropy(logits)

@@ -29,8 +29,8 @@ class PFedMe(FedAvg):
 
     def local_training(self, round_number: int) -> LocalTraining:
         """Take K steps of the personal model on each batch; the formula has no momentum."""
-        epochs = self.experiment.train.epochs
-        return LocalTraining(self.settings.lr, 0.0, epochs, self.settings.steps)
+        usual = super().local_training(round_number)
+        return usual._replace(lr=self.settings.lr, momentum=0.0, repeats=self.settings.steps)
 
     def prepare(self, broadcast: Broadcast) -> float:
         """Return the rate lr λ of w_i towards θ."""

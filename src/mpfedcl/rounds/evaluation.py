@@ -171,7 +171,9 @@ class Workload:
     def training(self, method: Method) -> float:
         """Return the cost of training in a round: forward, and twice as much backward."""
         share = self.participants(method.experiment) / max(1, self.num_clients)
-        passes = 3 * method.local_training(1).passes if method.trains else 1
+        size = self.train_samples / max(1, self.num_clients)
+        training, batch_size = method.local_training(1), method.experiment.train.batch_size
+        passes = 3 * training.passes(size, batch_size) if method.trains else 1
         return _TRAINING_FACTOR * passes * share * self.train_samples * self.parameters
 
     def evaluation(self, experiment: Experiment, wanted: WantedPredictors) -> float:

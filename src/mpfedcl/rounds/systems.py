@@ -4,7 +4,8 @@ Time is never measured: it follows from settings, random keys and sizes, so that
 same order on every machine. The server and evaluation take no time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import isabstract
 from itertools import pairwise
 from statistics import median
@@ -31,8 +32,8 @@ _SPEEDS = 4
 class SystemModel:
     """The clients' speeds.
 
-    `label_counts` are training samples of each class by client, `passes` the passes over them in
-    one round.
+    `label_counts` are training samples of each class by client; `passes` returns how often each of
+    them is used in a round, given their number.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class SystemModel:
         settings: SystemsSettings,
         seed: int,
         label_counts: Mapping[str, Sequence[int]],
-        passes: int,
+        passes: Callable[[int], float],
     ) -> None:
-        self._settings, self._seed, self._passes = settings, seed, passes
+        self._settings, self._seed = settings, seed
         self._sizes = {name: sum(counts) for name, counts in label_counts.items()}
+        self._rows = {name: size * passes(size) for name, size in self._sizes.items()}
         order = self._from_fast_to_slow(label_counts)
         self._slowness = self._draw_slowness(order)
         delays = _TIER_DELAYS if settings.kind == "tiers" else _TIER_DELAYS[:1]
@@ -55,7 +57,8 @@ class SystemModel:
         experiment = assembly.experiment
         if not experiment.systems.has_clock:
             return None
-        passes = assembly.method.local_training(1).passes
+        training, size = assembly.method.local_training(1), experiment.train.batch_size
+        passes = partial(training.passes, batch_size=size)
         return cls(experiment.systems, experiment.seed, label_counts, passes)
 
     def seconds(self, client: str, dispatch: int, bytes_down: int, bytes_up: int) -> float:
@@ -95,7 +98,7 @@ class SystemModel:
 
     def _without_delay(self, client: str, jitter: float, bytes_down: int, bytes_up: int) -> float:
         settings, slow = self._settings, self._slowness[client]
-        training = self._sizes[client] * self._passes * settings.seconds_a_sample
+        training = self._rows[client] * settings.seconds_a_sample
         return (
             slow[0] * training * jitter
             + slow[1] * bytes_down / settings.down

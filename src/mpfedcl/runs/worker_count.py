@@ -15,7 +15,7 @@ from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.engines.worker_group import is_under_torchrun
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import Asynchronous, Method, find_method
+from mpfedcl.methods import Asynchronous, LocalTraining, Method, find_method
 from mpfedcl.models import mlp
 
 LEAST_SECONDS = 8.0
@@ -91,14 +91,16 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
         return None
     taking_part = max(experiment.min_clients, round(experiment.fraction * clients))
     samples = sum(len(each.labels) for each in split.training.values())
-    passes = experiment.rounds * experiment.train.epochs * samples * taking_part / clients
+    training = LocalTraining.of(experiment.train, 1)
+    passes = training.passes(samples / clients, experiment.train.batch_size)
     takes_features = index.vector_width is not None or experiment.encoder.name not in (None, "none")
     side = experiment.dataset.image_size
     width = index.vector_width or (_ENCODED if takes_features else side**2 if side else _PIXELS)
     work = width**2
     if method.trains:
         work = 3 * _count_multiplications(experiment, width, takes_features=takes_features)
-    seconds = passes * (work / _MULTIPLICATIONS + _SAMPLE_SECONDS)
+    rows = experiment.rounds * passes * samples * taking_part / clients
+    seconds = rows * (work / _MULTIPLICATIONS + _SAMPLE_SECONDS)
     return RunSize(taking_part, seconds, 4 * (samples + len(split.test.labels)) * width)
 
 

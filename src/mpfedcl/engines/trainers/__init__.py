@@ -2,7 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines.trainers.base import ClientTask, TrainedClients, Trainer
@@ -11,7 +14,7 @@ from mpfedcl.engines.trainers.factored import FactoredTrainer
 from mpfedcl.engines.trainers.find_linear_layers import Layer, find_layers
 from mpfedcl.engines.trainers.loop import LoopTrainer
 from mpfedcl.engines.trainers.stacked import StackedTrainer
-from mpfedcl.methods import Asynchronous, is_built_in
+from mpfedcl.methods import Asynchronous, Context, LocalTraining, is_built_in
 from mpfedcl.rounds.assembly import Assembly
 
 MOST_ROWS = 64
@@ -50,6 +53,7 @@ class TrainerChoice:
         """Reasons for using other trainers than the chosen ones, over all rounds so far."""
         self._layers: tuple[Layer, ...] | None = None
         self._looked = False
+        self._uses_weights = False
 
     def begin_round(self) -> None:
         """Reset the counts."""
@@ -67,6 +71,8 @@ class TrainerChoice:
         A trainer may turn out, in any round, to be unable to run a method: clients then get a
         plainer trainer from there on. No trainer changes anything before it returns.
         """
+        if self._experiment.train.class_weights != "none" and not self._uses_weights:
+            self._check_class_weights(tasks[0], received)
         while True:
             chosen = [pair for pair in self._choose(tasks, received) if pair[1]]
             done: list[TrainedClients] = []
@@ -100,8 +106,7 @@ class TrainerChoice:
         if engine == "factored":
             first = self._factored if can_factor else self._stacked
             return [(self._loop if first.name in self._failed else first, tasks)]
-        most = MOST_ROWS // self._experiment.train.epochs
-        few = [task for task in tasks if can_factor and len(task.client.labels) <= most]
+        few = [task for task in tasks if can_factor and self._count_rows(task) <= MOST_ROWS]
         if len(few) < LEAST_TOGETHER:
             few = []
         names = {task.client.name for task in few}
@@ -134,6 +139,11 @@ class TrainerChoice:
         has_convolutions = any(value.dim() >= _CONVOLUTION_AXES for value in values)
         return self._stacked if is_small and not has_convolutions else self._loop
 
+    def _count_rows(self, task: ClientTask) -> float:
+        """Return the samples of all steps of a client."""
+        size, train = len(task.client.labels), self._experiment.train
+        return size * LocalTraining.of(train, 1).passes(size, train.batch_size)
+
     def _can_factor(self, tasks: Sequence[ClientTask]) -> bool:
         """Return whether all clients start from common parameters and move by rows only."""
         return (
@@ -142,6 +152,22 @@ class TrainerChoice:
             and not self._experiment.train.weight_decay
             and not any(task.is_part for task in tasks)
         )
+
+    def _check_class_weights(self, task: ClientTask, received: object) -> None:
+        """Reject class weights if the loss does not depend on them."""
+        context = Context(self._model.apply, task.start, received, task.state, task.own)
+        params, memory = self._method.begin(context)
+        weights = next(iter(task.start.values())).new_ones(2, requires_grad=True)
+        rows = torch.arange(2, device=weights.device) % len(task.client.labels)
+        batch = task.batch(rows, 0)._replace(weights=weights)
+        loss = self._method.loss(params, batch, replace(context, memory=memory))
+        if not loss.requires_grad:
+            raise InvalidInput(
+                f"train.class_weights is {self._experiment.train.class_weights!r}; with method "
+                f"{self._experiment.method} it must be none: its loss does not use "
+                "batch.cross_entropy."
+            )
+        self._uses_weights = True
 
     def _explain(self, error: Exception) -> None:
         """Raise a one-line error if a user's method cannot run under vmap."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch import Tensor
 from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData
+from mpfedcl.engines.trainers.augmentation import Augmentation
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import LocalTraining
+from mpfedcl.methods import Batch, FullBatch, LocalTraining, Method
 from mpfedcl.methods.messages import StackMember
 from mpfedcl.models import Model
 from mpfedcl.rounds.assembly import Assembly
@@ -26,20 +27,20 @@ def draw_batches(
     round_number: int,
     training: LocalTraining | None = None,
 ) -> list[Tensor]:
-    """Return the samples of each step: a new order in each epoch, and a shorter last batch.
+    """Return the samples of each step: a new order in each epoch, whose last batch is shorter.
 
-    Without `training`, each batch of the experiment's epochs serves one step.
+    Without `training`, each batch that the experiment asks for serves one step.
     """
-    epochs, repeats = experiment.train.epochs, 1
-    if training is not None:
-        epochs, repeats = training.epochs, training.repeats
+    training = training or LocalTraining.of(experiment.train, round_number)
     size = min(len(client.labels), experiment.train.batch_size)
+    per_epoch = -(-len(client.labels) // size)
+    count = training.epochs * per_epoch + training.batches
     batches: list[Tensor] = []
-    for epoch in range(epochs):
+    for epoch in range(-(-count // per_epoch)):
         key = generator(experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.labels.device)
-        batches += [batch for batch in torch.split(order, size) for _ in range(repeats)]
-    return batches
+        batches += torch.split(order, size)
+    return [batch for batch in batches[:count] for _ in range(training.repeats)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,27 @@ class ClientTask:
     """Of the round, or of the dispatch if there are no rounds: the key that draws batches."""
     is_part: bool = False
     """Whether the client has a part of the model only, with zeros for the rest."""
+    weights: Tensor | None = None
+    """[samples], of their classes; None for equal weights."""
+    augmentation: Augmentation | None = None
+
+    def batch(self, chosen: Tensor, step: int) -> FullBatch:
+        """Return the samples of a step."""
+        inputs = self.augment(self.client.inputs.index_select(0, chosen), step)
+        weights = None if self.weights is None else self.weights.index_select(0, chosen)
+        return FullBatch.of(inputs, self.client.labels.index_select(0, chosen), weights)
+
+    def augment(self, inputs: Tensor, step: int) -> Tensor:
+        """Return the inputs of a step, augmented if the experiment asks for it."""
+        if self.augmentation is None:
+            return inputs
+        return self.augmentation(inputs, self.number, self.client.name, step)
+
+
+def weigh_classes(labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return n / (C n_c) for each label c, where C counts the classes that occur."""
+    counts = torch.bincount(labels)
+    return (len(labels) / ((counts > 0).sum() * counts).to(dtype))[labels]
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,8 @@ class Schedule:
     """[clients, steps, rows], False for padding."""
     num_steps: Sequence[int]
     """Steps of each client, never increasing: clients that still train are the first ones."""
+    pads: bool = True
+    """Whether the loss leaves padding rows out; otherwise it sees none."""
 
     @property
     def clients(self) -> list[ClientData]:
@@ -85,6 +109,27 @@ class Schedule:
         """Return the number of clients that still train in a step."""
         return sum(step < each for each in self.num_steps)
 
+    def whole(self) -> Batch:
+        """Return the samples of all steps [clients, steps * rows, ...]."""
+        pairs = list(zip(self.tasks, self.samples.flatten(1), strict=True))
+        drawn = [task.weights[due] for task, due in pairs if task.weights is not None]
+        weights = torch.stack(drawn) if drawn else None
+        return Batch(self.inputs(), self.labels(), self.mask.flatten(1), weights)
+
+    def batches(self, whole: Batch, step: int) -> Iterator[tuple[slice | Tensor, Batch]]:
+        """Yield the clients that train together in a step, and their part of all samples.
+
+        Without padding, only clients whose batches are of equal size train together.
+        """
+        some: slice | Tensor = slice(self.active(step))
+        sizes = self.mask[some, step].sum(1)
+        groups = [self.num_rows] if self.pads else sorted(set(sizes.tolist()))
+        for size in groups:
+            if len(groups) > 1:
+                some = (sizes == size).nonzero().squeeze(1)
+            rows = slice(step * self.num_rows, step * self.num_rows + size)
+            yield some, Batch(*(part[some, rows] for part in whole if part is not None))
+
     def inputs(self) -> Tensor:
         """Return [clients, steps * rows, ...]: the inputs in the order of the steps."""
         clients = self.clients
@@ -92,6 +137,11 @@ class Schedule:
         due = first.new_empty((len(clients), self.samples[0].numel(), *first.shape[1:]))
         for place, client, samples in zip(due, clients, self.samples, strict=True):
             torch.index_select(client.inputs, 0, samples.flatten(), out=place)
+        if self.tasks[0].augmentation is not None:
+            for place, step in self.mask.any(2).nonzero().tolist():
+                first = step * self.num_rows
+                rows = due[place, first : first + int(self.mask[place, step].sum())]
+                rows.copy_(self.tasks[place].augment(rows, step))
         return due
 
     def labels(self) -> Tensor:
@@ -101,7 +151,11 @@ class Schedule:
 
 
 def make_schedule(
-    tasks: Sequence[ClientTask], experiment: Experiment, training: LocalTraining | None = None
+    tasks: Sequence[ClientTask],
+    experiment: Experiment,
+    training: LocalTraining | None = None,
+    *,
+    pads: bool = True,
 ) -> Schedule:
     """Return the steps of several clients together."""
     drawn = [(draw_batches(t.client, experiment, t.number, training), t) for t in tasks]
@@ -117,7 +171,20 @@ def make_schedule(
             sizes[place, step] = len(batch)
     mask = (torch.arange(num_rows) < sizes.unsqueeze(2)).to(device)
     num_steps = [len(batches) for batches, _ in drawn]
-    return Schedule([task for _, task in drawn], samples, mask, num_steps)
+    return Schedule([task for _, task in drawn], samples, mask, num_steps, pads)
+
+
+def batch_dims(batch: Batch) -> tuple[Any, ...]:
+    """Return the dimension over which vmap runs for each part of a batch."""
+    return Batch._make(None if part is None else 0 for part in batch)
+
+
+def leaves_padding_out(method: Method) -> bool:
+    """Return whether a loss is known to leave padding rows out: the package's own ones are.
+
+    A user's loss may average over all rows that it is given.
+    """
+    return type(method).__module__.startswith("mpfedcl.")
 
 
 class TrainedClients(ABC):
@@ -293,6 +360,11 @@ def stack_tensors(each: Sequence[Tensors]) -> Tensors:
 def take_one(tensors: Tensors, index: int) -> Tensors:
     """Return the tensors of one client of a stack, as views."""
     return {name: value[index] for name, value in tensors.items()}
+
+
+def take_some(tensors: Tensors, some: slice | Tensor) -> Tensors:
+    """Return the tensors of some clients of a stack; views for a slice."""
+    return {name: value[some] for name, value in tensors.items()}
 
 
 def take_first(tensors: Tensors, count: int) -> Tensors:

@@ -25,7 +25,7 @@ from mpfedcl.engines.trainers.base import (
     draw_batches,
 )
 from mpfedcl.engines.trainers.find_linear_layers import Layer, LinearParameter, check_layer
-from mpfedcl.methods import Batch, Context, FullBatch
+from mpfedcl.methods import Batch, Context
 
 _SMALLEST_SCALE = 2.0**-20
 """The velocity is rescaled if its scale would fall below this."""
@@ -59,9 +59,7 @@ class DirectTrainer(Trainer):
         descent = DirectDescent(self.layers, params, velocity, lr, momentum, weight_decay)
         losses = []
         for step, chosen in enumerate(batches):
-            batch = FullBatch.of(
-                client.inputs.index_select(0, chosen), client.labels.index_select(0, chosen)
-            )
+            batch = task.batch(chosen, step)
             context = Context(
                 self._model.apply, task.start, received, task.state, task.own, step=step
             )

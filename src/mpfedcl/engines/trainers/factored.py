@@ -15,7 +15,8 @@ It is the same algorithm with another order of sums, not an approximation, for m
 uses weights in linear layers only (`find_linear_layers.py` finds out).
 """
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -31,10 +32,12 @@ from mpfedcl.engines.trainers.base import (
     TrainedClients,
     TrainedStack,
     Trainer,
+    batch_dims,
+    leaves_padding_out,
     make_schedule,
     stack_tensors,
-    take_first,
     take_one,
+    take_some,
 )
 from mpfedcl.engines.trainers.find_linear_layers import Layer, LinearParameter, check_layer
 from mpfedcl.engines.trainers.optimizer import MomentumSGD
@@ -69,8 +72,7 @@ class FactoredClients(TrainedClients):
         self.layers = layers
         self.num_rows = schedule.samples[0].numel()
         """Rows of a client in the whole round."""
-        self._inputs = schedule.inputs()
-        self._labels = schedule.labels()
+        self._whole = schedule.whole()
         self._lr, self._momentum = descent
         self.rows: Tensors = {}
         self.slopes: Tensors = {}
@@ -84,8 +86,8 @@ class FactoredClients(TrainedClients):
             # Zeros, because a client that has finished leaves the rows of later steps as they are.
             self.slopes[layer.weight] = weight.new_zeros(len(self), self.num_rows, fan_out)
             if layer.takes_inputs:
-                self.rows[layer.weight] = self._inputs
-                self._projected[layer.weight] = self._inputs @ weight.mT
+                self.rows[layer.weight] = self._whole.inputs
+                self._projected[layer.weight] = self._whole.inputs @ weight.mT
             else:
                 self.rows[layer.weight] = weight.new_zeros(len(self), self.num_rows, fan_in)
             if layer.bias is not None:
@@ -94,14 +96,9 @@ class FactoredClients(TrainedClients):
 
     # Training
 
-    def batch(self, step: int) -> Batch:
-        """Return the batches of the clients that still train."""
-        active, rows = self._at(step)
-        return Batch(
-            self._inputs[:active, rows],
-            self._labels[:active, rows],
-            self.schedule.mask[:active, step],
-        )
+    def batches(self, step: int) -> Iterator[tuple[slice | Tensor, Batch]]:
+        """Yield the clients that train together in a step, and their batches."""
+        return self.schedule.batches(self._whole, step)
 
     def taps(self, step: int) -> Tensors:
         """Return the known part of each layer's output [clients, rows, out], as a leaf.
@@ -134,12 +131,16 @@ class FactoredClients(TrainedClients):
         """Return [rows before]: how much each earlier row has moved the weights by now."""
         return self._scales(torch.tensor([step]))[0, : step * self.schedule.num_rows]
 
-    def keep(self, step: int, entered: Tensors, slopes: Tensors) -> None:
-        """Store the rows and slopes of a step, and move the biases."""
+    def keep(
+        self, step: int, entered: Sequence[tuple[slice | Tensor, Tensors]], slopes: Tensors
+    ) -> None:
+        """Store the rows (some clients at a time) and slopes of a step, and move the biases."""
         active, rows = self._at(step)
+        for some, inputs in entered:
+            for name, value in inputs.items():
+                due = slice(rows.start, rows.start + value.shape[1])
+                self.rows[name][some, due] = value.detach()
         for layer in self.layers:
-            if layer.weight in entered:
-                self.rows[layer.weight][:active, rows] = entered[layer.weight].detach()
             self.slopes[layer.weight][:active, rows] = slopes[layer.weight]
         if self._descent is not None:
             biased = [layer.weight for layer in self.layers if layer.bias is not None]
@@ -182,11 +183,15 @@ class FactoredClients(TrainedClients):
     def embed(self) -> list[Tensor]:
         """Return every client's embeddings of its own training samples, in their order."""
         schedule = self.schedule
-        # The first epoch has each sample once.
-        steps = max(-(-len(client.labels) // schedule.num_rows) for client in self._clients)
+        # The first epoch has each sample once, unless it is cut short.
+        needed = [-(-len(client.labels) // schedule.num_rows) for client in self._clients]
+        is_augmented = schedule.tasks[0].augmentation is not None
+        if is_augmented or any(map(operator.gt, needed, schedule.num_steps)):
+            return self.to_stack().embed()
+        steps = max(needed)
         due = slice(steps * schedule.num_rows)
         projected = {name: value[:, due] for name, value in self._projected.items()}
-        embeddings, _ = self._predict(slice(None), self._inputs[:, due], projected)
+        embeddings, _ = self._predict(slice(None), self._whole.inputs[:, due], projected)
         places, masks = schedule.samples[:, :steps].flatten(1), schedule.mask[:, :steps].flatten(1)
         found = []
         for number, client in enumerate(self._clients):
@@ -313,35 +318,39 @@ class FactoredTrainer(Trainer):
         self, tasks: Sequence[ClientTask], round_number: int, received: object
     ) -> list[TrainedClients]:
         """Train the clients together."""
-        schedule = make_schedule(tasks, self._experiment)
+        pads = leaves_padding_out(self._method)
+        schedule = make_schedule(tasks, self._experiment, pads=pads)
         own = stack_tensors([task.own for task in schedule.tasks])
         lr, momentum, *_ = self._method.local_training(round_number)
         trained = FactoredClients(schedule, self._method, self._model, self.layers, (lr, momentum))
         losses = torch.zeros(len(trained), dtype=torch.float64)
         for step in range(schedule.num_steps[0]):
-            losses[: schedule.active(step)] += self._step(trained, own, step, received).cpu()
+            losses += self._step(trained, own, step, received).cpu()
         trained.close()
-        sizes = torch.tensor([len(client.labels) for client in schedule.clients])
-        trained.losses = (losses / (self._experiment.train.epochs * sizes)).tolist()
+        trained.losses = (losses / schedule.mask.sum((1, 2)).cpu()).tolist()
         return [trained.to_stack() if is_smaller_written_out(trained) else trained]
 
     def _step(self, clients: FactoredClients, own: Tensors, step: int, received: object) -> Tensor:
         """Take one step of each client that still trains; return losses times batch sizes."""
-        taps = clients.taps(step)
-        batch = clients.batch(step)
-        active = len(batch.labels)
-        in_dims = (0, 0, 0, 0, None, 0)
-        losses, entered = vmap(partial(self._loss, received, step, clients.common), in_dims)(
-            taps,
-            clients.earlier_steps(step),
-            take_first(clients.own, active),
-            take_first(own, active),
-            clients.scale(step),
-            batch,
-        )
-        slopes = torch.autograd.grad(losses.sum(), list(taps.values()))
-        clients.keep(step, entered, dict(zip(taps, slopes, strict=True)))
-        return losses.detach() * batch.mask.sum(1)
+        taps, past = clients.taps(step), clients.earlier_steps(step)
+        loss = partial(self._loss, received, step, clients.common)
+        losses, rows, sums = [], [], torch.zeros(len(clients), dtype=torch.float64)
+        for some, batch in clients.batches(step):
+            size = batch.labels.shape[1]
+            found, entered = vmap(loss, (0, 0, 0, 0, None, batch_dims(batch)))(
+                {name: tap[some, :size] for name, tap in taps.items()},
+                {name: (before[some], moved[some]) for name, (before, moved) in past.items()},
+                take_some(clients.own, some),
+                take_some(own, some),
+                clients.scale(step),
+                batch,
+            )
+            sums[some] = (found.detach() * batch.mask.sum(1)).cpu().double()
+            losses.append(found.sum())
+            rows.append((some, entered))
+        slopes = torch.autograd.grad(losses, list(taps.values()))
+        clients.keep(step, rows, dict(zip(taps, slopes, strict=True)))
+        return sums
 
     def _loss(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mpfedcl.engines.trainers.base import ClientTask
-from mpfedcl.methods import Batch, Context, Method
+from mpfedcl.methods import Batch, Context, LocalTraining, Method
 from mpfedcl.models import Model
 
 
@@ -47,8 +47,9 @@ def find_layers(
     method: Method, model: Model, task: ClientTask, received: object
 ) -> tuple[Layer, ...] | None:
     """Return the linear layers that the loss consists of; None if it uses parameters otherwise."""
-    train, training = method.experiment.train, method.local_training(1)
-    is_usual = training.epochs == train.epochs and training.repeats == 1
+    train = method.experiment.train
+    # The trainers that use the layers draw the batches that the settings ask for.
+    is_usual = method.local_training(1)[2:] == LocalTraining.of(train, 1)[2:]
     if not method.plain_steps or not is_usual or train.optimizer != "sgd":
         return None
     layers: list[Layer] = []

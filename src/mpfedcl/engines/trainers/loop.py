@@ -15,7 +15,7 @@ from mpfedcl.engines.trainers.base import (
     replace_values,
 )
 from mpfedcl.engines.trainers.optimizer import make_optimizer
-from mpfedcl.methods import Context, FullBatch
+from mpfedcl.methods import Context
 from mpfedcl.rounds.assembly import split_buffers
 
 
@@ -53,7 +53,7 @@ class LoopTrainer(Trainer):
         optimizer = make_optimizer(params, self._experiment.train, training[:2])
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
         for step, chosen in enumerate(batches):
-            batch = FullBatch.of(client.inputs[chosen], client.labels[chosen])
+            batch = task.batch(chosen, step)
             context = replace(context, step=step)
             loss = method.loss(params, batch, context)
             slopes = torch.autograd.grad(loss, list(params.values()))

@@ -19,14 +19,17 @@ from mpfedcl.engines.trainers.base import (
     TrainedClients,
     TrainedStack,
     Trainer,
+    batch_dims,
+    leaves_padding_out,
     make_schedule,
     replace_values,
     stack_tensors,
     take_first,
     take_one,
+    take_some,
 )
 from mpfedcl.engines.trainers.optimizer import make_optimizer
-from mpfedcl.methods import Batch, Context, LocalTraining
+from mpfedcl.methods import Context, LocalTraining
 
 
 class StackedTrainer(Trainer):
@@ -48,7 +51,8 @@ class StackedTrainer(Trainer):
     ) -> TrainedClients:
         method = self._method
         training = method.local_training(round_number)
-        schedule = make_schedule(tasks, self._experiment, training)
+        pads = leaves_padding_out(method)
+        schedule = make_schedule(tasks, self._experiment, training, pads=pads)
         tasks = schedule.tasks
         contexts = [
             Context(self._model.apply, task.start, received, task.state, task.own) for task in tasks
@@ -95,17 +99,20 @@ class StackedTrainer(Trainer):
         """Run all steps of all clients, in place; return their mean losses."""
         method = self._method
         optimizer = make_optimizer(params, self._experiment.train, training[:2])
-        inputs, labels, num_rows = schedule.inputs(), schedule.labels(), schedule.num_rows
-        sums = torch.zeros(len(schedule.tasks), dtype=torch.float64, device=labels.device)
+        whole = schedule.whole()
+        sums = torch.zeros(len(schedule.tasks), dtype=torch.float64, device=whole.labels.device)
         for step in range(schedule.num_steps[0]):
             active = schedule.active(step)
-            rows = slice(step * num_rows, (step + 1) * num_rows)
-            mask = schedule.mask[:active, step]
-            batch = Batch(inputs[:active, rows], labels[:active, rows], mask)
             now, kept = take_first(params, active), stack.first(active)
             leaves = {name: value.detach().requires_grad_() for name, value in now.items()}
-            losses = self._for_each(method.loss, received, step)(leaves, batch, kept)
-            slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
+            losses = []
+            for some, batch in schedule.batches(whole, step):
+                dims = (0, batch_dims(batch), 0)
+                loss = self._for_each(method.loss, received, step, dims)
+                found = loss(take_some(leaves, some), batch, stack.take(some))
+                sums[some] += found.detach() * batch.mask.sum(1)
+                losses.append(found.sum())
+            slopes = torch.autograd.grad(losses, list(leaves.values()))
             gradients = dict(zip(leaves, slopes, strict=True))
             if not method.plain_steps:
                 adjust = self._for_each(method.adjust, received, step)
@@ -117,11 +124,10 @@ class StackedTrainer(Trainer):
                 after_step = self._for_each(method.after_step, received, step)
                 changed, memory = after_step(now, kept)
                 stack.remember(replace_values(now, changed, memory))
-            sums[:active] += losses.detach() * mask.sum(1)
         return sums.cpu() / schedule.mask.sum((1, 2)).cpu()
 
     def _for_each(
-        self, hook: Callable[..., Any], received: object, step: int
+        self, hook: Callable[..., Any], received: object, step: int, in_dims: Any = 0
     ) -> Callable[..., Any]:
         """Return a hook of the method for all clients at once; its last argument is a `_Stack`."""
 
@@ -130,7 +136,7 @@ class StackedTrainer(Trainer):
             apply, (start, state, own, memory) = self._model.apply, stack
             return hook(*values, Context(apply, start, received, state, own, memory, step))
 
-        return vmap(run)
+        return vmap(run, in_dims)
 
 
 class _Stack(NamedTuple):
@@ -143,7 +149,11 @@ class _Stack(NamedTuple):
 
     def first(self, active: int) -> "_Stack":
         """Return the first clients' part."""
-        return _Stack(*(take_first(part, active) for part in self))
+        return self.take(slice(active))
+
+    def take(self, some: slice | Tensor) -> "_Stack":
+        """Return the part of some clients."""
+        return _Stack(*(take_some(part, some) for part in self))
 
     def remember(self, memory: Tensors) -> None:
         """Replace the memory of the first clients; the others have finished."""
