@@ -45,7 +45,7 @@ def draw_clients(num_clients: int, samples: int, size: int) -> FederatedData:
         clients.append(ClientData(f"client-{number:06d}", inputs[own], labels[own], test))
     names = tuple(str(number) for number in range(NUM_CLASSES))
     return FederatedData(
-        "drawn", names, tuple(clients), test_inputs, test_labels, {}, holds_vectors=True
+        "drawn", names, tuple(clients), test_inputs, test_labels, {}, holds_arrays=True
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mpfedcl.core.files import unused_folder
+from mpfedcl.data.objects import give
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.inference.calibration import calibrate
 from mpfedcl.inference.membership import warn_of_joined_clients
@@ -34,6 +35,8 @@ def run(
     out: Path | str | None = None,
     observer: Observer | None = None,
     *,
+    data: Any = None,
+    groups: Any = None,
     model: Any = None,
 ) -> RunResult:
     """Run an experiment on this machine into a new run directory.
@@ -42,6 +45,10 @@ def run(
         experiment: The settings; open ones have the defaults of the method and the data set.
         out: The run directory, new or empty; by default a new folder below `runs/`.
         observer: Notified of each round; it can also stop the run.
+        data: Your own data instead of `dataset.name`: a dictionary by client, or one data set to be
+            split by `partition`. A data set is (x, y) arrays, a torch or Hugging Face Dataset, a
+            frame, or a pair (train, test) of these.
+        groups: The client of each training sample of one data set.
         model: Your own model instead of `model.name`: a function that returns a torch.nn.Module,
             given those of num_classes and input_shape that it has as parameters; or a module.
 
@@ -55,6 +62,7 @@ def run(
         >>> (result.path / "model.safetensors").exists()
         True
     """
+    experiment = give(experiment, data, groups)
     if model is not None:
         experiment = experiment.replace(model__name=name_factory(model))
     return run_simulation(experiment, out, observer or Observer(), CALLBACKS)
@@ -70,6 +78,8 @@ def resume(
     worker_timeout: float | None = None,
     track: Sequence[str] | None = None,
     track_to: Path | None = None,
+    data: Any = None,
+    groups: Any = None,
     model: Any = None,
 ) -> RunResult:
     """Resume a run from its newest intact checkpoint; the result is as if it had never stopped.
@@ -80,6 +90,7 @@ def resume(
         observer: Notified of each round; it can also stop the run.
         engine, workers, worker_timeout, track, track_to: As in `Experiment`. They do not change
             the result, so they may differ from those the run was begun with; None keeps them.
+        data, groups: The objects that the run was begun with, if it was.
         model: As for `run`, if the run was begun with an object that has no importable name.
 
     Returns:
@@ -100,6 +111,8 @@ def resume(
     }
     changes = {name: value for name, value in asked.items() if value is not None}
     reject_changed(Path(path))
+    if data is not None:
+        give(RunDirectory(Path(path)).read_experiment(), data, groups)
     if model is not None:
         name_factory(model, RunDirectory(Path(path)).read_experiment().model.name)
     return resume_simulation(Path(path), changes, observer or Observer(), CALLBACKS)
@@ -155,6 +168,8 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     jobs: Jobs = 1,
     on_progress: Callable[[int, int], None] = lambda *_: None,
+    data: Any = None,
+    groups: Any = None,
 ) -> LoadedComparison:
     """Run several methods over several seeds, as `mpfedcl compare` does.
 
@@ -168,6 +183,7 @@ def compare(
         jobs: Number of concurrent runs, or "auto": as many as cores and memory allow. A script
             with several jobs needs `if __name__ == "__main__":`, because each process imports it.
         on_progress: Called after each round with the number of completed rounds and the total.
+        data, groups: As for `run`; then `jobs` is 1.
 
     Returns:
         The comparison, as `load` reads it: `.frame()`, `.plot()`, and a notebook shows a table.
@@ -181,6 +197,7 @@ def compare(
     if isinstance(methods, str):
         methods = [methods]
     count_jobs(jobs)
+    base = give(base, data, groups, jobs)
     make_trackers(base.track)
     path = unused_folder(Path("runs") / "comparison") if out is None else Path(out)
     chosen, left_out = choose_methods(base, methods)
@@ -213,6 +230,8 @@ def tune(
     jobs: Jobs = 1,
     should_stop: Callable[[], bool] = lambda: False,
     on_wait: Callable[[], None] = lambda: None,
+    data: Any = None,
+    groups: Any = None,
 ) -> TuningResult | None:
     """Tune the hyperparameters of a method on validation images; no test image is opened.
 
@@ -226,12 +245,13 @@ def tune(
         predictor: Predictor of the score; by default the primary one on the local test sets.
         jobs: Number of concurrent runs, or "auto".
         should_stop, on_wait: Called repeatedly during the runs; the first can stop the search.
+        data, groups: As for `run`; then `jobs` is 1.
 
     Returns:
         All trials and the chosen settings (`.best` is an experiment); None if stopped.
     """
     search = Search.prepare(
-        base,
+        give(base, data, groups, jobs),
         method,
         Path(out),
         budget,

@@ -15,7 +15,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_federated_data
 from mpfedcl.data.sample_index import open_data_set, open_own_samples
-from mpfedcl.data.samples import SampleIndex, VectorFormat
+from mpfedcl.data.samples import ArrayFormat, SampleIndex
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import DatasetSettings
 from small_experiments import save_images, save_vectors
@@ -28,7 +28,7 @@ ARRAYS: dict[str, NDArray[Any]] = {
 }
 
 
-DTYPES = ("f2", "f4", "f8", "g", "i1", "i8", "u1", "u8", "?", "c8", "U3", "M8[s]")
+DTYPES = ("f2", "f4", "f8", "g", "i1", "i4", "i8", "u1", "u8", "?", "c8", "U3", "M8[s]")
 """Every kind that numpy writes without a pickle."""
 
 
@@ -63,10 +63,10 @@ def test_vectors_are_indexed_like_images(tmp_path: Path) -> None:
     save(tmp_path / "b.npz")
     save(tmp_path / "a.npz")
     found = open_folder(tmp_path)
-    assert found.vector_width == 2
+    assert found.array_format == ArrayFormat((2,))
     assert (found.class_names, len(found.store)) == (("0", "1", "2"), 20)
     assert [domain.name for domain in found.domains] == ["a", "b"]
-    assert found.store.inspect() == {VectorFormat(2)}
+    assert found.store.inspect() == {ArrayFormat((2,))}
 
 
 @settings(deadline=None, max_examples=40)
@@ -88,7 +88,7 @@ def test_rows_are_read_unchanged(
     found = open_folder(root)
     rows = numpy.random.default_rng(seed).integers(0, len(x), 8)
     for dtype in ("float32", "float64"):
-        loaded = found.store.load(rows, VectorFormat(x.shape[1], dtype))
+        loaded = found.store.load(rows, ArrayFormat(x.shape[1:], dtype))
         assert loaded.dtype == numpy.dtype(dtype)
         assert numpy.array_equal(loaded, x[rows])
 
@@ -101,15 +101,18 @@ def test_rows_are_read_unchanged(
 def test_dtype_and_rank_determine_the_kind_of_samples(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, shape: tuple[int, ...]
 ) -> None:
-    """Floats of rank 2 are vectors, bytes of rank 3 or 4 images; all else gets its sentence."""
+    """Floats are arrays of any rank, integers of rank 2 token ids, bytes of rank 3 or 4 images; all
+    else gets its sentence."""
     root = tmp_path_factory.mktemp("arrays")
     x = numpy.zeros(shape, dtype=dtype)
     labels = numpy.zeros(shape[0] if shape else 0, dtype=int)
     numpy.savez(root / "a.npz", x_train=x, y_train=labels)
-    are_vectors = dtype in ("f4", "f8") and len(shape) == 2
+    are_tokens = dtype in ("i4", "i8") and len(shape) == 2
+    are_arrays = are_tokens or (dtype in ("f2", "f4", "f8") and len(shape) >= 2)
     are_images = dtype == "u1" and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)))
-    if (are_vectors or are_images) and 0 not in shape:
-        assert open_folder(root).vector_width == (shape[1] if are_vectors else None)
+    if (are_arrays or are_images) and 0 not in shape:
+        expected = ArrayFormat(shape[1:], "int64" if are_tokens else "float32")
+        assert open_folder(root).array_format == (expected if are_arrays else None)
         return
     with pytest.raises(InvalidInput) as caught:
         open_folder(root)
@@ -120,22 +123,28 @@ def test_dtype_and_rank_determine_the_kind_of_samples(
 @pytest.mark.parametrize(
     ("x", "complaint"),
     [
-        (numpy.zeros((6, 2), int), "x_train has dtype int64 and shape (6, 2); it must be vectors"),
-        (numpy.zeros((6, 2), bool), "x_train has dtype bool and shape (6, 2); it must be vectors"),
+        (numpy.zeros((6, 2), "i2"), "x_train has dtype int16 and shape (6, 2); it must be float16"),
+        (
+            numpy.zeros((6, 2), bool),
+            "x_train has dtype bool and shape (6, 2); it must be float16, ",
+        ),
+        (numpy.zeros((6, 2, 2), int), "x_train has dtype int64 and shape (6, 2, 2); it must be "),
+        (numpy.zeros((6, 2), int), "x_train has sequences of 2 token ids; a set must have only"),
         (numpy.zeros((6, 2), "c8"), "x_train has dtype complex64 and shape (6, 2)"),
         (numpy.full((6, 2), None), "x_train has dtype object and shape (6, 2)"),
+        (numpy.zeros(6), "x_train has dtype float64 and shape (6,); it must be float16"),
         (
-            numpy.zeros((6, 2), "f2"),
-            "x_train has dtype float16 and shape (6, 2); it must be vectors",
+            numpy.zeros((6, 2, 2)),
+            "x_train has arrays of 2 x 2 numbers; a set must have only images",
         ),
-        (numpy.zeros(6), "x_train has dtype float64 and shape (6,); it must be vectors, float32"),
-        (numpy.zeros((6, 2, 2)), "x_train has dtype float64; it must be uint8 (0 to 255)"),
-        (numpy.zeros((6, 2, 2, 3)), "x_train has dtype float64; it must be uint8 (0 to 255)"),
         (numpy.zeros((0, 2)), "x_train has 0 vectors; it must have at least 1"),
         (numpy.zeros((6, 0)), "x_train has shape (6, 0); vectors must have at least 1 number"),
         (numpy.zeros((5, 2)), "x_train has 5 vectors and y_train 6 labels; they must be equally"),
         (numpy.zeros((6, 3)), "x_test has vectors of 2 numbers, and "),
-        (numpy.zeros((6, 2, 2), "u1"), "x_train has images; a set must have only images, or"),
+        (
+            numpy.zeros((6, 2, 2), "u1"),
+            "x_train has images; a set must have only images, or only arr",
+        ),
     ],
 )
 def test_other_arrays_are_rejected(tmp_path: Path, x: NDArray[Any], complaint: str) -> None:
@@ -197,7 +206,7 @@ def test_clients_get_unscaled_vectors(tmp_path: Path, dtype: str) -> None:
     """Not standardized by constants that are for pixels; the width is on record."""
     save_vectors(tmp_path / "a.npz", dtype="float64")
     data = load_folder(tmp_path, dtype=dtype, partition__test="shared")
-    assert data.holds_vectors
+    assert data.holds_arrays
     assert data.partition["input_shape"] == [5]
     file = numpy.load(tmp_path / "a.npz")
     got = torch.cat([client.inputs for client in data.clients])
@@ -246,6 +255,6 @@ def test_vectors_of_one_client_are_read(tmp_path: Path) -> None:
     file = save(tmp_path / "mine" / "a.npz")
     for place in (file, file.parent):
         found = open_own_samples(place, ("x", "y", "z"))
-        assert (found.class_names, found.vector_width) == (("x", "y", "z"), 2)
+        assert (found.class_names, found.array_format) == (("x", "y", "z"), ArrayFormat((2,)))
     with pytest.raises(InvalidInput, match="labels must be 0 to 1"):
         open_own_samples(file, ("x", "y"))

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.data_folder import holds_vectors
+from mpfedcl.experiment.data_folder import holds_arrays
 from small_experiments import save_images, save_pictures, save_vectors
 
 
@@ -53,20 +53,22 @@ def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 half of one"])
 def test_unreadable_archives_do_not_count_as_vectors(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    assert not holds_vectors(tmp_path)
-    assert not holds_vectors(tmp_path / "a.npz")
+    assert not holds_arrays(tmp_path)
+    assert not holds_arrays(tmp_path / "a.npz")
 
 
-def test_only_float_arrays_of_rank_2_are_vectors(tmp_path: Path) -> None:
+def test_floats_of_any_shape_and_token_ids_are_arrays(tmp_path: Path) -> None:
     for dtype, shape, expected in (
         ("float32", (4, 2), True),
         ("float64", (4, 2), True),
-        ("float16", (4, 2), False),
-        ("float32", (4, 2, 2), False),
-        ("uint8", (4, 2), False),
+        ("float16", (4, 2, 2), True),
+        ("int64", (4, 2), True),
+        ("float32", (4,), False),
+        ("int64", (4, 2, 2), False),
+        ("uint8", (4, 2, 2), False),
     ):
         numpy.savez(tmp_path / "a.npz", x_train=numpy.zeros(shape, dtype))
-        assert holds_vectors(tmp_path / "a.npz") is expected
+        assert holds_arrays(tmp_path / "a.npz") is expected
 
 
 @pytest.mark.whole
@@ -77,6 +79,6 @@ def test_only_the_header_is_unpacked(tmp_path: Path) -> None:
         start = b"\x93NUMPY\x02\x00" + claimed.to_bytes(4, "little")
         archive.writestr("x_train.npy", start + bytes(claimed))
     tracemalloc.start()
-    assert not holds_vectors(tmp_path / "a.npz")
+    assert not holds_arrays(tmp_path / "a.npz")
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()

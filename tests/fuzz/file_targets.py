@@ -16,7 +16,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import FileContent, parse_json
 from mpfedcl.data.npz_archive import open_archive, open_unlabeled_samples
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.data_folder import holds_vectors
+from mpfedcl.experiment.data_folder import holds_arrays
 from mpfedcl.methods import PREDICTORS, TESTS, Server, find_method
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.record import Attendance, RoundRecord
@@ -221,7 +221,7 @@ class NpzTarget(FolderTarget):
     def check(self, made: Any) -> None:
         """Open it in the ways that there are, and load two samples."""
         (self.folder / "a.npz").write_bytes(made)
-        holds_vectors(self.folder / "a.npz")
+        holds_arrays(self.folder / "a.npz")
         store = open_unlabeled_samples(self.folder / "a.npz")
         rows = numpy.arange(min(2, len(store)))
         (form,) = store.inspect()

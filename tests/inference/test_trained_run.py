@@ -57,7 +57,7 @@ def test_run_without_a_recorded_shape_is_rejected(images: Path, tmp_path: Path) 
     assert content.pop("input_shape") == [6, 6]
     assert content.pop("image_shape") == [6, 6]
     (path / "partition.json").write_text(json.dumps(content))
-    with pytest.raises(InvalidInput, match="does not give the size of the images"):
+    with pytest.raises(InvalidInput, match="does not give the shape of the samples"):
         load_trained_run(path)
 
 

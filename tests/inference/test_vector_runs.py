@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 from mpfedcl import Experiment, InvalidInput, Predictor, run
-from mpfedcl.data.samples import VectorFormat
+from mpfedcl.data.samples import ArrayFormat
 from mpfedcl.inference.export import export_run
 from mpfedcl.inference.membership import join
 from mpfedcl.inference.trained_run import load_trained_run
@@ -67,7 +67,7 @@ def test_real_vectors_from_run_to_export_and_join(
 ) -> None:
     vectors, labels = digits[0][1400:], digits[1][1400:]
     predictor = Predictor.load(digits_run)
-    assert predictor.trained.input_format == VectorFormat(64)
+    assert predictor.trained.input_format == ArrayFormat((64,))
     assert predictor.trained.experiment.encoder.name == "none"
     labeled = [each.label for each in predictor.predict(vectors)]
     assert right(labeled, labels) > 0.9
@@ -118,11 +118,11 @@ def test_vectors_of_any_type_are_predicted_alike(small_run: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        (numpy.zeros((2, 4)), r"array float64 \[4\]; it must be float32 or float64 \[5\]"),
-        (numpy.zeros((2, 5), numpy.int64), r"array int64 \[5\]; it must be float32 or float64"),
-        (numpy.zeros((2, 5), numpy.float16), r"array float16 \[5\]"),
-        (numpy.zeros((2, 6, 6), numpy.uint8), r"array uint8 \[6, 6\]; it must be float32"),
-        (numpy.zeros(5), r"array float64 \[\]; it must be float32"),
+        (numpy.zeros((2, 4)), r"array float64 \[4\]; it must be float16, float32 or float64 \[5\]"),
+        (numpy.zeros((2, 5), numpy.int64), r"array int64 \[5\]; it must be float16"),
+        (numpy.zeros((2, 5), bool), r"array bool \[5\]"),
+        (numpy.zeros((2, 6, 6), numpy.uint8), r"array uint8 \[6, 6\]; it must be float16"),
+        (numpy.zeros(5), r"array float64 \[\]; it must be float16"),
         (numpy.array([[0, 1, 2, numpy.nan, 4]]), "a vector has nan at"),
         (numpy.array([[0, 1, numpy.inf, 3, 4]]), "a vector has inf at"),
         (numpy.array([[0, 1, 1e300, 3, 4]]), r"a vector has 1e\+300 at .* must be finite"),
@@ -170,8 +170,8 @@ def test_predict_command_accepts_npz_files(small_run: Path, tmp_path: Path, said
         (numpy.array([[0, 1, 2, 3, numpy.nan]]), "x has nan at [0, 4]; vectors must be finite"),
         (numpy.zeros((2, 6, 6), numpy.uint8), "x has images; this run takes vectors of 5 numbers."),
         (
-            numpy.zeros((2, 5), numpy.int32),
-            "x has dtype int32 and shape (2, 5); it must be vectors",
+            numpy.zeros((2, 5), numpy.int16),
+            "x has dtype int16 and shape (2, 5); it must be float16, ",
         ),
     ],
 )
@@ -225,7 +225,7 @@ def test_predict_and_export_without_the_data(vectors: Path, tmp_path: Path) -> N
     experiment = small(tmp_path / "data", encoder__name=None, dtype="float64")
     path = run(experiment, tmp_path / "run").path
     shutil.rmtree(tmp_path / "data")
-    assert load_trained_run(path).input_format == VectorFormat(5, "float64")
+    assert load_trained_run(path).input_format == ArrayFormat((5,), "float64")
     file = export_run(Predictor.load(path), tmp_path / "m.onnx")
     assert (
         file.note["checked"]["from"] == "random vectors, because the run's data are not available"

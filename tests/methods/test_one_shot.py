@@ -51,7 +51,7 @@ def federate(
         inputs,
         labels,
         {},
-        holds_vectors=True,
+        holds_arrays=True,
     )
     wanted = Experiment(method=method, dtype="float64", clients=len(clients)).replace(
         **{

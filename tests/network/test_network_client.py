@@ -24,6 +24,7 @@ from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.packing import Introduction
 from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import FORMAT, Message, MessageError
+from mpfedcl.runs.plan import plan
 from opened_records import from_records
 
 pytestmark = pytest.mark.usefixtures("quick_network")
@@ -58,6 +59,15 @@ def test_custom_method_is_imported_only_if_allowed(
 def test_other_code_names_are_rejected(client: NetworkClient, name: str) -> None:
     with pytest.raises(ClientRefusal, match="it must be built in or among this client's"):
         client.answer("hello", hello(folder_experiment().replace(method=name)))
+
+
+@pytest.mark.parametrize("name", ["os:getcwd", "given:abc", ":"])
+def test_no_function_of_data_is_called_for_a_server(client: NetworkClient, name: str) -> None:
+    asked = folder_experiment().replace(dataset__name=name)
+    with pytest.raises(ClientRefusal, match="a client imports no function that a server names"):
+        client.answer("hello", hello(asked))
+    with pytest.raises(InvalidInput, match="over a network it must be a named set"):
+        plan(asked, over_network=True)
 
 
 def test_settings_of_an_allowed_custom_method_are_checked(

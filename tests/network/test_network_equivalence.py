@@ -26,7 +26,7 @@ from mpfedcl import Predictor, run
 from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.data.samples import VectorFormat
+from mpfedcl.data.samples import ArrayFormat
 from mpfedcl.gaussian import ABSENT
 from mpfedcl.inference.membership import join
 from mpfedcl.methods import Asynchronous, built_in_methods
@@ -393,7 +393,7 @@ def test_run_on_vectors_predicts_and_accepts_new_clients(tmp_path: Path) -> None
     federation = federate(tmp_path, 5, 5)
     federation.serve()
     predictor = Predictor.load(federation.path)
-    assert predictor.trained.input_format == VectorFormat(5, "float64")
+    assert predictor.trained.input_format == ArrayFormat((5,), "float64")
     assert len(predictor.predict(numpy.eye(5))) == 5
     assert join(federation.path, tmp_path / "site-0" / "v.npz", "late").noun == "vector"
     assert "own vectors" in (federation.path / "CARD.md").read_text(encoding="utf-8")

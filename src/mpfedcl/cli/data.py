@@ -13,8 +13,10 @@ from mpfedcl.cli.arguments import DataCache, DataEncode, DataFetch, DataList, Da
 from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
+from mpfedcl.core.plugins import allow_current_folder
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.loading import write_feature_files
+from mpfedcl.data.objects import use_objects
 from mpfedcl.data.public.download import DownloadProgress, fetch_source
 from mpfedcl.data.public.prepare import Preparation, is_prepared, prepare_set
 from mpfedcl.data.public.sources import PublicFile, fetch_plan
@@ -76,7 +78,10 @@ def data_show_command(arguments: DataShow) -> None:
         raise InvalidInput(
             f"out is {str(arguments.out)!r}; it must end in {' or '.join(_FIGURE_SUFFIXES)}."
         )
-    experiment = arguments.settings.replace(dataset__name=arguments.name).resolved()
+    if ":" in arguments.name:
+        allow_current_folder()
+    named = arguments.settings.replace(dataset__name=arguments.name)
+    experiment = use_objects(named).resolved()
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
     sample_index = fit_tables(sample_index, split.training.values())

@@ -232,8 +232,8 @@ class FederatedData:
     test_labels: Tensor
     partition: dict[str, Any]
     """The samples of each client in plain values, from `ClientSplit.describe`."""
-    holds_vectors: bool = False
-    """Whether samples are vectors, and no images."""
+    holds_arrays: bool = False
+    """Whether samples are arrays, and no images."""
     notices: tuple[str, ...] = ()
     """Sentences to show to the user."""
     public: tuple[Tensor, Tensor] | None = None

@@ -89,6 +89,11 @@ def convert_image(image: Image.Image, size: Size, is_color: bool) -> Images:
     return numpy.asarray(resize_image(flat, size))
 
 
+def is_colored(image: Image.Image) -> bool:
+    """Return whether an image has color, by its mode."""
+    return image.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES)
+
+
 def _decode(path: Path, size: Size, is_color: bool) -> Images:
     with _open(path) as image:
         return convert_image(image, size, is_color)
@@ -160,7 +165,7 @@ def _read_header(path: Path) -> ImageFormat:
         if image.format != "PNG" or "exif" in image.info:
             turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
         size = (image.width, image.height) if turned else (image.height, image.width)
-        return ImageFormat(*size, image.mode not in (*_GREY_MODES, *_DEEP_GREY_MODES))
+        return ImageFormat(*size, is_colored(image))
 
 
 def _flatten(image: Image.Image, mode: str) -> Image.Image:

@@ -1,4 +1,4 @@
-"""From settings to the clients' inputs (pixels, vectors or features) and the model."""
+"""From settings to the clients' inputs (pixels, arrays or features) and the model."""
 
 import io
 import math
@@ -20,8 +20,10 @@ from mpfedcl.data.client_split import (
     split_among_clients,
     split_own_samples,
 )
+from mpfedcl.data.objects import find_objects
 from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import (
+    ArrayFormat,
     ImageFormat,
     Indices,
     SampleFormat,
@@ -44,14 +46,14 @@ InputMaker = Callable[[SampleIndex, Indices, Experiment], Tensor]
 
 
 def make_plain_inputs(sample_index: SampleIndex, rows: Indices, experiment: Experiment) -> Tensor:
-    """Return pixels [images, height, width] or [images, height, width, 3], or vectors."""
+    """Return pixels [images, height, width] or [images, height, width, 3], or arrays."""
     wanted = choose_own_format(sample_index, experiment)
-    constants = pixel_constants(experiment) if wanted.vector_width is None else None
+    constants = pixel_constants(experiment) if isinstance(wanted, ImageFormat) else None
     return _keep_inputs(
         f"{wanted!r} {constants}",
         sample_index,
         rows,
-        experiment.dtype,
+        wanted.dtype if wanted.dtype == "int64" else experiment.dtype,
         wanted.shape,
         lambda: to_inputs(sample_index.store.load(rows, wanted), experiment),
     )
@@ -80,8 +82,10 @@ def choose_own_format(sample_index: SampleIndex, experiment: Experiment) -> Samp
 
 
 def to_inputs(samples: Samples, experiment: Experiment) -> Tensor:
-    """Return vectors as they are; bytes standardized by the set's constants or in 0 to 1."""
+    """Return arrays as they are; bytes standardized by the set's constants or in 0 to 1."""
     numbers = torch.from_numpy(numpy.ascontiguousarray(samples))
+    if numbers.dtype == torch.int64:
+        return numbers
     inputs = numbers.to(getattr(torch, experiment.dtype))
     if numbers.is_floating_point():
         return inputs
@@ -175,6 +179,9 @@ def load_federated_data(
     # Flat pixels do not show the shape of the images.
     data.partition["input_shape"] = shape
     data.partition["input_means"] = dict(zip(data.names, data.table.input_means(), strict=True))
+    if ":" in experiment.dataset.name:
+        # A run goes on with the same objects only.
+        data.partition["objects"] = find_objects(experiment.dataset).fingerprint
     if columns := find_columns(sample_index):
         data.partition["columns"] = columns.to_json()
     found, asked = split.public, experiment.public.size or 0
@@ -216,7 +223,7 @@ def _load_split(
         tested,
         torch.from_numpy(test_labels),
         {},
-        sample_index.vector_width is not None,
+        sample_index.array_format is not None,
         sample_index.notices,
         None if split.public is None else (held_out, torch.from_numpy(split.public.labels)),
     )
@@ -224,7 +231,7 @@ def _load_split(
 
 
 Loader = Callable[[Experiment, InputMaker | None], FederatedData]
-"""Opens data, given how images become inputs; without it, pixels or vectors as they are."""
+"""Opens data, given how images become inputs; without it, pixels or arrays as they are."""
 
 
 def load_data_and_model(
@@ -244,7 +251,7 @@ def load_data_and_model(
         encoder: Encoder | None = None
         make: InputMaker = make_plain_inputs
         if uses_encoder:
-            if sample_index.vector_width is not None:
+            if sample_index.array_format is not None:
                 raise InvalidInput(
                     f"encoder.name is {settings.name!r}, but the samples are {sample_index}; it "
                     "must be none or left out, because encoders take images."
@@ -263,16 +270,24 @@ def load_data_and_model(
     if encoder is None:
         # A single client uses its model on other samples of the same shape.
         data.partition.setdefault("input_shape", list(shape))
-        if not data.holds_vectors:
+        if not data.holds_arrays:
             # The server needs it too, and the number of pixels does not show it.
             data.partition["image_shape"] = list(shape)
+        elif data.test_inputs.dtype == torch.int64:
+            data.partition["holds_tokens"] = True
+            if ":" not in str(experiment.model.name):
+                raise InvalidInput(
+                    f"model.name is {experiment.model.name!r}, which takes numbers, but the "
+                    f"samples are {ArrayFormat(shape, 'int64')}; it must be a model of your own, "
+                    "or measured integers must be given as floats."
+                )
     else:
         # Recorded, so that a run is not resumed with other weights.
         data.partition["encoder"] = encoder.fingerprint
         if isinstance(encoder, RandomFilters):
             # Recorded, because the number of features is the same for every size.
             data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
-    is_image = encoder is None and not data.holds_vectors
+    is_image = encoder is None and not data.holds_arrays
     takes_integers = not data.test_inputs.is_floating_point() and not settings.train
     model = make_model(
         experiment,
@@ -333,7 +348,7 @@ def write_feature_files(
         encoder__weights=weights,
     )
     sample_index = open_data_set(experiment.dataset)
-    if sample_index.vector_width is not None:
+    if sample_index.array_format is not None:
         raise InvalidInput(
             f"ROOT is {str(root)!r}, which holds {sample_index}; it must hold images."
         )

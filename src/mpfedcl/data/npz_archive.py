@@ -20,19 +20,24 @@ from mpfedcl.core.errors import InvalidInput, explain_faults
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.images import resize_images
 from mpfedcl.data.samples import (
+    ArrayFormat,
     DomainIndex,
     ImageFormat,
     Indices,
     SampleFormat,
     Samples,
     Subset,
-    VectorFormat,
-    describe_samples,
     digest_rows,
     find_not_finite,
     reject_bomb,
 )
-from mpfedcl.experiment.data_folder import VECTOR_TYPES, is_array_of_vectors, read_array_header
+from mpfedcl.experiment.data_folder import (
+    FLOAT_TYPES,
+    TOKEN_TYPES,
+    holds_no_images,
+    list_types,
+    read_array_header,
+)
 
 MOST_CLASSES = 65_536
 """A larger label is a mistake in the file; a model with more outputs would not fit into memory."""
@@ -53,8 +58,8 @@ class ArchiveStore:
     path: Path
     key: str
     shape: tuple[int, ...]
-    vector_width: int | None = None
-    """Values per vector; None for images."""
+    array_format: ArrayFormat | None = None
+    """None for images."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -65,7 +70,7 @@ class ArchiveStore:
     @property
     def noun(self) -> str:
         """The word for the samples."""
-        return "images" if self.vector_width is None else "vectors"
+        return f"{(self.array_format or ImageFormat).noun}s"
 
     def sign(self, rows: Indices) -> str:
         """Sign the file, the array and the places in it."""
@@ -73,15 +78,15 @@ class ArchiveStore:
 
     def inspect(self) -> set[SampleFormat]:
         """All samples of an array are alike."""
-        if self.vector_width is not None:
-            return {VectorFormat(self.vector_width)}
+        if self.array_format is not None:
+            return {self.array_format}
         return {ImageFormat(self.shape[1], self.shape[2], _is_color(self.shape))}
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Read the samples that are wanted out of the array, and convert them."""
         with _open_archive(self.path) as archive:
             samples = _read_rows(archive, self, rows, wanted.dtype)
-        if isinstance(wanted, VectorFormat):
+        if isinstance(wanted, ArrayFormat):
             return samples
         if not _is_color(samples.shape):
             samples = samples.reshape(samples.shape[:3])
@@ -143,17 +148,17 @@ def open_unlabeled_samples(path: Path) -> ArchiveStore:
             raise InvalidInput(f"{path} has {listed}; it must have x_test, x or x_train.")
         store = _open_store(archive, key, path)
     if len(store.shape) < 2:
-        raise InvalidInput(f"{store} has shape {store.shape}; it must be images or vectors.")
+        raise InvalidInput(f"{store} has shape {store.shape}; it must be images or arrays.")
     return store
 
 
 def refuse_mixture(store: ArchiveStore, other: ArchiveStore) -> None:
     """Reject samples that cannot be used together."""
-    if store.vector_width != other.vector_width:
+    if store.array_format != other.array_format:
         raise InvalidInput(
-            f"{store} has {describe_samples(store.vector_width)}, and {other} has "
-            f"{describe_samples(other.vector_width)}; a set must have only images, or only vectors "
-            "of one width."
+            f"{store} has {store.array_format or 'images'}, and {other} has "
+            f"{other.array_format or 'images'}; a set must have only images, or only arrays of one "
+            "shape."
         )
 
 
@@ -186,23 +191,23 @@ def _open_store(archive: zipfile.ZipFile, key: str, path: Path) -> ArchiveStore:
     """Read the header of an array of samples, and check its type and shape."""
     with explain_faults(f"{path}: {key}", _PLAIN_ARCHIVE), archive.open(f"{key}.npy") as member:
         shape, _, dtype = read_array_header(member)
-    width = shape[1] if is_array_of_vectors(shape, dtype) else None
-    store, about = ArchiveStore(path, key, shape, width), f"{path}: {key} has"
+    found = None
+    if holds_no_images(shape, dtype):
+        found = ArrayFormat(shape[1:], "int64" if dtype.name in TOKEN_TYPES else "float32")
+    store, about = ArchiveStore(path, key, shape, found), f"{path}: {key} has"
     if shape and not shape[0]:
         # An empty list may be of any type: numpy writes one as float.
         return store
-    if width is None and (dtype != numpy.uint8 or not shape):
-        if len(shape) > 2:
-            raise InvalidInput(f"{about} dtype {dtype}; it must be uint8 (0 to 255).")
+    if found is None and (dtype != numpy.uint8 or not shape):
         raise InvalidInput(
-            f"{about} dtype {dtype} and shape {shape}; it must be vectors, "
-            f"{' or '.join(VECTOR_TYPES)} [vectors, numbers], or images, uint8 "
-            "[images, height, width] or [images, height, width, 3]."
+            f"{about} dtype {dtype} and shape {shape}; it must be {list_types(FLOAT_TYPES)} "
+            f"[samples, ...], token ids, {list_types(TOKEN_TYPES)} [samples, length], or images, "
+            "uint8 [images, height, width] or [images, height, width, 3]."
         )
-    if width == 0:
-        raise InvalidInput(f"{about} shape {shape}; vectors must have at least 1 number.")
+    if found is not None and 0 in shape:
+        raise InvalidInput(f"{about} shape {shape}; {found.noun}s must have at least 1 number.")
     is_image = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
-    if width is None and (not is_image or 0 in shape):
+    if found is None and (not is_image or 0 in shape):
         raise InvalidInput(
             f"{about} shape {shape}; it must be [images, height, width] or "
             "[images, height, width, channels] with 1 or 3 channels."
@@ -217,10 +222,8 @@ def _read_rows(archive: zipfile.ZipFile, store: ArchiveStore, rows: Indices, dty
     samples = numpy.empty((len(rows), *store.shape[1:]), dtype)
     with explain_faults(store, _PLAIN_ARCHIVE):
         for begin, piece in _read_pieces(archive, store):
-            if dtype in VECTOR_TYPES and (found := find_not_finite(piece, begin)):
-                raise InvalidInput(
-                    f"{store} has {found}; vectors must be finite numbers of at most 3.4e38."
-                )
+            if store.array_format and (found := find_not_finite(piece, begin)):
+                raise InvalidInput(f"{store} has {found}; {store.array_format.say_finite()}.")
             first, last = numpy.searchsorted(ascending, (begin, begin + len(piece)))
             samples[order[first:last]] = piece[ascending[first:last] - begin]
     return samples

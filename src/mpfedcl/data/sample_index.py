@@ -9,12 +9,13 @@ import numpy
 from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.data.image_files import EXTENSIONS, ImageFileStore, is_image_file
 from mpfedcl.data.npz_archive import ArchiveStore, open_archive, refuse_mixture
+from mpfedcl.data.objects import find_objects
 from mpfedcl.data.samples import (
     DomainIndex,
     JoinedSampleStore,
     SampleIndex,
     Subset,
-    describe_samples,
+    name_classes,
 )
 from mpfedcl.data.set_folders import (
     LAYOUT,
@@ -31,6 +32,8 @@ from mpfedcl.experiment.settings import DatasetSettings
 
 def open_data_set(dataset: DatasetSettings) -> SampleIndex:
     """Find the data set that the settings name and list it; no sample is opened."""
+    if ":" in dataset.name:
+        return find_objects(dataset).index
     spec = find_specification(dataset.name)
     if dataset.name != "table" and (dataset.label or dataset.client):
         name = "label" if dataset.label else "client"
@@ -99,9 +102,9 @@ def index_archives(
         stores += found
         domains += clients
         first = stores[0]
-        if first.vector_width is not None and dataset.name != "folder":
+        if first.array_format is not None and dataset.name != "folder":
             raise InvalidInput(
-                f"{first} has {describe_samples(first.vector_width)}; {dataset.name} must have "
+                f"{first} has {first.array_format}; {dataset.name} must have "
                 "images, uint8 (0 to 255)."
             )
         refuse_mixture(found[0], first)
@@ -127,10 +130,10 @@ def index_archives(
         )
     return SampleIndex(
         dataset.name,
-        spec.class_names or own_names or _name_classes(domains),
+        spec.class_names or own_names or name_classes(domains),
         tuple(domains),
         JoinedSampleStore(stores),
-        first.vector_width,
+        first.array_format,
         names_classes=bool(own_names),
     )
 
@@ -207,17 +210,6 @@ def index_folders(
             f"one file {', '.join(f'*{extension}' for extension in EXTENSIONS)}, or be removed."
         )
     return SampleIndex(dataset.name, class_names, tuple(domains), ImageFileStore(paths))
-
-
-def _name_classes(domains: list[DomainIndex]) -> tuple[str, ...]:
-    """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do."""
-    largest = max(
-        int(subset.labels.max())
-        for domain in domains
-        for subset in (domain.train, domain.test)
-        if subset is not None and len(subset.labels)
-    )
-    return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
 
 
 _LAYOUTS = (

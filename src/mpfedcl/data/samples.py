@@ -1,4 +1,4 @@
-"""Samples, images or vectors: their formats, indices, and splits into training and test samples.
+"""Samples, images or arrays: their formats, indices, and splits into training and test samples.
 
 Nothing here opens a sample: a `SampleIndex` lists a data set, and its store loads what is needed.
 """
@@ -20,7 +20,7 @@ from PIL import Image
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.images import Size, resize_images
-from mpfedcl.experiment.data_folder import VECTOR_TYPES
+from mpfedcl.experiment.data_folder import FLOAT_TYPES, TOKEN_TYPES, list_types
 
 Indices = NDArray[numpy.int64]
 
@@ -83,7 +83,8 @@ def draw_training(
 
 
 Samples = NDArray[Any]
-"""Images as bytes [n, height, width] or [n, height, width, 3], or vectors [n, width] of floats."""
+"""Images as bytes [n, height, width] or [n, height, width, 3], or arrays [n, ...]: floats, or token
+ids [n, length]."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ class ImageFormat:
     width: int
     is_color: bool
     noun: ClassVar[str] = "image"
+    one: ClassVar[str] = "an image"
     dtype: ClassVar[str] = "uint8"
-    vector_width: ClassVar[None] = None
 
     def __str__(self) -> str:
-        return describe_samples(self.vector_width)
+        return "images"
 
     @property
     def size(self) -> Size:
@@ -119,6 +120,10 @@ class ImageFormat:
             return cls(shape[0], shape[1], len(shape) == 3)
         return None
 
+    def accepts(self, found: "ArrayFormat | None") -> bool:
+        """Return whether samples of a set can be converted; the format is None for images."""
+        return found is None
+
     def convert(self, images: Samples) -> Samples:
         """Return gray [n, h, w] or RGB [n, h, w, 3] bytes in this format."""
         if images.ndim == 4 and images.shape[3] == 1:
@@ -129,49 +134,66 @@ class ImageFormat:
 
 
 @dataclass(frozen=True)
-class VectorFormat:
-    """All vectors of one width, in one precision."""
+class ArrayFormat:
+    """Arrays of one shape that a model takes as they are: floats in one precision, or token ids."""
 
-    vector_width: int
+    shape: tuple[int, ...]
+    """Of one sample: [numbers], [channels, length], [channels, height, width], ..."""
     dtype: str = "float32"
-    noun: ClassVar[str] = "vector"
+    """int64 for token ids [length]."""
 
     def __str__(self) -> str:
-        return describe_samples(self.vector_width)
+        unit = "token id" if self.holds_tokens else "number"
+        size = " x ".join(f"{side:,}" for side in self.shape)
+        return f"{self.noun}s of {size} {unit}{'' if size == '1' else 's'}"
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one vector as an array."""
-        return (self.vector_width,)
+    def holds_tokens(self) -> bool:
+        """Whether the numbers are token ids."""
+        return self.dtype == "int64"
+
+    @property
+    def noun(self) -> str:
+        """The word for one sample."""
+        if self.holds_tokens:
+            return "sequence"
+        return "vector" if len(self.shape) == 1 else "array"
+
+    @property
+    def one(self) -> str:
+        """The noun with its article."""
+        return f"{'an' if self.noun == 'array' else 'a'} {self.noun}"
 
     @classmethod
     def from_shape(cls, shape: Any, dtype: str) -> Self | None:
-        """Return the format of arrays of a shape; None if no vector has such a shape."""
-        return cls(shape[0], dtype) if _is_shape(shape) and len(shape) == 1 else None
+        """Return the format of arrays of a shape; None if it is no shape."""
+        return cls(tuple(shape), dtype) if _is_shape(shape) and len(shape) else None
 
-    def convert(self, vectors: Samples) -> Samples:
-        """Return vectors [n, width] of floats in this precision, as they are otherwise."""
-        if vectors.dtype.name not in VECTOR_TYPES or vectors.shape[1:] != self.shape:
+    def accepts(self, found: "ArrayFormat | None") -> bool:
+        """Return whether samples of a set can be converted; the format is None for images."""
+        if found is None or found.holds_tokens != self.holds_tokens:
+            return False
+        return found.shape == self.shape
+
+    def convert(self, arrays: Samples) -> Samples:
+        """Return arrays [n, ...] in this precision, as they are otherwise."""
+        types = TOKEN_TYPES if self.holds_tokens else FLOAT_TYPES
+        if arrays.dtype.name not in types or arrays.shape[1:] != self.shape:
             raise InvalidInput(
-                f"a vector is an array {vectors.dtype} {list(vectors.shape[1:])}; it must be "
-                f"{' or '.join(VECTOR_TYPES)} [{self.vector_width}]."
+                f"{self.one} is an array {arrays.dtype} {list(arrays.shape[1:])}; it must be "
+                f"{list_types(types)} {list(self.shape)}."
             )
-        if found := find_not_finite(vectors):
-            raise InvalidInput(
-                f"a vector has {found}; vectors must be finite numbers of at most 3.4e38."
-            )
-        return vectors.astype(self.dtype)
+        if found := find_not_finite(arrays):
+            raise InvalidInput(f"{self.one} has {found}; {self.say_finite()}.")
+        return arrays.astype(self.dtype)
+
+    def say_finite(self) -> str:
+        """Return what is allowed, for an error."""
+        return f"{self.noun}s must be finite numbers of at most 3.4e38"
 
 
-SampleFormat = ImageFormat | VectorFormat
+SampleFormat = ImageFormat | ArrayFormat
 _SIZE_IF_SIZES_DIFFER = 28
-
-
-def describe_samples(vector_width: int | None) -> str:
-    """Describe samples; the width is None for images."""
-    if vector_width is None:
-        return "images"
-    return f"vectors of {vector_width:,} number{'' if vector_width == 1 else 's'}"
 
 
 def choose_format(
@@ -181,9 +203,9 @@ def choose_format(
 
     Images get the size asked for, else the one that all have, else 28 x 28.
     """
-    vectors = [each for each in formats if isinstance(each, VectorFormat)]
+    arrays = [each for each in formats if isinstance(each, ArrayFormat)]
     images = [each for each in formats if isinstance(each, ImageFormat)]
-    if not vectors:
+    if not arrays:
         sizes = {each.size for each in images}
         side = image_size or _SIZE_IF_SIZES_DIFFER
         size = sizes.pop() if image_size is None and len(sizes) == 1 else (side, side)
@@ -191,22 +213,22 @@ def choose_format(
     if image_size is not None:
         raise InvalidInput(
             f"dataset.image_size is {image_size}; it must be left out, because the samples are "
-            f"{vectors[0]}."
+            f"{arrays[0]}."
         )
-    return VectorFormat(vectors[0].vector_width, dtype)
+    return arrays[0] if arrays[0].holds_tokens else ArrayFormat(arrays[0].shape, dtype)
 
 
-def find_not_finite(vectors: Samples, first_row: int = 0) -> str | None:
+def find_not_finite(samples: Samples, first_row: int = 0) -> str | None:
     """Describe the first value that is not finite in float32; None if there is none.
 
     float32 decides in every precision: beyond its range no sum of squares is finite.
     """
     with numpy.errstate(over="ignore"):
-        faults = numpy.argwhere(~numpy.isfinite(vectors.astype(numpy.float32, copy=False)))
+        faults = numpy.argwhere(~numpy.isfinite(samples.astype(numpy.float32, copy=False)))
     if not len(faults):
         return None
-    row, column = (int(place) for place in faults[0])
-    return f"{vectors[row, column]:g} at [{first_row + row}, {column}]"
+    row, *within = faults[0].tolist()
+    return f"{samples[row, *within]:g} at {[first_row + row, *within]}"
 
 
 def _is_shape(shape: Any) -> bool:
@@ -246,7 +268,7 @@ class SampleStore(Protocol):
         """Return the formats that the samples have."""
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
-        """Return samples in one format, which is one of images for images, of vectors for these."""
+        """Return samples in one format, which is one of images for images, of arrays for these."""
 
 
 @dataclass(frozen=True)
@@ -334,8 +356,8 @@ class SampleIndex:
     class_names: tuple[str, ...]
     domains: tuple[DomainIndex, ...]
     store: SampleStore
-    vector_width: int | None = None
-    """Values per sample, the same for all; None for images."""
+    array_format: ArrayFormat | None = None
+    """Of the samples, the same for all; None for images."""
     names_classes: bool = True
     """Whether the classes have names of their own; else they are the numbers from 0."""
     notices: tuple[str, ...] = ()
@@ -344,7 +366,18 @@ class SampleIndex:
     @property
     def noun(self) -> str:
         """The word for one sample."""
-        return ImageFormat.noun if self.vector_width is None else VectorFormat.noun
+        return (self.array_format or ImageFormat).noun
 
     def __str__(self) -> str:
-        return describe_samples(self.vector_width)
+        return str(self.array_format or "images")
+
+
+def name_classes(domains: Sequence[DomainIndex]) -> tuple[str, ...]:
+    """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do."""
+    largest = max(
+        int(subset.labels.max())
+        for domain in domains
+        for subset in (domain.train, domain.test)
+        if subset is not None and len(subset.labels)
+    )
+    return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))

@@ -65,7 +65,7 @@ def list_visible_entries(folder: Path) -> list[Path]:
     return sorted(found, key=lambda entry: entry.name)
 
 
-def check_domain_name(name: str, root: Path) -> None:
+def check_domain_name(name: str, root: Path | str) -> None:
     """Reject names that cannot be client names, which are used in file names and messages."""
     is_plain = name.isprintable() and "/" not in name and not name.startswith(".")
     if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_NAME or not is_plain:

@@ -42,7 +42,7 @@ def is_table_file(path: Path) -> bool:
 
 def read_table(path: Path) -> "polars.DataFrame":
     """Read a file whole: from CSV all cells are text, from Parquet as they are typed."""
-    _require_polars()
+    require_polars()
     import polars
 
     if path.suffix.lower() == ".csv":
@@ -53,6 +53,11 @@ def read_table(path: Path) -> "polars.DataFrame":
         with explain_faults(path, "a whole Parquet file"):
             _check_size(path)
             frame = polars.read_parquet(path)
+    return check_frame(frame, path)
+
+
+def check_frame(frame: "polars.DataFrame", path: Path) -> "polars.DataFrame":
+    """Return a frame with plain columns and text without blanks; reject other types."""
     names = [name.strip() for name in frame.columns]
     _check_names(names, path)
     if not frame.height:
@@ -105,7 +110,7 @@ def is_missing_number(word: str) -> bool:
     return word.lower() in _MISSING_NUMBERS
 
 
-def _require_polars() -> None:
+def require_polars() -> None:
     """Reject tables if polars is not installed."""
     try:
         importlib.import_module("polars")

@@ -19,13 +19,13 @@ from mpfedcl.core.errors import InvalidInput, enumerate_names
 from mpfedcl.core.files import identify_file
 from mpfedcl.core.json_files import FileContent
 from mpfedcl.data.samples import (
+    ArrayFormat,
     DomainIndex,
     Indices,
     SampleFormat,
     SampleIndex,
     Samples,
     Subset,
-    VectorFormat,
     digest_rows,
     find_not_finite,
 )
@@ -35,6 +35,7 @@ from mpfedcl.data.table_files import (
     MOST_NAMES_LISTED,
     Kind,
     Numbers,
+    check_frame,
     convert_columns,
     infer_kinds,
     is_missing_number,
@@ -170,7 +171,7 @@ class TableStore:
 
     def inspect(self) -> set[SampleFormat]:
         """All rows are alike."""
-        return {VectorFormat(self._fitted.width)}
+        return {ArrayFormat((self._fitted.width,))}
 
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Return rows as vectors."""
@@ -219,6 +220,26 @@ def open_tables(dataset: DatasetSettings) -> SampleIndex:
     return replace(found, domains=tuple(each for each in found.domains if each.name in chosen))
 
 
+def index_frames(
+    frames: Mapping[str, "polars.DataFrame"], dataset: DatasetSettings, identity: str
+) -> SampleIndex:
+    """List the rows of frames in memory by frame, or by the column `dataset.client`."""
+    if dataset.label is None:
+        first = next(iter(frames.values()))
+        raise InvalidInput(
+            "dataset.label is not set; frames need it, one of the columns "
+            f"{enumerate_names(first.columns, MOST_NAMES_LISTED)}."
+        )
+    raw = {Path(shown): check_frame(frame, Path(shown)) for shown, frame in frames.items()}
+    keys = [name for name in (dataset.label, dataset.client) if name is not None]
+    columns = next(iter(raw.values())).columns
+    for path, frame in raw.items():
+        require_columns([*keys, *columns], frame.columns, path)
+        require_columns(frame.columns, columns, path)
+    kinds = infer_kinds(raw, [name for name in columns if name not in keys])
+    return _index(raw, kinds, dataset.label, dataset.client, Path("data"), identity)
+
+
 def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
     """Read one client's labeled rows for a run that knows its columns."""
     frames = _read_files(path, "data")
@@ -249,7 +270,7 @@ def use_columns(sample_index: SampleIndex, columns: TableColumns | None) -> Samp
     if not columns.width:
         raise InvalidInput(f"{store.shown} has no values to learn from; all are missing.")
     fitted = replace(store, columns=columns)
-    return replace(sample_index, store=fitted, vector_width=columns.width)
+    return replace(sample_index, store=fitted, array_format=ArrayFormat((columns.width,)))
 
 
 def find_columns(sample_index: SampleIndex) -> TableColumns | None:
@@ -303,6 +324,7 @@ def _index(
     label: str,
     client: str | None,
     root: Path,
+    identity: str | None = None,
 ) -> SampleIndex:
     """List the rows that have a label, by site and class."""
     import polars
@@ -319,17 +341,17 @@ def _index(
     domains = [
         DomainIndex(name, part) for name, part in sorted(zip(site_names, parts, strict=True))
     ]
-    for domain in domains:
+    for domain in domains if identity is None or client else ():
         check_domain_name(domain.name, root)
     raw = everything.filter(has_label.tolist()).select(list(kinds))
     _refuse_free_text(raw, root)
-    identity = "|".join(identify_file(path) for path in frames)
+    identity = identity or "|".join(identify_file(path) for path in frames)
     return SampleIndex(
         "table",
         class_names,
         tuple(domain for domain in domains if len(domain.train.labels)),
         TableStore(raw, label, str(root), identity),
-        len(kinds),
+        ArrayFormat((len(kinds),)),
         notices=_describe_gaps(raw, int((~has_label).sum()), root),
     )
 
@@ -383,7 +405,9 @@ def _number_sites(
     """Return the sites' names and the number of each row's: by column, else by file."""
     heights = [frame.height for frame in frames.values()]
     if client is None:
-        return tuple(path.stem for path in frames), numpy.repeat(numpy.arange(len(frames)), heights)
+        # Frames in memory have names that are no files'.
+        by_file = tuple(p.stem if p.suffix.lower() in EXTENSIONS else str(p) for p in frames)
+        return by_file, numpy.repeat(numpy.arange(len(frames)), heights)
     column = everything[client]
     if column.null_count():
         row, paths = column.to_list().index(None), list(frames)

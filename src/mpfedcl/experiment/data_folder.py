@@ -56,7 +56,9 @@ def has_weights(dataset: DatasetSettings) -> bool:
     )
 
 
-VECTOR_TYPES = ("float32", "float64")
+FLOAT_TYPES = ("float16", "float32", "float64")
+TOKEN_TYPES = ("int32", "int64")
+"""Types of arrays that a model takes as they are; other integers would be pixels or a mistake."""
 _MOST_HEADER_BYTES = 2**16
 """Numpy accepts headers of at most 10,000 characters."""
 
@@ -76,13 +78,20 @@ def read_array_header(
     return tuple(shape), is_fortran, dtype
 
 
-def is_array_of_vectors(shape: tuple[int, ...], dtype: "numpy.dtype[Any]") -> bool:
-    """Return whether the rows of an array are vectors, not images."""
-    return len(shape) == 2 and dtype.name in VECTOR_TYPES
+def list_types(types: tuple[str, ...]) -> str:
+    """Return what is allowed, for an error."""
+    return f"{', '.join(types[:-1])} or {types[-1]}"
 
 
-def holds_vectors(path: Path, domains: Collection[str] = ()) -> bool:
-    """Return whether an npz file, or the first domain of a folder, holds training vectors."""
+def holds_no_images(shape: tuple[int, ...], dtype: "numpy.dtype[Any]") -> bool:
+    """Return whether samples [n, ...] are floats of any shape, or token ids [n, length]."""
+    return (len(shape) >= 2 and dtype.name in FLOAT_TYPES) or (
+        len(shape) == 2 and dtype.name in TOKEN_TYPES
+    )
+
+
+def holds_arrays(path: Path, domains: Collection[str] = ()) -> bool:
+    """Return whether an npz file, or the first domain of a folder, holds arrays, not images."""
     try:
         entries = sorted(path.iterdir()) if path.is_dir() else [path]
         file = next(
@@ -97,4 +106,4 @@ def holds_vectors(path: Path, domains: Collection[str] = ()) -> bool:
     # The reader reports any error.
     except Exception:
         return False
-    return is_array_of_vectors(shape, dtype)
+    return holds_no_images(shape, dtype)

@@ -45,7 +45,7 @@ class DatasetSpecification:
     """Defaults under feature skew, with a domain per client."""
     embedded: bool = False
     holds_images: bool = True
-    """Whether samples are images; a user's folder may also hold vectors."""
+    """Whether samples are images; a user's folder may also hold arrays."""
     class_names: tuple[str, ...] = ()
     """The classes of the set, in order; empty if the files define them."""
     pixel_mean: float = 0.5
@@ -191,8 +191,22 @@ SPECIFICATIONS = {
 }
 
 
+GIVEN = "given:"
+"""How the names of data sets begin that are objects of a Python program."""
+OBJECTS: dict[str, DatasetSpecification] = {}
+"""The data sets of objects that are open, by name (`mpfedcl.data.objects`)."""
+
+
+def specify_objects(name: str) -> DatasetSpecification:
+    """Return what is known of objects that are not open: given ones, or package.module:function."""
+    always = {**_frozen(), "encoder__name": "none"}
+    return DatasetSpecification(name, "objects of a Python program", "user", always)
+
+
 def find_specification(name: str) -> DatasetSpecification:
     """Return a data set by name; other packages add data sets as entry points."""
+    if ":" in name:
+        return OBJECTS.get(name) or specify_objects(name)
     if name not in SPECIFICATIONS and (entry := entry_points("mpfedcl.datasets").get(name)):
         found = load(entry, "dataset.name")
         if not isinstance(found, DatasetSpecification):

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import FORMAT, check_format, read_bounded
 from mpfedcl.experiment import settings
-from mpfedcl.experiment.data_folder import has_weights, holds_vectors
+from mpfedcl.experiment.data_folder import has_weights, holds_arrays
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.method_settings import (
     built_in_sections,
@@ -246,8 +246,8 @@ class Experiment(settings.Settings):
         if self._takes_samples and "model__name" not in method_defaults:
             return "none"
         own: str = spec.protocol(self.partition.kind)["encoder__name"]
-        if self._brings_vectors():
-            # Vectors are features already.
+        if self._brings_arrays():
+            # Encoders take images.
             return "none"
         if self.lacks_encoder:
             own = "none"
@@ -259,10 +259,10 @@ class Experiment(settings.Settings):
         """Whether the model was chosen to take samples as they are."""
         return self.model.name not in (None, "mlp", "linear")
 
-    def _brings_vectors(self) -> bool:
+    def _brings_arrays(self) -> bool:
         is_open = self.dataset.name == "folder" and self.encoder.name is None
         root = self.dataset.root if is_open else None
-        return root is not None and holds_vectors(root.expanduser(), self.dataset.domains)
+        return root is not None and holds_arrays(root.expanduser(), self.dataset.domains)
 
     @property
     def lacks_encoder(self) -> bool:
@@ -275,7 +275,7 @@ class Experiment(settings.Settings):
         # A missing folder is an error of its own.
         if self.dataset.name != "folder" or root is None or not root.expanduser().is_dir() or asked:
             return False
-        return not self._brings_vectors() and not has_weights(self.dataset)
+        return not self._brings_arrays() and not has_weights(self.dataset)
 
     def evaluates(self, round_number: int) -> bool:
         """Return whether the models are evaluated after a round."""

@@ -68,12 +68,13 @@ class DatasetSettings(Settings):
     """The data set, and the part of it that is used."""
 
     name: str = "mnist-sample"
-    """Name of the data set; `mpfedcl data list` lists them."""
+    """Name of the data set; `mpfedcl data list` lists them. package.module:function returns data as
+    `mpfedcl.run(data=...)` takes them."""
     root: Path | None = None
     """Data folder [default: $MPFEDCL_DATA, otherwise the user's cache folder]. For `folder` the
     root is the data set itself; for `table` it is a CSV or Parquet file or a folder of them."""
     label: str | None = None
-    """table: column of the class."""
+    """table, frames: column of the class."""
     client: str | None = None
     """table: column of the owner of each row, the domain [default: each file is a domain]."""
     train_size: Annotated[int | None, Field(ge=1)] = None

@@ -15,7 +15,7 @@ from mpfedcl.core.progress import WaitingBar
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.sample_index import open_data_set
-from mpfedcl.data.samples import Samples, VectorFormat
+from mpfedcl.data.samples import ArrayFormat, Samples
 from mpfedcl.data.tables import use_columns
 from mpfedcl.inference import onnx_graph as network
 from mpfedcl.inference.onnx_graph import (
@@ -134,8 +134,9 @@ def _describe(
 def _describe_input(trained: TrainedRun, exported: ExportedNetwork) -> dict[str, Any]:
     input_format, encoder, columns = trained.input_format, trained.encoder, trained.columns
     features: dict[str, Any] = {"name": "features", "type": "float32"}
-    if isinstance(input_format, VectorFormat):
-        features["shape"] = ["batch", *input_format.shape]
+    if isinstance(input_format, ArrayFormat):
+        # Arrays are flattened before the graph, as they are before a built-in model.
+        features["shape"] = ["batch", trained.input_size]
         if columns is None:
             return {**features, "scaling": "none: values as they are"}
         return {**features, "scaling": _TABLE, "columns": columns.to_json()["columns"]}
@@ -167,7 +168,7 @@ def load_check_samples(trained: TrainedRun, most: int) -> tuple[Samples, str]:
         if trained.partition.get("network"):
             raise InvalidInput("the samples are with the clients.")
         sample_index = use_columns(open_data_set(experiment.dataset), trained.columns)
-        if sample_index.vector_width != wanted.vector_width:
+        if not wanted.accepts(sample_index.array_format):
             raise InvalidInput("the samples are different now.")
         rows = draw_evenly(split_among_clients(sample_index, experiment).test, most).rows
         origin = f"test {wanted.noun}s of {sample_index.name}"
@@ -177,9 +178,9 @@ def load_check_samples(trained: TrainedRun, most: int) -> tuple[Samples, str]:
     generator = numpy_generator(experiment.seed, "export")
     origin = f"random {wanted.noun}s, because the run's data are not available"
     shape = (most, *wanted.shape)
-    if isinstance(wanted, VectorFormat):
+    if isinstance(wanted, ArrayFormat) and not wanted.holds_tokens:
         return generator.standard_normal(shape).astype(wanted.dtype), origin
-    return generator.integers(0, 256, shape, dtype=numpy.uint8), origin
+    return generator.integers(0, 256, shape, dtype=wanted.dtype), origin
 
 
 def _check(

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import pixel_constants
-from mpfedcl.data.samples import VectorFormat
+from mpfedcl.data.samples import ArrayFormat
 from mpfedcl.inference.trained_run import TrainedRun
 from mpfedcl.methods import prototype_rule
 from mpfedcl.models import make_mlp
@@ -39,7 +39,7 @@ class ExportedNetwork(nn.Module):
     By prototype: label [B], distance [B] and scores [B, C], the negative distance to the nearest
     prototype of each class. By classifier: label and softmax. All in float32.
 
-    Runs on vectors take features, and so do runs whose encoder is no network in torch.
+    Runs on arrays take features, and so do runs whose encoder is no network in torch.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ExportedNetwork(nn.Module):
         super().__init__()
         self.params, self.rule, self.sharpness = params, rule, sharpness
         is_encoded = trained.encoder is not None and not isinstance(trained.encoder, TorchEncoder)
-        self.takes_features = is_encoded or isinstance(trained.input_format, VectorFormat)
+        self.takes_features = is_encoded or isinstance(trained.input_format, ArrayFormat)
         shape = (trained.input_size,) if self.takes_features else trained.input_format.shape
         dtype = torch.float32 if self.takes_features else torch.uint8
         self.example = torch.zeros(2, *shape, dtype=dtype)
@@ -133,7 +133,7 @@ def _choose_preprocessing(trained: TrainedRun, params: Tensors) -> tuple[Tensors
         own = {n.removeprefix(_ENCODER): v for n, v in params.items() if n.startswith(_ENCODER)}
         # The weights of a trained encoder are part of the model; batch statistics never are.
         return {**encoder.tensors, **own}, prepare
-    if encoder is not None or isinstance(trained.input_format, VectorFormat):
+    if encoder is not None or isinstance(trained.input_format, ArrayFormat):
         return {}, lambda _, features: features
     mean, deviation = pixel_constants(trained.experiment)
     return {}, lambda _, images: (images.float().flatten(1) / 255 - mean) / deviation

@@ -13,7 +13,7 @@ from torch import Tensor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.image_files import convert_image, read_image_file
-from mpfedcl.data.samples import Samples, VectorFormat
+from mpfedcl.data.samples import ArrayFormat, Samples
 from mpfedcl.inference.calibration import METRIC_FILE, Calibration, Drift, write_calibration
 from mpfedcl.inference.samples import load_held_out
 from mpfedcl.inference.trained_run import (
@@ -199,17 +199,18 @@ class Predictor:
         """Whether labels are those of the nearest prototype."""
         return self._kind.rule == "prototype"
 
-    def predict(self, samples: Samples | Sequence[Any]) -> list[Prediction]:
+    def predict(self, samples: Samples | Tensor | Sequence[Any]) -> list[Prediction]:
         """Return a prediction per sample.
 
         Args:
             samples: Images as bytes [n, height, width] or [n, height, width, 3], or a sequence of
                 paths, Pillow images and arrays of bytes; their sizes may differ. For a run on
-                vectors, float32 or float64 [n, values], or a sequence of vectors.
+                arrays, what it was trained on: floats or token ids [n, ...], or a sequence of
+                arrays or tensors.
         """
         return [each for part in self.measure(samples) for each in self.decide(part)]
 
-    def embed(self, samples: Samples | Sequence[Any]) -> Tensor:
+    def embed(self, samples: Samples | Tensor | Sequence[Any]) -> Tensor:
         """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
         return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
 
@@ -220,11 +221,11 @@ class Predictor:
         flagged = sum(bool(each.unknown) for each in predictions)
         return Drift.of(len(predictions), flagged, self.threshold)
 
-    def measure(self, samples: Samples | Sequence[Any]) -> list[Measured]:
+    def measure(self, samples: Samples | Tensor | Sequence[Any]) -> list[Measured]:
         """Apply the model to samples in batches; `decide` turns the outputs into predictions."""
         return [self._measure_batch(*outputs) for outputs in self._apply(samples)]
 
-    def _apply(self, samples: Samples | Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _apply(self, samples: Samples | Tensor | Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for first in range(0, len(samples), _SAMPLES_AT_ONCE):
             batch = [self.convert(each) for each in samples[first : first + _SAMPLES_AT_ONCE]]
             yield self.trained.apply(self.params, numpy.stack(batch))
@@ -232,8 +233,8 @@ class Predictor:
     def convert(self, sample: Any) -> Samples:
         """Return one sample in the model's input format."""
         input_format = self.trained.input_format
-        if isinstance(input_format, VectorFormat):
-            return _convert_vector(sample, input_format)
+        if isinstance(input_format, ArrayFormat):
+            return _convert_array(sample, input_format)
         if isinstance(sample, str | Path):
             return read_image_file(Path(sample), input_format.size, input_format.is_color)
         if isinstance(sample, Image.Image):
@@ -327,15 +328,17 @@ class Predictor:
 
     def _reject_overflow(self, values: Tensor) -> None:
         if not bool(values.isfinite().all()):
-            what = "an image" if self.trained.input_format.noun == "image" else "a vector"
-            raise InvalidInput(f"{what} gives an embedding that is not finite; it has no label.")
+            raise InvalidInput(
+                f"{self.trained.input_format.one} gives an embedding that is not finite; it has no "
+                "label."
+            )
 
 
-def _convert_vector(sample: Any, wanted: VectorFormat) -> Samples:
+def _convert_array(sample: Any, wanted: ArrayFormat) -> Samples:
     if isinstance(sample, str | Path | Image.Image):
         raise InvalidInput(
             f"a sample is {sample if isinstance(sample, str | Path) else 'an image'}; this run "
-            f"takes {wanted}, as arrays of floats."
+            f"takes {wanted}, as arrays."
         )
     try:
         array = numpy.asarray(sample)

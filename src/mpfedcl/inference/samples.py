@@ -118,14 +118,14 @@ def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -
     if path.suffix.lower() == ".npz" and not path.is_dir():
         store = open_unlabeled_samples(path)
         (found,) = store.inspect()
-        if found.vector_width != wanted.vector_width:
+        if not wanted.accepts(store.array_format):
             raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")
         # All at once and in their own size, because an archive is always read from its beginning.
         own = choose_format({found}, None, wanted.dtype)
         return store.load(numpy.arange(len(store)), own)
     if columns is None:
         raise InvalidInput(
-            f"{path} is not an npz file; this run takes {wanted}, as x [vectors, values] in one."
+            f"{path} is not an npz file; this run takes {wanted}, as x [samples, ...] in one."
         )
     if not is_table_file(path):
         raise InvalidInput(f"{path} is not a table; this run takes rows of a CSV or Parquet file.")
@@ -141,7 +141,7 @@ def open_labeled_samples(trained: TrainedRun, source: Path, field: str) -> Sampl
         sample_index = open_own_samples(source, trained.class_names, trained.columns)
     except InvalidInput as error:
         raise InvalidInput(f"{field}{str(error).removeprefix('data')}") from None
-    if sample_index.vector_width != trained.input_format.vector_width:
+    if not trained.input_format.accepts(sample_index.array_format):
         raise InvalidInput(
             f"{field} is {str(source)!r}, which holds {sample_index}; the run takes "
             f"{trained.input_format}."

@@ -27,7 +27,7 @@ from mpfedcl.core.files import FORMAT
 from mpfedcl.core.json_files import validate_content
 from mpfedcl.core.tensors import Tensors, load_tensors
 from mpfedcl.data.loading import encoder_input_format, find_experiment_encoder, to_inputs
-from mpfedcl.data.samples import ImageFormat, SampleFormat, Samples, VectorFormat
+from mpfedcl.data.samples import ArrayFormat, ImageFormat, SampleFormat, Samples
 from mpfedcl.data.tables import TableColumns
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.experiment import Experiment
@@ -68,7 +68,7 @@ class TrainedRun:
     partition: dict[str, Any]
     """The content of partition.json."""
     input_format: SampleFormat
-    """The format of samples that the model, or the encoder before it, takes: images or vectors."""
+    """The format of samples that the model, or the encoder before it, takes: images or arrays."""
     encoder: Encoder | None
     """The frozen encoder; with `experiment.encoder.train` it is part of the model instead."""
     input_size: int
@@ -91,7 +91,7 @@ class TrainedRun:
 
     @cached_property
     def columns(self) -> TableColumns | None:
-        """The columns of a run on a table; None for a run on images or vectors."""
+        """The columns of a run on a table; None for a run on images or arrays."""
         found = self.partition.get("columns")
         where = str(self.path / "partition.json")
         return None if found is None else validate_content(found, TableColumns, where)
@@ -286,7 +286,12 @@ def _read_input_format(
     path: Path, partition: dict[str, Any], experiment: Experiment
 ) -> SampleFormat:
     shape = partition.get("input_shape") or partition.get("image_shape")
-    found = VectorFormat.from_shape(shape, experiment.dtype) or ImageFormat.from_shape(shape)
+    found: SampleFormat | None
+    if partition.get("image_shape"):
+        found = ImageFormat.from_shape(shape)
+    else:
+        dtype = "int64" if partition.get("holds_tokens") else experiment.dtype
+        found = ArrayFormat.from_shape(shape, dtype)
     if found is not None:
         return found
     raise _no_shape(path, "input_shape")
@@ -294,8 +299,8 @@ def _read_input_format(
 
 def _no_shape(path: Path, name: str) -> InvalidInput:
     return InvalidInput(
-        f"{path / 'partition.json'} does not give the size of the images ({name}); it must be "
-        "[height, width] or [height, width, 3]."
+        f"{path / 'partition.json'} does not give the shape of the samples ({name}); it must be "
+        "[height, width] or [height, width, 3] for images."
     )
 
 

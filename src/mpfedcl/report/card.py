@@ -8,6 +8,7 @@ from statistics import fmean
 
 from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.files import write_atomically
+from mpfedcl.data.samples import ArrayFormat
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.descriptions import describe_budget, describe_partition
 from mpfedcl.methods import Method
@@ -60,9 +61,11 @@ class _Card:
         self.summary = run.summary.to_json()
         self.method, self.trains = method, method.trains
         self.title = f"{run.method_name} on {run.data[0]}"
+        shape, self.noun = run.partition.input_shape, "image"
         # Features of a frozen encoder were images.
-        is_flat = len(run.partition.input_shape or ()) == 1 and run.partition.encoder is None
-        self.noun = "vector" if is_flat else "image"
+        if shape and run.partition.encoder is None and run.partition.image_shape is None:
+            is_token = run.partition.holds_tokens
+            self.noun = ArrayFormat(tuple(shape), "int64" if is_token else "float32").noun
         personal = sorted((run.path / "models").glob("*.safetensors"))[:1]
         tensors = {
             "averaged": run.path / "model.safetensors",
@@ -173,7 +176,7 @@ class _Card:
             about = f"{escape_markdown(experiment.dataset.name)}: {escape_markdown(found.summary)}."
             source = f"{escape_markdown(found.source)}. The terms of its publishers apply; mpfedcl "
             source += "grants no rights to data."
-            if experiment.dataset.name in ("folder", "table"):
+            if experiment.dataset.name in ("folder", "table") or ":" in experiment.dataset.name:
                 source = f"{nouns} of the author of this run; the author's terms apply."
             split = describe_partition(experiment)
             is_shared = experiment.partition.test == "shared"

@@ -96,12 +96,16 @@ class Partition(FileContent):
     clients: dict[str, ClientSamples]
     input_shape: list[int] | None = None
     """The shape of a sample, as the model or its encoder takes it."""
+    holds_tokens: bool = False
+    """Whether samples are token ids."""
     input_means: dict[str, float] = Field(default_factory=dict)
     """Means by client, to detect changed data."""
     encoder: str | None = None
     """The fingerprint of the encoder."""
     model: str | None = None
     """The fingerprint of a user's own model."""
+    objects: str | None = None
+    """The fingerprint of data from Python."""
     image_shape: list[int] | None = None
     """The shape of an image, if model or encoder depend on it."""
     columns: TableColumns | None = None

@@ -13,6 +13,7 @@ import torch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import FederatedData
+from mpfedcl.data.objects import use_objects
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.descriptions import describe_missing_encoder
 from mpfedcl.methods import Asynchronous, ClosedForm, Method, find_method
@@ -39,6 +40,7 @@ class Plan:
 
 def resolve(experiment: Experiment) -> Experiment:
     """Return the experiment with the defaults of its method and its data set."""
+    experiment = use_objects(experiment)
     return experiment.resolved(find_method(experiment.method).defaults)
 
 
@@ -83,6 +85,11 @@ def _plan_over_network(method: type[Method], experiment: Experiment) -> Experime
     if is_asynchronous and experiment.systems.kind is None:
         # Asynchronous methods run on wall-clock time.
         experiment = experiment.replace(systems__kind="none")
+    if ":" in experiment.dataset.name:
+        raise InvalidInput(
+            f"dataset.name is {experiment.dataset.name!r}, objects of this program; over a network "
+            "it must be a named set or left out: clients have npz files or folders."
+        )
     experiment = resolve(experiment)
     refuse_over_network(method, experiment)
     check_timing(method, experiment)

@@ -209,5 +209,6 @@ def _refuse_in_worker() -> None:
 def _free_folder(experiment: Experiment) -> Path:
     """Return an unused folder below runs, named after the experiment."""
     method = experiment.method.rpartition(":")[2]
-    stem = f"{method}-{experiment.dataset.name}-{experiment.partition.kind}-seed{experiment.seed}"
+    dataset = experiment.dataset.name.replace(":", "-")
+    stem = f"{method}-{dataset}-{experiment.partition.kind}-seed{experiment.seed}"
     return unused_folder(Path("runs") / stem)

@@ -4,17 +4,20 @@ The rule depends on the experiment, the number of samples, and the cores and the
 process may use. It measures no time, and `experiment.toml` records the number.
 """
 
+import math
 import multiprocessing
 import os
 import sys
 from itertools import pairwise
 from typing import NamedTuple
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.engines.worker_group import is_under_torchrun
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.datasets import GIVEN
 from mpfedcl.methods import Asynchronous, LocalTraining, Method, find_method
 from mpfedcl.models import mlp
 
@@ -31,6 +34,9 @@ _CONVOLUTIONS, _TRAINED_ENCODER = 10**7, 2 * 10**9
 _MEMORY_SHARE = 2
 """The samples of all processes take at most 1 / _MEMORY_SHARE of the usable memory."""
 
+_OF_THIS_PROGRAM = (GIVEN, "__main__:")
+"""How the names of data sets begin that no other process can open."""
+
 
 class RunSize(NamedTuple):
     """The size of a run, as far as it is known before samples are read."""
@@ -46,6 +52,13 @@ class RunSize(NamedTuple):
 def choose_workers(experiment: Experiment) -> int:
     """Return the number of processes of a resolved experiment, as asked or by `share_cores`."""
     asked, cores = experiment.workers, usable_cores()
+    if experiment.dataset.name.startswith(_OF_THIS_PROGRAM):
+        if experiment.asked_workers > 1 or is_under_torchrun():
+            raise InvalidInput(
+                f"workers is {asked}; it must be 1 or auto, because the data are objects of this "
+                "program, which other processes do not have."
+            )
+        return 1
     if is_under_torchrun() or asked == 1:
         return 1 if asked == "auto" else asked
     if asked != "auto":
@@ -93,9 +106,11 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
     samples = sum(len(each.labels) for each in split.training.values())
     training = LocalTraining.of(experiment.train, 1)
     passes = training.passes(samples / clients, experiment.train.batch_size)
-    takes_features = index.vector_width is not None or experiment.encoder.name not in (None, "none")
+    takes_features = index.array_format is not None or experiment.encoder.name not in (None, "none")
     side = experiment.dataset.image_size
-    width = index.vector_width or (_ENCODED if takes_features else side**2 if side else _PIXELS)
+    width = _ENCODED if takes_features else side**2 if side else _PIXELS
+    if index.array_format is not None:
+        width = math.prod(index.array_format.shape)
     work = width**2
     if method.trains:
         work = 3 * _count_multiplications(experiment, width, takes_features=takes_features)

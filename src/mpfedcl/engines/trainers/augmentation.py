@@ -37,7 +37,7 @@ class Augmentation:
         if asked == "none":
             return None
         shape = tuple(data.partition.get("input_shape", ()))
-        if data.holds_vectors or math.prod(shape) != data.input_size:
+        if data.holds_arrays or math.prod(shape) != data.input_size:
             raise InvalidInput(
                 f"train.augment is {asked!r}, which takes images; it must be none, because the "
                 "samples are vectors."

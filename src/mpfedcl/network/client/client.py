@@ -19,7 +19,7 @@ from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.trainers.base import TrainedClient
 from mpfedcl.experiment import Experiment
-from mpfedcl.experiment.data_folder import holds_vectors
+from mpfedcl.experiment.data_folder import holds_arrays
 from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods import (
     PREDICTORS,
@@ -228,6 +228,11 @@ class NetworkClient:
             raise ClientRefusal(
                 f"model.name is {model!r}; it must be built in or among this client's --models."
             )
+        if ":" in experiment.dataset.name:
+            raise ClientRefusal(
+                f"dataset.name is {experiment.dataset.name!r}; it must be a named set, because a "
+                "client imports no function that a server names."
+            )
         # Importing the method registers its settings, which can be checked only now.
         find_method(experiment.method)
         try:
@@ -240,7 +245,7 @@ class NetworkClient:
                 "(--secure-aggregation)."
             )
         name = settings.encoder or experiment.encoder.name
-        if not settings.encoder and settings.data is not None and holds_vectors(settings.data):
+        if not settings.encoder and settings.data is not None and holds_arrays(settings.data):
             # The server's default is for images.
             name = "none"
         if not settings.encoder and name and ":" in name and not name.startswith(_NO_FILES):
@@ -296,7 +301,7 @@ class NetworkClient:
             test=len(data.test_labels) if tells_counts else 0,
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
-            samples="vectors" if data.holds_vectors else "images",
+            samples="vectors" if data.holds_arrays else "images",
             image_shape=tuple(data.partition.get("image_shape", ())),
             own_data=self._settings.share is None,
             model=str(data.partition.get("model", "")),
