@@ -21,7 +21,7 @@ FIDELITY: dict[str, dict[str, Any]] = {
     "K = 4": {"prototypes__per_class": 4},
     "random k-means start": {"prototypes__init": "random"},
     "no singleton prototypes": {"prototypes__min_cluster_size": 2},
-    "pixels in 0 to 1": {"dataset__standardize": False},
+    "pixels in 0 to 1": {"dataset__standardize": "none"},
     "plain Dirichlet": {"partition__balanced": False},
 }
 OFFICE = {"dataset__name": "office10"}

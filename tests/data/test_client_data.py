@@ -37,7 +37,7 @@ def save_domain(
 def load(root: Path | None = None, **changes: Any) -> FederatedData:
     name = "mnist-sample" if root is None else "folder"
     # Plain bytes over 255, so that an image can be told by its first pixels.
-    dataset = DatasetSettings(name=name, root=root, standardize=False)
+    dataset = DatasetSettings(name=name, root=root, standardize="none")
     experiment = Experiment(dataset=dataset).replace(encoder__name="none").replace(**changes)
     return load_federated_data(experiment.resolved())
 
@@ -99,7 +99,7 @@ def test_inputs_are_bytes_over_255() -> None:
 
 
 def test_standardized_mnist_has_mean_0_and_standard_deviation_1() -> None:
-    data = load(dtype="float64", clients=1, dataset__standardize=True)
+    data = load(dtype="float64", clients=1, dataset__standardize="federated")
     plain = load(dtype="float64", clients=1)
     # The sample is not the whole of MNIST, whose mean and deviation the constants are.
     assert float(data.clients[0].inputs.mean()) == pytest.approx(0, abs=0.02)

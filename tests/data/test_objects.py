@@ -466,7 +466,11 @@ def test_settings_that_contradict_objects_are_refused() -> None:
         (by_client, {"dataset__client": "y"}, "groups names the client of each sample"),
         ({}, {}, "data is an empty dictionary; it must have at least one client"),
         ({"a/b": pair}, {}, "has the domain 'a/b'; a domain's name must be"),
-        (frame(0), {}, "dataset.label is not set; frames need it, one of the columns x0, x1"),
+        (
+            frame(0),
+            {},
+            "dataset.label is not set; tables need it, one of the columns of data: x0, x1",
+        ),
     ):
         assert complaint in refusal(data, BASE.replace(**changes))
     assert "groups has 3 names; it must have one for each of the 30" in refusal(

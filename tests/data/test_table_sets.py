@@ -1,5 +1,6 @@
 """Tables: what is read, and what becomes of the columns."""
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy
 import polars
 import pytest
-from sklearn.datasets import load_breast_cancer, load_wine
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import StandardScaler
 
 from mpfedcl.core.errors import InvalidInput
@@ -64,6 +65,75 @@ def test_standardization_equals_that_of_pooled_training_rows(tmp_path: Path, kin
     numpy.testing.assert_allclose(
         data.test_inputs, oracle.transform(x[split.test.rows]), rtol=1e-9, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("kind", ["feature", "label"])
+def test_each_client_may_standardize_by_its_own_training_rows(tmp_path: Path, kind: str) -> None:
+    """Test rows by the statistics of the client whom they test; words are those of all clients."""
+    x, y = load_breast_cancer(return_X_y=True)
+    site = numpy.arange(len(x)) % 3
+    x = x * (1 + site[:, None])
+    frame = polars.DataFrame(x).with_columns(
+        word=polars.Series(numpy.array(["p", "q", "r"])[site]), y=y, site=site
+    )
+    frame.write_parquet(tmp_path / "breast.parquet")
+    experiment = table(
+        tmp_path / "breast.parquet",
+        clients=3,
+        dataset__client="site",
+        dataset__standardize="client",
+        partition__kind=kind,
+        partition__alpha=2.0,
+    ).resolved()
+    data = load_federated_data(experiment)
+    split = split_among_clients(open_data_set(experiment.dataset), experiment)
+    words = numpy.eye(3)[site]
+    for name, subset in split.training.items():
+        oracle = StandardScaler().fit(x[subset.rows])
+        tested = split.local_test[name]
+        for rows, found in (
+            (subset.rows, data.client(name).inputs),
+            (split.test.rows[tested], data.test_inputs[tested]),
+        ):
+            wanted = numpy.hstack([oracle.transform(x[rows]), words[rows]])
+            numpy.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+        own = list(data.partition["clients"][name]["columns"].values())
+        numpy.testing.assert_allclose([mean for mean, _ in own], oracle.mean_, rtol=1e-12)
+    changed = experiment.replace(dataset__standardize="federated")
+    assert not is_same_partition(data.partition, load_federated_data(changed).partition)
+    assert is_same_partition(data.partition, load_federated_data(experiment).partition)
+
+
+def test_named_columns_are_used_in_their_order_with_their_words(tmp_path: Path) -> None:
+    path = save_table(tmp_path / "t.csv", "a,b,sex,y\n1,5,f,0\n3,6,m,0\n1,7,m,1\n3,8,x,1\n")
+    named = {"dataset__columns": ("sex=m|f|d", "a"), "dataset__standardize": "none"}
+    data = load(path, clients=1, **named)
+    assert rows_of(data) == [[0, 0, 0, 3], [0, 1, 0, 1], [1, 0, 0, 1], [1, 0, 0, 3]]
+    lines = "".join(f"{n},{n % 2}\n" for n in range(30))
+    humid = open_table(save_table(tmp_path / "humid.csv", "humid,y\n" + lines), columns=("humid",))
+    assert len(humid.store) == 30
+    scaled = load(path, clients=1, dataset__columns=("a", "b"))
+    plain = load(path, clients=1, dataset__drop=("sex",))
+    assert is_same_partition(scaled.partition, plain.partition)
+
+
+def test_columns_may_stay_as_they_are(tmp_path: Path) -> None:
+    path = save_table(tmp_path / "t.csv", "a,b,y\n5,7,0\n7,7,0\n,7,1\n9,7,1\n")
+    data = load(path, clients=1, dataset__standardize="none")
+    assert rows_of(data) == [[0, 7], [5, 7], [7, 7], [9, 7]]
+    assert "a number counts as 0, a word" in data.notices[0]
+
+
+def test_statistics_of_clients_need_tables_and_test_rows_of_their_own(tmp_path: Path) -> None:
+    path = save_table(tmp_path / "t.csv", "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(12)))
+    with pytest.raises(InvalidInput, match=r"^partition.test is 'shared'; it must be 'matched' if"):
+        load(path, dataset__standardize="client", partition__test="shared")
+    with pytest.raises(
+        InvalidInput, match=r"it must be 'federated' or 'none', because dataset.nam"
+    ):
+        Experiment().replace(dataset__standardize="client").resolved()
+    with pytest.raises(InvalidInput, match=r"standardize is 'pooled'; it must be 'federated', 'cl"):
+        Experiment().replace(dataset__standardize="pooled")
 
 
 def test_column_statistics_are_precise_far_from_zero() -> None:
@@ -204,6 +274,59 @@ def test_classes_are_words_or_whole_numbers(
 ) -> None:
     lines = "".join(f"{n},{label}\n" for n, label in enumerate(labels))
     assert open_table(save_table(tmp_path / "t.csv", "a,y\n" + lines)).class_names == classes
+
+
+def test_columns_that_only_look_like_ids_dates_or_sentences_are_kept(tmp_path: Path) -> None:
+    """Few values, repeated ones, fractions, and numbers of another name."""
+    frame = polars.DataFrame({"n": range(100)}).select(
+        serial="n",
+        fluid=polars.col("n") + 0.5,
+        wardid=polars.col("n") % 20,
+        visit_id=polars.col("n") % 25,
+        answer=polars.format("one of {} answers", polars.col("n") % 24),
+        ward=polars.format("w{}", polars.col("n") % 50),
+        spell=polars.format("2020-01-0{} or so", polars.col("n") % 9),
+        y=polars.col("n") % 2,
+    )
+    frame.write_csv(tmp_path / "t.csv")
+    store: Any = open_table(tmp_path / "t.csv").store
+    assert store.raw.columns == frame.columns[:-1]
+
+
+def test_dropped_columns_may_hold_anything_and_be_in_some_files_only(tmp_path: Path) -> None:
+    day = datetime.date(2020, 1, 1)
+    polars.DataFrame({"a": [1], "day": [day], "y": [0]}).write_parquet(tmp_path / "b.parquet")
+    save_table(tmp_path / "a.csv", "a,y,note\n1,0,once upon a time\n2,1,the end\n")
+    store: Any = open_table(tmp_path, drop=("day", "note")).store
+    assert store.raw.columns == ["a"]
+    assert len(store) == 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([0.5, 1.0, 2.5], ("0.5", "1", "2.5")),
+        (range(25), tuple(map(str, range(25)))),
+    ],
+)
+def test_named_classes_may_be_any_numbers(
+    tmp_path: Path, labels: Sequence[float], classes: tuple[str, ...]
+) -> None:
+    path = save_table(tmp_path / "t.csv", "a,y\n" + "".join(f"1,{each}\n" for each in labels))
+    with pytest.raises(InvalidInput, match="no measurement"):
+        open_table(path)
+    assert open_table(path, classes=classes).class_names == classes
+
+
+def test_many_numbers_are_classes_if_most_have_ten_rows(tmp_path: Path) -> None:
+    """Real regression targets are refused; 25 well-filled classes are not."""
+    x, y = load_diabetes(return_X_y=True)
+    polars.DataFrame(x).with_columns(y=y).write_csv(tmp_path / "diabetes.csv")
+    with pytest.raises(InvalidInput, match=r"214 different numbers, 214 of them in under 10 rows"):
+        open_table(tmp_path / "diabetes.csv")
+    lines = "".join(f"1,{n % 25}\n" for n in range(240))
+    path = save_table(tmp_path / "classes.csv", "a,y\n" + lines)
+    assert len(open_table(path).class_names) == 25
 
 
 def test_column_with_a_word_in_any_file_is_text(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "no label": (
         "a,b\n1,2\n",
         {"label": None},
-        "dataset.label is not set; dataset.name 'table' needs it, one of the columns of {path}: a",
+        "dataset.label is not set; tables need it, one of the columns of {path}: a",
     ),
     "misspelt": (
         "a,class\n1,2\n",
@@ -56,18 +56,78 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "measured": (
         "a,y\n1,0\n1,2.5\n",
         {},
-        "is 'y', a column with the number 2.5; a label must be text or a whole number",
+        "is 'y', a column with the number 2.5; it must be a class, and no measurement",
     ),
     "many": (
         "a,y\n" + "".join(f"1,{n}\n" for n in range(1001)),
         {},
         "a column of 1,001 different values; a label must have at most 1,000",
     ),
-    "free text": (
-        "a,y\n" + "".join(f"w{n},0\n" for n in range(1001)),
+    "whole measurements": (
+        "a,y\n" + "".join(f"1,{100 + n % 21}.0\n" for n in range(189)),
         {},
-        "column 'a' has 1,001 different words",
+        "a column of 21 different numbers, 21 of them in under 10 rows; it must be a class",
     ),
+    "free text": (
+        "a,y\n" + "".join(f"w{n % 1001},0\n" for n in range(1002)),
+        {},
+        "column 'a' has 1,001 different words, more than 1,000",
+    ),
+    "names": (
+        "a,y\n" + "".join(f"w{n},0\n" for n in range(21)),
+        {},
+        "column 'a' has another word in each row, as ids do",
+    ),
+    "ids": (
+        "patientID,y,site\n" + "".join(f"{n % 30},0,{n // 30}\n" for n in range(90)),
+        {"client": "site"},
+        "column 'patientID' has another whole number in most rows, as ids do; columns must "
+        "hold numbers, or words that repeat. --dataset.drop patientID leaves it out.",
+    ),
+    "dates": (
+        "seen on,y\n2020-01-01,0\n,1\n2020-01-02 10:30,1\n",
+        {},
+        "column 'seen on' has dates, such as 2020-01-01; columns must hold numbers, or words that "
+        "repeat. --dataset.drop 'seen on' leaves it out.",
+    ),
+    "local dates": ("day,y\n1.2.2020,0\n31/12/1999,1\n", {}, "has dates, such as 1.2.2020"),
+    "sentences": (
+        "said,y\n" + "".join(f"my card {n % 22} is lost,0\n" for n in range(80)),
+        {},
+        "column 'said' has sentences; columns must hold numbers, or words that repeat. "
+        "--dataset.drop said leaves it out; `mpfedcl data encode {path} OUT --encoder "
+        "sentence:PATH --text said --label y` makes features of sentences.",
+    ),
+    "several": (
+        "day,n,name,y\n" + "".join(f"2020-01-{1 + n % 28:02},1,w{n},0\n" for n in range(30)),
+        {},
+        "{path}: column 'day' has dates, such as 2020-01-01, column 'name' has another word in "
+        "each row, as ids do; columns must hold numbers, or words that repeat. --dataset.drop day "
+        "name leaves them out.",
+    ),
+    "unknown column": (
+        "a,bmi,y\n1,2,0\n",
+        {"columns": ("a", "bni=x|y")},
+        "dataset.columns is 'bni'; it must be a column of {path} (did you mean bmi?).",
+    ),
+    "column twice": (
+        "a,y\n1,0\n",
+        {"columns": ("a", "a=x")},
+        "dataset.columns has 'a=x'; each column must be named once, and not the label.",
+    ),
+    "label as column": ("a,y\n1,0\n", {"columns": ("y",)}, "dataset.columns has 'y'; each column"),
+    "word in a named column": (
+        "a,y\n1,0\nx,1\n",
+        {"columns": ("a",)},
+        "column 'a' has 'x' in row 2; it must be a number",
+    ),
+    "drop": ("a,b,y\n1,2,0\n", {"drop": ("aa",)}, "dataset.drop is 'aa'; it must be a column of"),
+    "drop label": (
+        "a,y\n1,0\n",
+        {"drop": ("y",)},
+        "dataset.drop has 'y', the column of dataset.label",
+    ),
+    "drop all": ("a,y\n1,0\n", {"drop": ("a",)}, "has no column but 'y'"),
     "no labels": ("a,y\n1,\n2,NA\n", {}, "a column without a value"),
     "quote": ('a,y\n"1,2\n', {}, "{path} cannot be read (unexpected end of data)"),
 }
@@ -117,6 +177,7 @@ def test_inconsistent_tables_and_settings_are_rejected(tmp_path: Path) -> None:
     assert "has no table" in refusal(**{**root, "root": tmp_path / "void"})
     assert "dataset.label is 'y'; it must be left out" in refusal(label="y")
     assert "dataset.client is 'y'; it must be left out" in refusal(client="y")
+    assert "dataset.drop is ('y',); it must be left out" in refusal(drop=("y",))
 
 
 def test_missing_polars_names_the_extra_to_install(

@@ -82,6 +82,16 @@ def test_experiment_is_read_back_from_a_file(tmp_path: Path) -> None:
     assert Experiment.from_toml(tmp_path / "x.toml") == experiment
 
 
+@pytest.mark.parametrize(("said", "meant"), [("true", "federated"), ("false", "none")])
+def test_files_of_earlier_versions_standardize_or_not(
+    tmp_path: Path, said: str, meant: str
+) -> None:
+    (tmp_path / "e.toml").write_text(f"[dataset]\nstandardize = {said}\n")
+    found = Experiment.from_toml(tmp_path / "e.toml")
+    assert found.dataset.standardize == meant
+    assert tomllib.loads(found.to_toml())["dataset"]["standardize"] == meant
+
+
 def test_omitted_settings_have_defaults() -> None:
     assert Experiment.parse_toml("", NOWHERE) == Experiment()
     assert Experiment.parse_toml("format = 2\n[train]\nlr = 0.5", NOWHERE).train.lr == 0.5

@@ -1,5 +1,6 @@
 """`mpfedcl predict`: all kinds of image arguments, and unreadable images among others."""
 
+import csv
 import io
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from command_processes import call
-from mpfedcl import Predictor, run
+from mpfedcl import InvalidInput, Predictor, run
 from small_experiments import Json, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("own_places")]
@@ -41,7 +42,11 @@ def test_predict_folders_files_and_archives(
     words = [files, files / "1.png", files / "deeper", images / "stripes.npz", "--json"]
     code, output, errors = said("predict", trained_run, *words)
     found = lines_of(output)
-    assert (code, errors) == (0, "")
+    assert code == 0
+    assert errors.startswith(
+        "No class probabilities: in this run of mp-fedcl the nearest prototype"
+    )
+    assert errors.count("\n") == 1
     names = [str(Path(each["image"]).name) for each in found]
     assert names[:8] == ["0.png", "1.png", "2.png", "3.png", "4.png", "1.png", "3.png", "4.png"]
     assert names[8:] == [f"stripes.npz[{number}]" for number in range(30)]
@@ -87,7 +92,8 @@ def test_unreadable_images_are_named_and_others_predicted(
     assert code == 3
     assert sum("label" in each for each in found) == 5
     assert sum("error" in each for each in found) == 5
-    sentences = errors.splitlines()
+    remark, *sentences = errors.splitlines()
+    assert remark.startswith("No class probabilities")
     assert len(sentences) == 5
     for name in ("empty", "missing.png", "other.npz", "floats.npz", "broken.png"):
         assert sum(name in sentence for sentence in sentences) == 1, name
@@ -133,3 +139,30 @@ def test_predict_exit_code_reports_missing_images(trained_run: Path, files: Path
     assert ended.returncode == 3
     assert "1 images: " in ended.stdout
     assert ended.stderr.count("\n") == 1
+
+
+def test_csv_file_has_a_row_per_sample_in_order(
+    said: Say, trained_run: Path, files: Path, tmp_path: Path
+) -> None:
+    """Images that cannot be read have an error instead of a label."""
+    (files / "1.png").write_bytes(b"no image")
+    code, output, _ = said("predict", trained_run, files, "--csv", tmp_path / "out.csv")
+    assert code == 3
+    assert "out.csv (5 rows)" in output
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    predictor = Predictor.load(trained_run)
+    for number, row in enumerate(rows):
+        assert Path(row["sample"]).name == f"{number}.png"
+        if number == 1:
+            assert not row["predicted"]
+            assert "cannot be read as an image" in row["error"]
+        else:
+            (alone,) = predictor.predict(row["sample"])
+            assert row["predicted"] == alone.label
+            assert float(row["distance"]) == pytest.approx(alone.distance)
+
+
+def test_table_is_refused_by_a_run_on_images(trained_run: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^samples is a table; only a run on a table takes one"):
+        Predictor.load(trained_run).predict([{"a": 1}])

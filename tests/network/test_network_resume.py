@@ -197,7 +197,7 @@ def test_resume_with_another_data_format_is_rejected(images: Path, tmp_path: Pat
     federation.serve(stop_after(1))
     document = (federation.path / "experiment.toml").read_text()
     (federation.path / "experiment.toml").write_text(
-        document.replace("standardize = true", "standardize = true\nimage_size = 4")
+        document.replace("[dataset]", "[dataset]\nimage_size = 4")
     )
     with pytest.raises(RunCutShort, match="its inputs have 16 values, the others' 36"):
         federation.resume()

@@ -343,6 +343,9 @@ class Predict:
     """Labeled images that no client trained with, FOLDER/<class>/*.png, to measure the threshold
     for out-of-distribution images. For runs over a network, whose test images stay there."""
     weights: _MovedWeights = None
+    csv: Path | None = None
+    """Write a CSV file with a row per sample instead of printing them: a table's own columns,
+    `predicted`, and `probability_<class>` or, if the nearest prototype decides, `distance`."""
     json: bool = False  # Print a JSON object per line and image; unreadable images have an `error`.
 
 
@@ -480,7 +483,8 @@ class FederationClient:
     """Folder of the client, or with --name the folder of the federation."""
     name: str | None = None  # Name of the client [default: the client of the folder].
     data: Path | None = None
-    """Data of this client: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/* or npz files."""
+    """Data of this client: FOLDER/<class>/*.png|jpg, FOLDER/<domain>/<class>/*, npz files, or CSV
+    or Parquet files if the federation is on tables."""
     share: _Share = None
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None

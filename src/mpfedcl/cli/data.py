@@ -84,7 +84,7 @@ def data_show_command(arguments: DataShow) -> None:
     experiment = use_objects(named).resolved()
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
-    sample_index = fit_tables(sample_index, split.training.values())
+    sample_index = fit_tables(sample_index, split.training.values(), experiment.dataset)
     content = split.describe(sample_index.class_names)
     from mpfedcl.report.drawings import draw_partition
 

@@ -221,10 +221,10 @@ def federation_client_command(arguments: FederationClient) -> None:
             f"max_epsilon is {arguments.max_epsilon:g}; it must be above 0 and at most 100."
         )
     if arguments.data is not None:
-        from mpfedcl.data.sample_index import open_own_samples
+        from mpfedcl.data.sample_index import check_own_samples
 
         # Checked now, while the user is watching, and not in the first round.
-        open_own_samples(arguments.data, None)
+        check_own_samples(arguments.data)
     require_flower("mpfedcl.network.flower.client")
     _check_folder(client.root)
     _check_private(client.key)

@@ -1,17 +1,23 @@
 """Use and change finished runs: `predict`, `export`, `join`, `leave`, `contribution`, `advise`."""
 
+import csv
 import json
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from mpfedcl.cli.arguments import Advise, Contribution, Export, Join, Leave, Predict
 from mpfedcl.cli.terminal import ProgressBar, print_json, stderr_console, stdout_console
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.files import write_atomically
+from mpfedcl.data.tables import name_label
 from mpfedcl.experiment.descriptions import describe_data
 from mpfedcl.inference.advice import CLASSIFIERS, advise
 from mpfedcl.inference.contribution import OthersAccuracy, find_contributions
@@ -55,24 +61,36 @@ def predict_command(arguments: Predict) -> int:
     samples = list_samples(arguments.images, sys.stdin, input_format, predictor.trained.columns)
     if predictor.remark:
         console.print(predictor.remark)
+    if predictor.has_prototypes and (arguments.json or arguments.csv):
+        console.print(
+            f"No class probabilities: in this run of {predictor.trained.experiment.method} the "
+            "nearest prototype decides, by its distance."
+        )
     predicted: list[tuple[str, Prediction]] = []
-    faults = 0
+    answers: list[Prediction | str] = []
     with ProgressBar(console) as bar:
         task = bar.add_task("predicting", total=len(samples), note="")
         for name, found in _predict(predictor, samples):
             bar.update(task, advance=1)
+            answers.append(found)
             if isinstance(found, str):
-                faults += 1
                 console.print(f"mpfedcl: {found}")
             else:
                 predicted.append((name, found))
             if arguments.json:
                 line = {"error": found} if isinstance(found, str) else found.to_json()
                 print(json.dumps({input_format.noun: name, **line}, allow_nan=False), flush=True)
-    if predicted and not arguments.json:
+    faults = len(samples) - len(predicted)
+    told = console if arguments.json else stdout_console()
+    if predicted and arguments.csv is not None:
+        _write_csv(arguments.csv, samples, answers)
+        told.print(_summarize_predictions(predictor, [each for _, each in predicted]))
+        told.print(f"file: {arguments.csv} ({len(samples):,} rows)")
+    elif predicted and not arguments.json:
         _predictions_table(predictor, predicted).show(stdout_console())
     if predicted:
-        _report_drift(predictor, [each for _, each in predicted], arguments)
+        _report_accuracy(predictor, samples, answers, told)
+        _report_drift(predictor, [each for _, each in predicted], told)
     if not faults:
         return 0
     return _SOME_UNREADABLE if faults < len(samples) else 2
@@ -88,14 +106,61 @@ def _predict(
             yield name, faults[place] if place in faults else next(answers)
 
 
+def _write_csv(
+    path: Path, samples: Sequence[NamedSample], answers: Sequence[Prediction | str]
+) -> None:
+    """Write each sample's cells and prediction as a row."""
+    rows: list[dict[str, Any]] = []
+    for sample, found in zip(samples, answers, strict=True):
+        row = {"sample": sample.name, **sample.cells}
+        if isinstance(found, str):
+            row["error"] = found
+        else:
+            row["predicted"] = found.label
+            if found.probabilities is None:
+                row["distance"] = found.distance
+            else:
+                shares = found.probabilities.items()
+                row |= {f"probability_{name}": share for name, share in shares}
+            if found.unknown is not None:
+                row["unknown"] = str(found.unknown).lower()
+        rows.append(row)
+    text = StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def _report_accuracy(
+    predictor: Predictor,
+    samples: Sequence[NamedSample],
+    answers: Sequence[Prediction | str],
+    console: Console,
+) -> None:
+    """Report the accuracy on the rows of tables that have a label."""
+    columns = predictor.trained.columns
+    if columns is None:
+        return
+    pairs = [
+        (found.label, name_label(sample.cells.get(columns.label), predictor.class_names))
+        for sample, found in zip(samples, answers, strict=True)
+        if not isinstance(found, str)
+    ]
+    right = [label == truth for label, truth in pairs if truth is not None]
+    if right:
+        accuracy = percent(100 * sum(right) / len(right))
+        console.print(f"accuracy on {len(right):,} rows with {columns.label!r}: {accuracy} %")
+
+
 def _report_drift(
-    predictor: Predictor, predictions: Sequence[Prediction], arguments: Predict
+    predictor: Predictor, predictions: Sequence[Prediction], console: Console
 ) -> None:
     """Report drift of the samples as a whole."""
     drift = predictor.detect_drift(predictions)
     if drift is not None and drift.is_drift:
-        sentence = f"Drift: {drift.describe(predictor.trained.input_format.noun)}"
-        (stderr_console() if arguments.json else stdout_console()).print(sentence)
+        console.print(f"Drift: {drift.describe(predictor.trained.input_format.noun)}")
 
 
 def _predictions_table(

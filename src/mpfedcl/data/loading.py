@@ -31,7 +31,12 @@ from mpfedcl.data.samples import (
     Samples,
     choose_format,
 )
-from mpfedcl.data.tables import find_columns, fit_tables
+from mpfedcl.data.tables import (
+    find_columns,
+    find_own_columns,
+    fit_tables,
+    standardize_by_client,
+)
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
 from mpfedcl.experiment.datasets import find_specification
@@ -95,7 +100,7 @@ def to_inputs(samples: Samples, experiment: Experiment) -> Tensor:
 
 def pixel_constants(experiment: Experiment) -> tuple[float, float]:
     """Return mean and deviation by which pixels in 0 to 1 are standardized; 0 and 1 if not."""
-    if not experiment.dataset.standardize:
+    if experiment.dataset.standardize == "none":
         return 0.0, 1.0
     spec = find_specification(experiment.dataset.name)
     return spec.pixel_mean, spec.pixel_deviation
@@ -161,8 +166,13 @@ def load_own_samples(
             f"data has {len(test.labels)} {sample_index.noun}s, and the split leaves none to "
             "train on; there must be more of a class, or the test fraction must be smaller."
         )
+    if experiment.dataset.standardize == "client":
+        sample_index = standardize_by_client(sample_index, {name: (train.rows, test.rows)})
     split = share_test(SubsetsByClient.join({name: train}), test)
     data, _ = _load_split(sample_index, split, experiment, make_inputs)
+    columns = find_own_columns(sample_index).get(name) or find_columns(sample_index)
+    if columns is not None:
+        data.partition["columns"] = columns.to_json()
     return data
 
 
@@ -173,7 +183,16 @@ def load_federated_data(
     experiment = experiment.resolved()
     sample_index = open_data_set(experiment.dataset)
     split = split_among_clients(sample_index, experiment)
-    sample_index = fit_tables(sample_index, split.training.values())
+    sample_index = fit_tables(sample_index, split.training.values(), experiment.dataset)
+    if experiment.dataset.standardize == "client":
+        if experiment.partition.test == "shared":
+            raise InvalidInput(
+                "partition.test is 'shared'; it must be 'matched' if dataset.standardize is "
+                "'client', because rows that all clients are tested on belong to none."
+            )
+        tested = {name: split.test.rows[places] for name, places in split.local_test.items()}
+        rows = {name: (own.rows, tested[name]) for name, own in split.training.items()}
+        sample_index = standardize_by_client(sample_index, rows)
     data, shape = _load_split(sample_index, split, experiment, make_inputs)
     data.partition.update(split.describe(sample_index.class_names))
     # Flat pixels do not show the shape of the images.
@@ -184,6 +203,8 @@ def load_federated_data(
         data.partition["objects"] = find_objects(experiment.dataset).fingerprint
     if columns := find_columns(sample_index):
         data.partition["columns"] = columns.to_json()
+        for name, own in find_own_columns(sample_index).items():
+            data.partition["clients"][name]["columns"] = own.statistics
     found, asked = split.public, experiment.public.size or 0
     if found is None or len(found.labels) >= asked:
         return data

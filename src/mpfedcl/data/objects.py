@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -24,14 +25,14 @@ from mpfedcl.data.samples import (
     name_classes,
 )
 from mpfedcl.data.set_folders import check_domain_name, choose_domains
-from mpfedcl.data.table_files import require_polars
-from mpfedcl.data.tables import index_frames
+from mpfedcl.data.table_files import import_table
+from mpfedcl.data.tables import index_tables, keep_columns
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import GIVEN, OBJECTS, specify_objects
 from mpfedcl.experiment.names import splits_domains
 from mpfedcl.experiment.settings import DatasetSettings
 
-_READ_BY_OBJECTS = ("label", "client", "classes", "domains", "image_size")
+_READ_BY_OBJECTS = ("label", "client", "classes", "domains", "drop", "columns", "image_size")
 _MOST_KEPT = 3
 """Data sets of objects in memory: the newest, for runs that are resumed or compared."""
 
@@ -297,10 +298,12 @@ def _open_frames(
             f"dataset.client is {dataset.client!r}; it must be left out if data names the clients "
             "or has a test frame."
         )
-    frames = [_to_polars(part) for part in parts]
-    identity = digest(*(frame.write_csv().encode() for frame in frames))
     shown = [part.shown for part in parts]
-    index = index_frames(dict(zip(shown, frames, strict=True)), dataset, identity)
+    read = {Path(part.shown): import_table(part.value, part.shown) for part in parts}
+    frames = {path: frame for path, frame in read.items() if frame is not None}
+    identity = digest(*(frame.write_csv().encode() for frame in frames.values()))
+    root = Path("data")
+    index = index_tables(keep_columns(frames, dataset.drop, root), dataset, root, identity)
     if dataset.client is None:
         by_part = {each.name: each.train for each in index.domains}
         domains = []
@@ -314,18 +317,3 @@ def _open_frames(
     told = json.dumps([identity, shown, dataset.label, dataset.client]).encode()
     by_client = names_clients or dataset.client is not None
     return OpenedObjects(index, by_client, has_test and not names_clients, digest(told))
-
-
-def _to_polars(part: _Part) -> Any:
-    require_polars()
-    import polars
-
-    if isinstance(part.value, polars.DataFrame):
-        frame = part.value
-    else:
-        # By plain values, because polars reads pandas only with pyarrow.
-        plain = part.value.astype(object).where(part.value.notna(), None)
-        frame = polars.DataFrame({str(name): plain[name].tolist() for name in plain.columns})
-    if not frame.height:
-        raise InvalidInput(f"{part.shown} has 0 rows; it must have at least 1.")
-    return frame

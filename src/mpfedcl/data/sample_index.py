@@ -25,7 +25,7 @@ from mpfedcl.data.set_folders import (
     list_visible_entries,
 )
 from mpfedcl.data.table_files import is_table_file
-from mpfedcl.data.tables import TableColumns, open_own_tables, open_tables
+from mpfedcl.data.tables import TableColumns, open_own_tables, open_tables, read_tables
 from mpfedcl.experiment.datasets import DatasetSpecification, find_specification
 from mpfedcl.experiment.settings import DatasetSettings
 
@@ -35,12 +35,12 @@ def open_data_set(dataset: DatasetSettings) -> SampleIndex:
     if ":" in dataset.name:
         return find_objects(dataset).index
     spec = find_specification(dataset.name)
-    if dataset.name != "table" and (dataset.label or dataset.client):
-        name = "label" if dataset.label else "client"
-        raise InvalidInput(
-            f"dataset.{name} is {dataset.label or dataset.client!r}; it must be left out, because "
-            f"dataset.name is {dataset.name!r} and only 'table' has columns."
-        )
+    for name in ("label", "client", "columns", "drop"):
+        if dataset.name != "table" and (value := getattr(dataset, name)):
+            raise InvalidInput(
+                f"dataset.{name} is {value!r}; it must be left out, because dataset.name is "
+                f"{dataset.name!r} and only 'table' has columns."
+            )
     try:
         found: SampleIndex
         if spec.open is not None:
@@ -245,13 +245,21 @@ def open_own_samples(
     return replace(sample_index, class_names=tuple(class_names))
 
 
+def check_own_samples(path: Path) -> None:
+    """Reject samples that cannot be opened; the columns of a table are not known yet."""
+    if path.exists() and _holds_tables(path):
+        read_tables(path, "data")
+    else:
+        open_own_samples(path, None)
+
+
 def _open_own(path: Path, num_classes: int | None, columns: TableColumns | None) -> SampleIndex:
     if _holds_tables(path):
         if columns is not None:
             return open_own_tables(path, columns)
         raise InvalidInput(
-            f"data is {str(path)!r}, a table; only a run on a table takes one, and no client over "
-            f"a network: it must be {_LAYOUTS}."
+            f"data is {str(path)!r}, a table; only a run on a table takes one: it must be "
+            f"{_LAYOUTS}."
         )
     folder = DatasetSettings(name="folder", root=path)
     spec = find_specification("folder")

@@ -8,7 +8,7 @@ import csv
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ _MISSING_NUMBERS = ("na", "n/a", "nan", "null", "?")
 """Missing values in addition to empty cells; in a text column these are ordinary words."""
 _LARGEST = float(numpy.finfo(numpy.float32).max)
 MOST_NAMES_LISTED = 12
+IN_MEMORY = "the given table"
+"""The name of a table without a file in errors."""
 _BYTES_NEVER_REJECTED = 2**28
 """Fits into any memory; sorted or constant columns compress better than 100:1."""
 
@@ -53,17 +55,39 @@ def read_table(path: Path) -> "polars.DataFrame":
         with explain_faults(path, "a whole Parquet file"):
             _check_size(path)
             frame = polars.read_parquet(path)
-    return check_frame(frame, path)
+    return _clean(frame, path)
 
 
-def check_frame(frame: "polars.DataFrame", path: Path) -> "polars.DataFrame":
-    """Return a frame with plain columns and text without blanks; reject other types."""
+def import_table(samples: Any, shown: str = IN_MEMORY) -> "polars.DataFrame | None":
+    """Return a frame of polars or pandas, or a list of dicts, as if read from a file; else None."""
+    is_list = isinstance(samples, Sequence) and len(samples) and isinstance(samples[0], Mapping)
+    library = type(samples).__module__.partition(".")[0]
+    if not is_list and not (library in ("pandas", "polars") and hasattr(samples, "columns")):
+        return None
+    require_polars()
+    import polars
+
+    with explain_faults(shown, "a frame or a list of dicts"):
+        if is_list:
+            names = dict.fromkeys(name for row in samples for name in row)
+            columns = {name: [row.get(name) for row in samples] for name in names}
+        elif library == "pandas":
+            known = samples.astype(object).where(samples.notna(), None)
+            columns = {name: known.iloc[:, at].tolist() for at, name in enumerate(known.columns)}
+        else:
+            columns = {each.name: each for each in samples.get_columns()}
+        # Cells of several types become text.
+        series = [polars.Series(str(name), own, strict=False) for name, own in columns.items()]
+        return _clean(polars.DataFrame(series), shown)
+
+
+def _clean(frame: "polars.DataFrame", path: Path | str) -> "polars.DataFrame":
     names = [name.strip() for name in frame.columns]
     _check_names(names, path)
     if not frame.height:
         raise InvalidInput(f"{path} has no rows; a table must have at least one below its header.")
     frame.columns = names
-    return frame.with_columns(_strip(each, path) for each in frame.get_columns())
+    return frame.with_columns(_strip(each) for each in frame.get_columns())
 
 
 def infer_kinds(frames: Mapping[Path, "polars.DataFrame"], names: Iterable[str]) -> dict[str, Kind]:
@@ -82,20 +106,20 @@ def infer_kinds(frames: Mapping[Path, "polars.DataFrame"], names: Iterable[str])
 
 
 def convert_columns(
-    frame: "polars.DataFrame", kinds: Mapping[str, Kind], path: Path
+    frame: "polars.DataFrame", kinds: Mapping[str, Kind], path: Path | str
 ) -> "polars.DataFrame":
     """Return columns as float64 or as text, in the order of `kinds`; what is missing is null."""
     import polars
 
     require_columns(kinds, frame.columns, path)
     converted = [
-        _to_numbers(frame[name], path) if kind == "numeric" else _to_text(frame[name])
+        (_to_numbers if kind == "numeric" else _to_text)(_check_type(frame[name], path), path)
         for name, kind in kinds.items()
     ]
     return polars.DataFrame(converted)
 
 
-def require_columns(wanted: Iterable[str], found: Sequence[str], path: Path) -> None:
+def require_columns(wanted: Iterable[str], found: Sequence[str], path: Path | str) -> None:
     """Reject a file that lacks a column."""
     lacking = [name for name in wanted if name not in found]
     if lacking:
@@ -127,6 +151,11 @@ def _check_csv(path: Path) -> None:
         lines = csv.reader(file, strict=True)
         header = next(lines, [])
         _check_names([name.strip() for name in header], path)
+        if len(header) < 2:
+            raise InvalidInput(
+                f"{path} has {len(header)} columns; a table must have at least two, and those of a "
+                "CSV file must be separated by commas."
+            )
         for cells in lines:
             # An empty line has no cells; the row has no label, and is left out for that.
             if cells and len(cells) != len(header):
@@ -137,7 +166,7 @@ def _check_csv(path: Path) -> None:
                 )
 
 
-def _check_names(names: Sequence[str], path: Path) -> None:
+def _check_names(names: Sequence[str], path: Path | str) -> None:
     for place, name in enumerate(names):
         if not name or not name.isprintable():
             raise InvalidInput(
@@ -148,11 +177,6 @@ def _check_names(names: Sequence[str], path: Path) -> None:
             raise InvalidInput(
                 f"{path} has two columns {name!r}; each must have a name of its own."
             )
-    if len(names) < 2:
-        raise InvalidInput(
-            f"{path} has {len(names)} columns; a table must have at least two, and those of a CSV "
-            "file must be separated by commas."
-        )
 
 
 def _check_size(path: Path) -> None:
@@ -166,22 +190,29 @@ def _check_size(path: Path) -> None:
     reject_bomb(path, rows * columns * 8, _BYTES_NEVER_REJECTED)
 
 
-def _strip(column: "polars.Series", path: Path) -> "polars.Series":
-    """Return text without surrounding blanks and empty cells as missing; reject other types."""
+def _strip(column: "polars.Series") -> "polars.Series":
+    """Return text without surrounding blanks and empty cells as missing; other types as is."""
+    import polars
+
+    if column.dtype in (polars.Categorical, polars.Enum):
+        column = column.cast(polars.String)
+    elif column.dtype != polars.String:
+        return column
+    stripped = column.str.strip_chars()
+    return stripped.set(stripped == "", None)
+
+
+def _check_type(column: "polars.Series", path: Path | str) -> "polars.Series":
+    """Reject dates and other types that are neither numbers nor text."""
     import polars
 
     kind = column.dtype
-    if kind in (polars.Categorical, polars.Enum):
-        column = column.cast(polars.String)
-    elif kind == polars.Null or kind == polars.Boolean or kind.is_numeric():
-        return column
-    elif kind != polars.String:
+    if not kind.is_numeric() and kind not in (polars.Null, polars.Boolean, polars.String):
         raise InvalidInput(
             f"{path}: column {column.name!r} holds {kind}; columns must hold numbers, true and "
-            "false, or text."
+            f"false, or text. --dataset.drop {column.name} leaves it out."
         )
-    stripped = column.str.strip_chars()
-    return stripped.set(stripped == "", None)
+    return column
 
 
 def _is_text(column: "polars.Series") -> bool:
@@ -203,13 +234,13 @@ def _parse_numbers(column: "polars.Series") -> "tuple[polars.Series, polars.Seri
     return numbers.fill_nan(None), missing
 
 
-def _to_text(column: "polars.Series") -> "polars.Series":
+def _to_text(column: "polars.Series", _path: Path | str) -> "polars.Series":
     import polars
 
     return (column.fill_nan(None) if column.dtype.is_float() else column).cast(polars.String)
 
 
-def _to_numbers(column: "polars.Series", path: Path) -> "polars.Series":
+def _to_numbers(column: "polars.Series", path: Path | str) -> "polars.Series":
     import polars
 
     numbers = column

@@ -2,13 +2,14 @@
 
 A model gets numeric columns standardized and text columns one-hot encoded. Means, standard
 deviations and categories are computed from sums over each client's training rows, so no client sees
-the rows of another.
+the rows of another. Each client may also standardize by its own training rows, or none.
 """
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,10 +33,10 @@ from mpfedcl.data.samples import (
 from mpfedcl.data.set_folders import check_domain_name, choose_domains, list_visible_entries
 from mpfedcl.data.table_files import (
     EXTENSIONS,
+    IN_MEMORY,
     MOST_NAMES_LISTED,
     Kind,
     Numbers,
-    check_frame,
     convert_columns,
     infer_kinds,
     is_missing_number,
@@ -111,25 +112,73 @@ class TableColumns(FileContent):
         """The type of each column, in order."""
         return {column.name: column.kind for column in self.columns}
 
+    @property
+    def statistics(self) -> dict[str, list[float]]:
+        """The mean and standard deviation of each numeric column."""
+        return {
+            each.name: [each.mean, each.deviation]
+            for each in self.columns
+            if isinstance(each, NumericColumn)
+        }
+
+    def with_statistics(self, own: Mapping[str, Sequence[float]]) -> "TableColumns":
+        """Return the columns with other means and standard deviations."""
+        columns = [
+            each.model_copy(update=dict(zip(("mean", "deviation"), own[each.name], strict=True)))
+            if each.name in own
+            else each
+            for each in self.columns
+        ]
+        return self.model_copy(update={"columns": columns})
+
     def transform(self, frame: "polars.DataFrame") -> Numbers:
         """Return the rows of converted columns as vectors [rows, width]."""
         parts = [column.transform(frame[column.name]) for column in self.columns]
         return numpy.concatenate(parts, axis=1)
 
 
-def fit_columns(frame: "polars.DataFrame", label: str, clients: Sequence[Indices]) -> TableColumns:
+_NOT_STANDARDIZED = [0.0, 1.0]
+
+
+def fit_columns(
+    frame: "polars.DataFrame",
+    label: str,
+    clients: Sequence[Indices],
+    *,
+    standardizes: bool = True,
+) -> TableColumns:
     """Learn the columns from the training rows of each client."""
     columns: list[NumericColumn | TextColumn] = []
     for column in frame.get_columns():
         if column.dtype.is_numeric():
-            columns.append(_fit_numeric(column.name, column.to_numpy(), clients))
+            found = _NOT_STANDARDIZED
+            if standardizes:
+                found = _fit_numeric(column.to_numpy(), clients)
+            columns.append(NumericColumn(name=column.name, mean=found[0], deviation=found[1]))
         else:
             words = column[numpy.concatenate(clients)].drop_nulls().unique().sort().to_list()
             columns.append(TextColumn(name=column.name, categories=words))
     return TableColumns(label=label, columns=columns)
 
 
-def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> NumericColumn:
+def declare_columns(dataset: DatasetSettings) -> TableColumns | None:
+    """Return the columns that the settings name, without statistics; None if they name none."""
+    columns: list[NumericColumn | TextColumn] = []
+    for told in dataset.columns:
+        name, sign, words = told.partition("=")
+        if sign:
+            columns.append(TextColumn(name=name, categories=words.split("|")))
+        else:
+            deviation = 1.0 if dataset.standardize == "none" else 0.0
+            columns.append(NumericColumn(name=name, mean=0.0, deviation=deviation))
+        if [each.name for each in columns].count(name) > 1 or name in ("", dataset.label):
+            raise InvalidInput(
+                f"dataset.columns has {told!r}; each column must be named once, and not the label."
+            )
+    return TableColumns(label=str(dataset.label), columns=columns) if columns else None
+
+
+def _fit_numeric(column: Numbers, clients: Sequence[Indices]) -> list[float]:
     """Return mean and standard deviation from three rounds of sums over clients.
 
     Deviations from the mean are summed, not raw values: squares of values with a large mean would
@@ -145,11 +194,17 @@ def _fit_numeric(name: str, column: Numbers, clients: Sequence[Indices]) -> Nume
     mean = average(lambda own: own)
     mean += average(lambda own: own - mean)
     variance = average(lambda own: numpy.square(own - mean))
-    return NumericColumn(name=name, mean=mean, deviation=float(numpy.sqrt(variance)))
+    return [mean, float(numpy.sqrt(variance))]
 
 
 _MOST_VALUES = 1000
 """Different values of a label or text column; more indicate a measurement, a name or free text."""
+_MANY = 20
+"""Up to this many different values a column is never taken for a measurement, text or ids."""
+_FEW_ROWS = 10
+"""A number of which there are fewer rows is no class, if half of many numbers are like that."""
+_WORDS_OF_A_SENTENCE = 3
+_DATE = r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ]\d{1,2}:\d{2}.*)?$"
 
 
 @dataclass(frozen=True)
@@ -161,13 +216,19 @@ class TableStore:
     shown: str
     identity: str
     columns: TableColumns | None = None
+    own: Mapping[str, TableColumns] = field(default_factory=dict)
+    """The columns of clients that standardize by their own rows, by name."""
+    owners: Indices = field(default_factory=lambda: numpy.empty(0, dtype=numpy.int64))
+    """The place in `own` of each row's client; -1 for a row of none."""
 
     def __len__(self) -> int:
         return self.raw.height
 
     def sign(self, rows: Indices) -> str:
         """Sign the files, what their columns become, and the rows."""
-        return digest_rows(rows, self.identity, self.label, json.dumps(self._fitted.to_json()))
+        fitted = [self._fitted.to_json()] + [each.statistics for each in self.own.values()]
+        texts = [self.identity, self.label, *map(json.dumps, fitted)]
+        return digest_rows(rows, *texts, *([digest_rows(self.owners[rows])] if self.own else []))
 
     def inspect(self) -> set[SampleFormat]:
         """All rows are alike."""
@@ -176,6 +237,9 @@ class TableStore:
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Return rows as vectors."""
         vectors = self._fitted.transform(self.raw[rows])
+        for place, columns in enumerate(self.own.values()):
+            mine = numpy.flatnonzero(self.owners[rows] == place)
+            vectors[mine] = columns.transform(self.raw[rows[mine]])
         if found := find_not_finite(vectors):
             raise InvalidInput(
                 f"{self.shown}: a row becomes {found} once its columns are standardized; its "
@@ -197,14 +261,34 @@ def open_tables(dataset: DatasetSettings) -> SampleIndex:
             "folder of them."
         )
     root = dataset.root.expanduser()
-    frames = _read_files(root, "dataset.root")
+    frames = read_tables(root, "dataset.root", dataset.drop)
+    found = index_tables(frames, dataset, root)
+    chosen = choose_domains([each.name for each in found.domains], dataset, str(root))
+    return replace(found, domains=tuple(each for each in found.domains if each.name in chosen))
+
+
+def index_tables(
+    frames: Mapping[Path, "polars.DataFrame"],
+    dataset: DatasetSettings,
+    root: Path,
+    identity: str | None = None,
+) -> SampleIndex:
+    """List the rows of tables by file, or by the column `dataset.client`.
+
+    `identity` is that of frames in memory, which have no files.
+    """
     path, first = next(iter(frames.items()))
     label, client = dataset.label, dataset.client
     if label is None:
         raise InvalidInput(
-            "dataset.label is not set; dataset.name 'table' needs it, one of the columns of "
-            f"{path}: {enumerate_names(first.columns, MOST_NAMES_LISTED)}."
+            f"dataset.label is not set; tables need it, one of the columns of {path}: "
+            f"{enumerate_names(first.columns, MOST_NAMES_LISTED)}."
         )
+    for setting, name in (("label", label), ("client", client)):
+        if name in dataset.drop:
+            raise InvalidInput(
+                f"dataset.drop has {name!r}, the column of dataset.{setting}; it must name others."
+            )
     _check_column("label", label, first.columns, path)
     if client is not None:
         _check_column("client", client, first.columns, path)
@@ -215,51 +299,90 @@ def open_tables(dataset: DatasetSettings) -> SampleIndex:
     features = [name for name in first.columns if name not in (label, client)]
     if not features:
         raise InvalidInput(f"{root} has no column but {label!r}; there must be more.")
-    found = _index(frames, infer_kinds(frames, features), label, client, root)
-    chosen = choose_domains([each.name for each in found.domains], dataset, str(root))
-    return replace(found, domains=tuple(each for each in found.domains if each.name in chosen))
-
-
-def index_frames(
-    frames: Mapping[str, "polars.DataFrame"], dataset: DatasetSettings, identity: str
-) -> SampleIndex:
-    """List the rows of frames in memory by frame, or by the column `dataset.client`."""
-    if dataset.label is None:
-        first = next(iter(frames.values()))
-        raise InvalidInput(
-            "dataset.label is not set; frames need it, one of the columns "
-            f"{enumerate_names(first.columns, MOST_NAMES_LISTED)}."
-        )
-    raw = {Path(shown): check_frame(frame, Path(shown)) for shown, frame in frames.items()}
-    keys = [name for name in (dataset.label, dataset.client) if name is not None]
-    columns = next(iter(raw.values())).columns
-    for path, frame in raw.items():
-        require_columns([*keys, *columns], frame.columns, path)
-        require_columns(frame.columns, columns, path)
-    kinds = infer_kinds(raw, [name for name in columns if name not in keys])
-    return _index(raw, kinds, dataset.label, dataset.client, Path("data"), identity)
+    declared = declare_columns(dataset)
+    for name in declared.kinds if declared else ():
+        _check_column("columns", name, features, path)
+    found = _index(
+        frames,
+        declared.kinds if declared else infer_kinds(frames, features),
+        label,
+        client,
+        root,
+        identity,
+        any_number=bool(dataset.classes),
+        standardizes=dataset.standardize != "none",
+    )
+    if not declared:
+        _refuse_useless_columns(found, label, root)
+    return found
 
 
 def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
     """Read one client's labeled rows for a run that knows its columns."""
-    frames = _read_files(path, "data")
+    frames = read_tables(path, "data")
     for file, frame in frames.items():
         require_columns([columns.label], frame.columns, file)
-    return use_columns(_index(frames, columns.kinds, columns.label, None, path), columns)
+    standardizes = any(each != _NOT_STANDARDIZED for each in columns.statistics.values())
+    found = _index(frames, columns.kinds, columns.label, None, path, standardizes=standardizes)
+    return use_columns(found, columns)
 
 
-def read_rows(path: Path, columns: TableColumns) -> Samples:
-    """Read rows that need no label, as vectors of a run that knows its columns."""
-    return columns.transform(convert_columns(read_table(path), columns.kinds, path))
+def read_rows(
+    source: "Path | polars.DataFrame", columns: TableColumns
+) -> tuple[Samples, "polars.DataFrame"]:
+    """Read rows that need no label: as vectors of a run that knows its columns, and as they are.
+
+    If the column of the label is there, it is text.
+    """
+    shown = source if isinstance(source, Path) else IN_MEMORY
+    frame = read_table(source) if isinstance(source, Path) else source
+    vectors = columns.transform(convert_columns(frame, columns.kinds, shown))
+    if columns.label in frame.columns:
+        frame = frame.with_columns(convert_columns(frame, {columns.label: "text"}, shown))
+    return vectors, frame
 
 
-def fit_tables(sample_index: SampleIndex, training: Iterable[Subset]) -> SampleIndex:
+def name_label(word: str | None, class_names: Sequence[str]) -> str | None:
+    """Return a label as a run names its classes; None if it is missing."""
+    if word is None or None in map(_parse_number, class_names):
+        return word
+    number = _parse_number(word)
+    return None if is_missing_number(word) else word if number is None else str(number)
+
+
+def fit_tables(
+    sample_index: SampleIndex, training: Iterable[Subset], dataset: DatasetSettings
+) -> SampleIndex:
     """Fit the columns of a table to the clients' training rows; other data is unchanged."""
     store = sample_index.store
     if not isinstance(store, TableStore):
         return sample_index
-    fitted = fit_columns(store.raw, store.label, [subset.rows for subset in training])
+    clients, standardizes = [each.rows for each in training], dataset.standardize != "none"
+    fitted = fit_columns(store.raw, store.label, clients, standardizes=standardizes)
+    if declared := declare_columns(dataset):
+        fitted = declared.with_statistics(fitted.statistics)
     return use_columns(sample_index, fitted)
+
+
+def standardize_by_client(
+    sample_index: SampleIndex, rows: Mapping[str, tuple[Indices, Indices]]
+) -> SampleIndex:
+    """Let each client standardize a table by its own training rows; other data is unchanged.
+
+    Args:
+        sample_index: A table with fitted columns.
+        rows: The training and test rows of each client.
+    """
+    store = sample_index.store
+    if not isinstance(store, TableStore) or store.columns is None:
+        return sample_index
+    own, owners = {}, numpy.full(len(store), -1)
+    for place, (name, (train, test)) in enumerate(rows.items()):
+        owners[train] = owners[test] = place
+        columns = {each: store.raw[each].to_numpy() for each in store.columns.statistics}
+        found = {each: _fit_numeric(column, [train]) for each, column in columns.items()}
+        own[name] = store.columns.with_statistics(found)
+    return replace(sample_index, store=replace(store, own=own, owners=owners))
 
 
 def use_columns(sample_index: SampleIndex, columns: TableColumns | None) -> SampleIndex:
@@ -273,14 +396,22 @@ def use_columns(sample_index: SampleIndex, columns: TableColumns | None) -> Samp
     return replace(sample_index, store=fitted, array_format=ArrayFormat((columns.width,)))
 
 
+def find_own_columns(sample_index: SampleIndex) -> Mapping[str, TableColumns]:
+    """Return the columns of clients that standardize a table by their own rows."""
+    store = sample_index.store
+    return store.own if isinstance(store, TableStore) else {}
+
+
 def find_columns(sample_index: SampleIndex) -> TableColumns | None:
     """Return the fitted columns of a table; None for other data."""
     store = sample_index.store
     return store.columns if isinstance(store, TableStore) else None
 
 
-def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
-    """Read a file, or all tables of a folder; they must have the same columns."""
+def read_tables(
+    root: Path, setting: str, drop: Sequence[str] = ()
+) -> dict[Path, "polars.DataFrame"]:
+    """Read a file, or all tables of a folder; apart from `drop` they must have the same columns."""
     allowed = " or ".join(f"*{extension}" for extension in EXTENSIONS)
     if not root.exists():
         raise InvalidInput(
@@ -300,12 +431,22 @@ def _read_files(root: Path, setting: str) -> dict[Path, "polars.DataFrame"]:
             raise InvalidInput(
                 f"{root} has two tables {path.stem!r}; each must have a name of its own."
             )
-    frames = {path: read_table(path) for path in paths}
-    first = frames[paths[0]].columns
-    for path, frame in frames.items():
-        require_columns(first, frame.columns, path)
-        require_columns(frame.columns, first, paths[0])
-    return frames
+    return keep_columns({path: read_table(path) for path in paths}, drop, root)
+
+
+def keep_columns(
+    frames: Mapping[Path, "polars.DataFrame"], drop: Sequence[str], root: Path
+) -> dict[Path, "polars.DataFrame"]:
+    """Return tables without some columns; the others must be the same in all of them."""
+    names = list(dict.fromkeys(name for frame in frames.values() for name in frame.columns))
+    for name in drop:
+        _check_column("drop", name, names, root)
+    kept = {path: frame.drop(drop, strict=False) for path, frame in frames.items()}
+    shown, first = next(iter(kept.items()))
+    for path, frame in kept.items():
+        require_columns(first.columns, frame.columns, path)
+        require_columns(frame.columns, first.columns, shown)
+    return kept
 
 
 def _check_column(setting: str, name: str, columns: Sequence[str], path: Path) -> None:
@@ -325,15 +466,21 @@ def _index(
     client: str | None,
     root: Path,
     identity: str | None = None,
+    *,
+    any_number: bool = True,
+    standardizes: bool = True,
 ) -> SampleIndex:
-    """List the rows that have a label, by site and class."""
+    """List the rows that have a label, by site and class.
+
+    Without `any_number`, numbers that look like a measurement are rejected as labels.
+    """
     import polars
 
     keys: dict[str, Kind] = {name: "text" for name in (label, client) if name is not None}
     everything = polars.concat(
         convert_columns(frame, {**kinds, **keys}, path) for path, frame in frames.items()
     )
-    class_names, labels = _number_classes(everything[label], root)
+    class_names, labels = _number_classes(everything[label], root, any_number=any_number)
     has_label = labels >= 0
     site_names, sites = _number_sites(everything, frames, client)
     labels, sites = labels[has_label], sites[has_label]
@@ -344,7 +491,6 @@ def _index(
     for domain in domains if identity is None or client else ():
         check_domain_name(domain.name, root)
     raw = everything.filter(has_label.tolist()).select(list(kinds))
-    _refuse_free_text(raw, root)
     identity = identity or "|".join(identify_file(path) for path in frames)
     return SampleIndex(
         "table",
@@ -352,21 +498,25 @@ def _index(
         tuple(domain for domain in domains if len(domain.train.labels)),
         TableStore(raw, label, str(root), identity),
         ArrayFormat((len(kinds),)),
-        notices=_describe_gaps(raw, int((~has_label).sum()), root),
+        notices=_describe_gaps(
+            raw, int((~has_label).sum()), root, "the column's mean" if standardizes else "0"
+        ),
     )
 
 
-def _number_classes(column: "polars.Series", root: Path) -> tuple[tuple[str, ...], Indices]:
+def _number_classes(
+    column: "polars.Series", root: Path, *, any_number: bool
+) -> tuple[tuple[str, ...], Indices]:
     """Return the classes in order and each row's class index, -1 without a label.
 
-    Whole numbers are classes in their order, however they are written; all else is text.
+    Numbers are classes in their order, however they are written; all else is text.
     """
     about = f"{root}: dataset.label is {column.name!r}, a column"
     words = column.drop_nulls().unique().to_list()
     if len(words) > _MOST_VALUES:
         raise InvalidInput(
             f"{about} of {len(words):,} different values; a label must have at most "
-            f"{_MOST_VALUES:,}: a class, and no measurement."
+            f"{_MOST_VALUES:,}: a class, and no measurement (there is no regression)."
         )
     numbers = {word: _parse_number(word) for word in words if not is_missing_number(word)}
     are_numbers = None not in numbers.values()
@@ -376,15 +526,26 @@ def _number_classes(column: "polars.Series", root: Path) -> tuple[tuple[str, ...
     classes.sort()
     if not classes:
         raise InvalidInput(f"{about} without a value; some rows must have a label.")
-    for number in classes:
-        if isinstance(number, float):
-            raise InvalidInput(
-                f"{about} with the number {number:g}; a label must be text or a whole number: a "
-                "class, and no measurement."
-            )
     places = {name: place for place, name in enumerate(classes)}
-    labels = [places[named[word]] if word in named else -1 for word in column.to_list()]
-    return tuple(str(each) for each in classes), numpy.array(labels)
+    labels = numpy.array([places[named[word]] if word in named else -1 for word in column])
+    if are_numbers and not any_number:
+        _refuse_measurement(classes, numpy.bincount(labels[labels >= 0]), about)
+    return tuple(str(each) for each in classes), labels
+
+
+def _refuse_measurement(numbers: Sequence[int | float], counts: Indices, about: str) -> None:
+    """Reject numbers that are to be predicted as such: regression is not supported."""
+    found = next(
+        (f"with the number {number:g}" for number in numbers if isinstance(number, float)), None
+    )
+    rare = int((counts < _FEW_ROWS).sum())
+    if found is None and len(numbers) > _MANY and 2 * rare >= len(numbers):
+        found = f"of {len(numbers):,} different numbers, {rare:,} of them in under {_FEW_ROWS} rows"
+    if found:
+        raise InvalidInput(
+            f"{about} {found}; it must be a class, and no measurement (there is no regression): "
+            "text or whole numbers that repeat, or dataset.classes must name its values."
+        )
 
 
 def _parse_number(word: str) -> int | float | None:
@@ -420,24 +581,70 @@ def _number_sites(
     return tuple(names.tolist()), sites
 
 
-def _refuse_free_text(raw: "polars.DataFrame", root: Path) -> None:
-    for column in raw.get_columns():
-        count = column.drop_nulls().n_unique()
-        if not column.dtype.is_numeric() and count > _MOST_VALUES:
-            raise InvalidInput(
-                f"{root}: column {column.name!r} has {count:,} different words; a column of "
-                f"text must have at most {_MOST_VALUES:,}, or be taken out of the table."
-            )
+def _refuse_useless_columns(sample_index: SampleIndex, label: str, root: Path) -> None:
+    """Reject columns from which nothing can be learned as they are: ids, dates and free text."""
+    store = sample_index.store
+    assert isinstance(store, TableStore)
+    faults: dict[str, str] = {}
+    for name in store.raw.columns:
+        column = store.raw[name]
+        by_site = (column[each.train.rows].drop_nulls() for each in sample_index.domains)
+        # Sites may number their rows alike.
+        different = sum(own.n_unique() for own in by_site)
+        judge = _judge_numbers if column.dtype.is_numeric() else _judge_text
+        if fault := judge(column.drop_nulls(), different):
+            faults[name] = fault
+    if not faults:
+        return
+    told = ", ".join(f"column {name!r} has {fault}" for name, fault in faults.items())
+    advice = (
+        f"--dataset.drop {shlex.join(faults)} leaves {'it' if len(faults) == 1 else 'them'} out"
+    )
+    if text := next((name for name in faults if faults[name] == _SENTENCES), None):
+        words = ["data", "encode", str(root), "OUT", "--encoder", "sentence:PATH"]
+        words += ["--text", text, "--label", label]
+        advice += f"; `mpfedcl {shlex.join(words)}` makes features of sentences"
+    raise InvalidInput(
+        f"{root}: {told}; columns must hold numbers, or words that repeat. {advice}."
+    )
 
 
-def _describe_gaps(raw: "polars.DataFrame", rows_dropped: int, root: Path) -> tuple[str, ...]:
+_SENTENCES = "sentences"
+
+
+def _judge_numbers(column: "polars.Series", different: int) -> str | None:
+    """Return what makes numbers useless: ids; `different` is counted within each site."""
+    is_id = column.name.lower().endswith("id") and 2 * different > len(column)
+    is_whole = column.n_unique() > _MANY and bool((column == column.floor()).all())
+    return "another whole number in most rows, as ids do" if is_id and is_whole else None
+
+
+def _judge_text(column: "polars.Series", different: int) -> str | None:
+    """Return what makes text useless: dates, sentences, ids or too many words."""
+    words = column.unique()
+    if len(words) and bool(words.str.contains(_DATE).all()):
+        return f"dates, such as {column[0]}"
+    if len(words) > _MANY:
+        num_words: Any = words.str.count_matches(r"\S+").mean()
+        if num_words >= _WORDS_OF_A_SENTENCE and 4 * len(words) >= len(column):
+            return _SENTENCES
+        if different == len(column):
+            return "another word in each row, as ids do"
+    if len(words) > _MOST_VALUES:
+        return f"{len(words):,} different words, more than {_MOST_VALUES:,}"
+    return None
+
+
+def _describe_gaps(
+    raw: "polars.DataFrame", rows_dropped: int, root: Path, filled: str
+) -> tuple[str, ...]:
     """Describe the missing values and their replacement in one line."""
     gaps = [count for name in raw.columns if (count := raw[name].null_count())]
     told = []
     if gaps:
         told.append(
             f"missing values: {sum(gaps):,}, in {len(gaps):,} of {raw.width:,} columns; a number "
-            "counts as the column's mean, a word as none of its words."
+            f"counts as {filled}, a word as none of its words."
         )
     if rows_dropped:
         told.append(f"rows without a label, left out: {rows_dropped:,}.")

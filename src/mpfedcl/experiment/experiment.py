@@ -187,6 +187,11 @@ class Experiment(settings.Settings):
         The default encoder of a method applies to images that would otherwise be raw pixels.
         """
         spec = find_specification(self.dataset.name)
+        if self.dataset.standardize == "client" and self.dataset.name != "table":
+            raise InvalidInput(
+                "dataset.standardize is 'client'; it must be 'federated' or 'none', because "
+                f"dataset.name is {self.dataset.name!r} and only 'table' has columns."
+            )
         defaults = {
             "dataset__test_fraction": 0.5,
             "prototypes__padding": "fill" if self.prototypes.per_class == "auto" else "all",

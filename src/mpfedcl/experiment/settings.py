@@ -30,6 +30,13 @@ else:
 
 _MOST_PER_CLASS = 65_536
 _Positive = Annotated[float, Field(gt=0)]
+# True and false are how files of earlier versions say it.
+_Standardize = Annotated[
+    Literal["federated", "client", "none"],
+    BeforeValidator(
+        lambda value: ("none", "federated")[value] if isinstance(value, bool) else value
+    ),
+]
 
 
 class Settings(BaseModel):
@@ -77,6 +84,11 @@ class DatasetSettings(Settings):
     """table, frames: column of the class."""
     client: str | None = None
     """table: column of the owner of each row, the domain [default: each file is a domain]."""
+    columns: tuple[str, ...] = ()
+    """table: columns to use, in order; one of text with its words, as sex=f|m [default: all of the
+    table with all of their words; over a network they must be given]."""
+    drop: tuple[str, ...] = ()
+    """table: columns to leave out, such as numbers of patients and dates."""
     train_size: Annotated[int | None, Field(ge=1)] = None
     """Number of training images, drawn at random [default: the data set's; 2000 for mnist]."""
     test_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
@@ -92,8 +104,10 @@ class DatasetSettings(Settings):
     test_per_class: Annotated[int | None, Field(ge=1)] = None
     """Feature skew: maximum number of test images per class and domain [default: the data
     set's]."""
-    standardize: bool = True
-    """Scale pixels by the data set's mean and standard deviation; otherwise to [0, 1]."""
+    standardize: _Standardize = "federated"
+    """federated: scale pixels by the data set's mean and standard deviation, columns of tables by
+    those of the training rows of all clients; client: columns by each client's own training rows;
+    none: pixels to [0, 1], columns not at all."""
     image_size: Annotated[int | None, Field(ge=1, le=1024)] = None
     """Resize images to this many pixels per side [default: the original size; 28 if sizes differ;
     32 for `folder` without an encoder]."""

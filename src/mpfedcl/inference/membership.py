@@ -148,6 +148,11 @@ def join(
             )
     with RunDirectory.resume(path, "RUN") if add else contextlib.nullcontext():
         trained = load_trained_run(path, weights=weights)
+        if add and trained.experiment.dataset.standardize == "client":
+            raise InvalidInput(
+                "add is given; it must be left out, because dataset.standardize is 'client' in "
+                "this run, and it keeps no statistics of the columns of other clients."
+            )
         noun = trained.input_format.noun
         members = open_federation(path) if one_shot else PoolMembers.of_run(trained)
         event = _choose_event(members, name, replace=replace)

@@ -14,6 +14,8 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.image_files import convert_image, read_image_file
 from mpfedcl.data.samples import ArrayFormat, Samples
+from mpfedcl.data.table_files import import_table
+from mpfedcl.data.tables import read_rows
 from mpfedcl.inference.calibration import METRIC_FILE, Calibration, Drift, write_calibration
 from mpfedcl.inference.samples import load_held_out
 from mpfedcl.inference.trained_run import (
@@ -153,6 +155,13 @@ class Predictor:
             )
         if self._space is None:
             remark = "This run has no prototypes: the classifier predicts, and no image is unknown."
+        by_client = any(each.get("columns") for each in trained.partition["clients"].values())
+        if client is None and by_client:
+            scaled = (
+                "Rows are standardized by the training rows of all clients, because "
+                "dataset.standardize is client and no client is named."
+            )
+            remark = " ".join(each for each in (remark, scaled) if each)
         self.sharpness = calibrated.sharpness
         self._set_limit: float | None = None
         if coverage is not None:
@@ -199,18 +208,19 @@ class Predictor:
         """Whether labels are those of the nearest prototype."""
         return self._kind.rule == "prototype"
 
-    def predict(self, samples: Samples | Tensor | Sequence[Any]) -> list[Prediction]:
+    def predict(self, samples: Any) -> list[Prediction]:
         """Return a prediction per sample.
 
         Args:
             samples: Images as bytes [n, height, width] or [n, height, width, 3], or a sequence of
                 paths, Pillow images and arrays of bytes; their sizes may differ. For a run on
                 arrays, what it was trained on: floats or token ids [n, ...], or a sequence of
-                arrays or tensors.
+                arrays or tensors. For a run on a table, a polars or pandas frame, a list of dicts,
+                or the path of a file.
         """
         return [each for part in self.measure(samples) for each in self.decide(part)]
 
-    def embed(self, samples: Samples | Tensor | Sequence[Any]) -> Tensor:
+    def embed(self, samples: Any) -> Tensor:
         """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
         return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
 
@@ -221,14 +231,30 @@ class Predictor:
         flagged = sum(bool(each.unknown) for each in predictions)
         return Drift.of(len(predictions), flagged, self.threshold)
 
-    def measure(self, samples: Samples | Tensor | Sequence[Any]) -> list[Measured]:
+    def measure(self, samples: Any) -> list[Measured]:
         """Apply the model to samples in batches; `decide` turns the outputs into predictions."""
         return [self._measure_batch(*outputs) for outputs in self._apply(samples)]
 
-    def _apply(self, samples: Samples | Tensor | Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _apply(self, samples: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        samples = self._read(samples)
         for first in range(0, len(samples), _SAMPLES_AT_ONCE):
             batch = [self.convert(each) for each in samples[first : first + _SAMPLES_AT_ONCE]]
             yield self.trained.apply(self.params, numpy.stack(batch))
+
+    def _read(self, samples: Any) -> Any:
+        """Return the rows of a table as vectors; other samples as they are."""
+        columns, is_path = self.trained.columns, isinstance(samples, str | Path)
+        if is_path and columns is None:
+            return [samples]
+        table = Path(str(samples)) if is_path else import_table(samples)
+        if table is None:
+            return samples
+        if columns is None:
+            raise InvalidInput(
+                "samples is a table; only a run on a table takes one, and this run takes "
+                f"{self.trained.input_format}."
+            )
+        return read_rows(table, columns)[0]
 
     def convert(self, sample: Any) -> Samples:
         """Return one sample in the model's input format."""

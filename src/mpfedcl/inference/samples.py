@@ -4,11 +4,11 @@ Predicted samples are named one by one, because one that cannot be read must not
 Held-out samples have labels, and no client has trained with them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class NamedSample(NamedTuple):
 
     name: str
     value: Path | Samples | InvalidInput
+    cells: Mapping[str, Any] = {}
+    """The row of a table as it was read; its label is text."""
 
 
 def list_samples(
@@ -102,8 +104,11 @@ def read_batches(
 def _list_path(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> list[NamedSample]:
     is_archive = path.suffix.lower() == ".npz" and not path.is_dir()
     if is_archive or not isinstance(wanted, ImageFormat):
-        rows = _read_rows(path, wanted, columns)
-        return [NamedSample(f"{path}[{number}]", row) for number, row in enumerate(rows)]
+        rows, cells = _read_rows(path, wanted, columns)
+        return [
+            NamedSample(f"{path}[{number}]", *each)
+            for number, each in enumerate(zip(rows, cells, strict=True))
+        ]
     if not path.is_dir():
         return [NamedSample(str(path), path)]
     files = sorted(each for each in path.rglob("*") if is_image_file(each))
@@ -113,8 +118,10 @@ def _list_path(path: Path, wanted: SampleFormat, columns: TableColumns | None) -
     return [NamedSample(str(each), each) for each in files]
 
 
-def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -> Samples:
-    """Return the samples of an npz file or a table."""
+def _read_rows(
+    path: Path, wanted: SampleFormat, columns: TableColumns | None
+) -> tuple[Samples, list[dict[str, Any]]]:
+    """Return the samples of an npz file or a table, and the cells of a table's rows."""
     if path.suffix.lower() == ".npz" and not path.is_dir():
         store = open_unlabeled_samples(path)
         (found,) = store.inspect()
@@ -122,14 +129,15 @@ def _read_rows(path: Path, wanted: SampleFormat, columns: TableColumns | None) -
             raise InvalidInput(f"{path}: {store.key} has {found}; this run takes {wanted}.")
         # All at once and in their own size, because an archive is always read from its beginning.
         own = choose_format({found}, None, wanted.dtype)
-        return store.load(numpy.arange(len(store)), own)
+        return store.load(numpy.arange(len(store)), own), [{}] * len(store)
     if columns is None:
         raise InvalidInput(
             f"{path} is not an npz file; this run takes {wanted}, as x [samples, ...] in one."
         )
     if not is_table_file(path):
         raise InvalidInput(f"{path} is not a table; this run takes rows of a CSV or Parquet file.")
-    return read_rows(path, columns)
+    vectors, frame = read_rows(path, columns)
+    return vectors, frame.to_dicts()
 
 
 # Labeled samples

@@ -76,6 +76,8 @@ class TrainedRun:
     model: Model
     pool: PrototypePool | None
     """The prototypes of all clients; None for a method that shares none."""
+    client: str | None = None
+    """The client whose point of view this is, as `seen_by` returns it."""
 
     @cached_property
     def reference(self) -> PrototypePool | None:
@@ -83,18 +85,24 @@ class TrainedRun:
         return None if self.pool is None else prototype_rule(self.method).reference(self.pool)
 
     def seen_by(self, client: str | None) -> "TrainedRun":
-        """Return the run with the prototypes that a client's personal model is compared with."""
-        if client is None or self.reference is None:
+        """Return the run with a client's columns, and the prototypes its model is compared with."""
+        if client is None:
             return self
+        found = replace(self, client=client)
+        if self.reference is None:
+            return found
         own = prototype_rule(self.method).reference_of(client, self.reference)
-        return self if own is self.reference else replace(self, pool=own)
+        return found if own is self.reference else replace(found, pool=own)
 
     @cached_property
     def columns(self) -> TableColumns | None:
         """The columns of a run on a table; None for a run on images or arrays."""
         found = self.partition.get("columns")
-        where = str(self.path / "partition.json")
-        return None if found is None else validate_content(found, TableColumns, where)
+        if found is None:
+            return None
+        columns = validate_content(found, TableColumns, str(self.path / "partition.json"))
+        samples = self.partition["clients"].get(self.client) or {}
+        return columns.with_statistics(samples.get("columns") or {})
 
     @cached_property
     def clients(self) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class ClientSamples(FileContent):
 
     train: list[_Count]
     test: _Count
+    columns: dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]] | None = None
+    """The client's own mean and standard deviation of each numeric column, if they are used."""
 
 
 class Partition(FileContent):

@@ -94,11 +94,13 @@ def _plan_over_network(method: type[Method], experiment: Experiment) -> Experime
     refuse_over_network(method, experiment)
     check_timing(method, experiment)
     check_secure_aggregation(experiment)
-    if experiment.dataset.name == "table":
+    dataset = experiment.dataset
+    is_agreed = dataset.label and dataset.columns and dataset.standardize != "federated"
+    if dataset.name == "table" and not is_agreed:
         raise InvalidInput(
-            "dataset.name is 'table'; over a network it must be left out, because clients do not "
-            "exchange the statistics that standardize columns. Clients may use vectors in npz "
-            "files."
+            "dataset.name is 'table'; over a network dataset.label and dataset.columns must name "
+            "what all tables have, and dataset.standardize must be 'client' or 'none', because "
+            "clients do not exchange statistics of columns."
         )
     if experiment.asked_workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")

@@ -14,6 +14,7 @@ from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_own_samples
 from mpfedcl.data.sample_index import open_own_samples
+from mpfedcl.data.tables import TableColumns, declare_columns
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.evaluation import ClientEvaluation
 from mpfedcl.engines.hardware import cap_threads, find_device
@@ -245,7 +246,9 @@ class NetworkClient:
                 "(--secure-aggregation)."
             )
         name = settings.encoder or experiment.encoder.name
-        if not settings.encoder and settings.data is not None and holds_arrays(settings.data):
+        is_table = experiment.dataset.name == "table"
+        holds = settings.data is not None and (is_table or holds_arrays(settings.data))
+        if not settings.encoder and holds:
             # The server's default is for images.
             name = "none"
         if not settings.encoder and name and ":" in name and not name.startswith(_NO_FILES):
@@ -275,8 +278,9 @@ class NetworkClient:
                 )
             return data.with_one_client(data.names[settings.share], settings.name), model
         assert settings.data is not None
-        self._check_classes(experiment.dataset.classes)
-        sample_index = open_own_samples(settings.data, experiment.dataset.classes)
+        columns = declare_columns(experiment.dataset)
+        self._check_classes(experiment.dataset.classes, columns)
+        sample_index = open_own_samples(settings.data, experiment.dataset.classes, columns)
         own = experiment.replace(
             # Size limits are for benchmarks; a client uses all of its own data.
             **dict.fromkeys(("dataset__per_class", "dataset__test_per_class"), None),
@@ -285,10 +289,10 @@ class NetworkClient:
         load = partial(load_own_samples, sample_index=sample_index, name=settings.name)
         return load_data_and_model(own, device, load)
 
-    def _check_classes(self, known: tuple[str, ...]) -> None:
+    def _check_classes(self, known: tuple[str, ...], columns: TableColumns | None) -> None:
         """Reject unknown classes without naming the data folder."""
         assert self._settings.data is not None
-        sample_index = open_own_samples(self._settings.data, None)
+        sample_index = open_own_samples(self._settings.data, None, columns)
         odd = sorted(set(sample_index.class_names) - set(known))
         if known and odd and sample_index.names_classes:
             raise ClientRefusal(f"it has the class {odd[0]!r}, which the experiment does not have.")
