@@ -198,6 +198,7 @@ def test_share_out_of_range_is_rejected(images: Path, tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"workers": 2}, "workers is 2; over a network it must be 1"),
+        ({"metric": "math:sqrt"}, "metric is 'math:sqrt'; over a network it must be one of acc"),
     ],
 )
 def test_experiments_that_cannot_run_over_a_network_are_rejected(

@@ -447,3 +447,18 @@ def test_shares_of_a_vector_dataset_equal_simulation(
     assert ours.accuracy == theirs.accuracy
     for left, right in zip(ours.history, theirs.history, strict=True):
         assert left["loss"] == pytest.approx(right["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_metrics_of_clients_equal_simulation(images: Path, tmp_path: Path, method: str) -> None:
+    """Clients send values and counts, from which AUROC and ECE over all of them do not follow."""
+    experiment = float64_experiment(images, method, partition__test="matched", metric="macro_f1")
+    found = read_summary(LoopbackFederation(experiment, tmp_path).serve().path)["metrics"]
+    wanted = read_summary(run(experiment, tmp_path / "simulation").path)["metrics"]
+    assert found["per_client"].keys() == wanted["per_client"].keys()
+    for name, each in wanted["per_client"].items():
+        assert found["per_client"][name] == pytest.approx(each)
+    assert set(found["global_test"].values()) == {None}
+    expected = wanted["local_test"] | {"auroc": None, "ece": None}
+    assert found["local_test"] == pytest.approx(expected)
+    assert expected["macro_f1"] == read_records(tmp_path / "simulation")[-1]["metric"]["local_test"]

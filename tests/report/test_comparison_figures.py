@@ -30,6 +30,7 @@ def groups_of(values: Values) -> list[Json]:
             "name": name,
             "style": style_of(name),
             "shared_test": True,
+            "metric": "accuracy",
             "end": dict.fromkeys(TESTS, numbers),
             "seeds": [*range(len(numbers))],
             "diverged": [False] * len(numbers),

@@ -206,7 +206,10 @@ def test_csv_and_pdf(tmp_path: Path, said: Say) -> None:
         folder.name: {path.name for path in folder.iterdir() if path.is_file()}
         for folder in folders
     }
-    of_runs = {f"{name}.csv" for name in ("accuracy", "clients", "rounds", "runs", "differences")}
+    of_runs = {
+        f"{name}.csv"
+        for name in ("accuracy", "clients", "metrics", "rounds", "runs", "differences")
+    }
     figures = ("accuracy", "differences", "clients", "costs", "partition")
     drawn = {f"{name}.pdf" for name in figures}
     assert names["all"] == of_runs | drawn | {"report.html"}

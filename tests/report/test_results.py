@@ -227,7 +227,7 @@ def test_tables_in_a_notebook(comparison: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "offered"),
     [
-        ("table", "accuracies", "accuracy, clients, rounds, runs"),
+        ("table", "accuracies", "accuracy, clients, metrics, rounds, runs"),
         ("figure", "bars", "accuracy, partition"),
     ],
 )

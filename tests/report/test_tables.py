@@ -65,3 +65,10 @@ def test_mean_is_said_to_be_over_the_evaluated_clients() -> None:
     )
     told = describe_mean({"a": 20.0}, [str(n) for n in range(200_000)], spread)
     assert told == "mean over 100,000 of 200,000 clients (the others were not evaluated)"
+
+
+def test_clients_have_a_column_of_another_metric() -> None:
+    values: dict[str, dict[str, float | None]] = {"a": {"nll": 0.31279}, "b": {"nll": None}}
+    table = clients_table("title", {"a": 50.0, "b": None, "c": 1.0}, "nll", values)
+    assert table.columns == ["client", "accuracy %", "NLL"]
+    assert table.rows == [["a", "50.0", "0.313"], ["b", "-", "-"], ["c", "1.0", "-"]]

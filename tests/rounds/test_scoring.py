@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mpfedcl.methods import PREDICTORS, TESTS, PredictorName, Test
+from mpfedcl.methods import PREDICTORS, TESTS, PredictorKind, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool, Prototypes
 from mpfedcl.rounds import scoring as predictions_module
 from mpfedcl.rounds.evaluation import AccuracyTable
@@ -167,6 +167,26 @@ def test_priors_on_the_global_test_set_are_limited_by_cost(
         "local_test": whole["local_test"],
         "global_test": whole["global_test"] | left_out,
     }
+
+
+def test_closeness_prefers_the_nearest_prototype_whatever_its_norm() -> None:
+    generator = torch.manual_seed(5)
+    vectors = 3 * torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 0, 2, 2, 3])
+    rows = Prototypes(vectors, labels, torch.ones(5, dtype=torch.long))
+    pool = PrototypePool.gather({"a": rows}, num_classes=NUM_CLASSES, num_prototypes=2)
+    inputs = 3 * torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    evaluator = Evaluator(
+        inputs, torch.zeros(20).long(), lambda z: z, pool, 0.5, with_closeness=True
+    )
+    logits = torch.zeros(20, NUM_CLASSES)
+    (predicted,) = evaluator.predict(lambda z: as_stack((z, logits)))
+    found = predicted.probabilities(PredictorKind("personal", "prototype"), None)
+    assert found is not None
+    assert predicted.prototype is not None
+    assert torch.equal(found.argmax(1), predicted.prototype)
+    wanted = (-pool.distances_by_class(inputs).square() / (2 * 0.5)).softmax(1)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_similarities_are_the_nearest_prototype_of_each_class() -> None:

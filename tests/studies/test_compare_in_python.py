@@ -114,3 +114,37 @@ def test_default_folder(images: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     found = compare(small(images, rounds=1), "local", seeds=[0])
     assert str(found.path) == "runs/comparison"
     assert "one seed" in repr(found)
+
+
+def test_smallest_value_of_an_error_is_best(images: Path, tmp_path: Path, said: Say) -> None:
+    base = small(images, metric="nll", **MATCHED)
+    found = compare(base, ["fedavg", "local", "fedprox"], tmp_path / "all", seeds=[0])
+    content = json.loads((found.path / "comparison.json").read_text())
+    differences = rows_of(found.frame("differences", library="columns"))
+    metrics = rows_of(found.frame("metrics", library="columns"))
+    for test in ("local_test", "global_test"):
+        values = {
+            each.experiment.method: read_summary(each.path)["metrics"][test]["nll"]
+            for each in found.runs
+        }
+        assert content["differences"][test]["best"] == min(values, key=lambda name: values[name])
+        listed = [each for each in metrics if each["judged"] and each["test"] == test]
+        assert {r["method"]: r["value"] for r in listed if r["client"] is None} == values
+        for name, entry in content["methods"].items():
+            assert [each["nll"] for each in entry["metrics"][test]] == [values[name]]
+        for row in differences:
+            if row["test"] == test:
+                # What is below the other one is better.
+                advantage = values[row["than"]] - values[row["method"]]
+                assert row["difference"] == pytest.approx(advantage)
+    assert "NLL of the last round: one seed" in repr(found)
+    for each in found.runs:
+        assert each.accuracy == read_summary(each.path)["accuracy"]
+    code, out, _ = said("report", found.path)
+    assert code == 0, out
+    page = (found.path / "report.html").read_text()
+    assert "Metrics of the primary predictors on the local test set, last round" in page
+
+
+def rows_of(columns: Json) -> list[Json]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -1,6 +1,7 @@
 """Searches: on validation images alone, written down whole, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
@@ -291,3 +292,23 @@ def test_score_is_the_primary_metric(images: Path, tmp_path: Path) -> None:
     # The paper's tables have the paper's reading.
     asked = Search.prepare(base, "mp-fedcl", tmp_path / "paper", predictor="global_classifier")
     assert asked.predictor == "global_classifier"
+
+
+@pytest.mark.parametrize(("metric", "best"), [("nll", min), ("macro_f1", max)])
+def test_another_metric_gives_the_scores(
+    images: Path, tmp_path: Path, metric: str, best: Callable[[list[float]], float]
+) -> None:
+    base = small(images, rounds=4, metric=metric)
+    found = tune(base, "fedavg", tmp_path / "search", budget=4)
+    assert found is not None
+    for trial in found.trials:
+        records = read_records(tmp_path / "search" / trial.runs[0])
+        for number, score in trial.scores.items():
+            assert score == records[number - 1]["metric"]["local_test"]
+    last = [each.scores[4] for each in found.trials if each.scores.get(4) is not None]
+    assert found.score == best([each for each in last if each is not None])
+    # There is no binomial error.
+    assert (found.standard_error, found.metric) == (None, metric)
+    assert found.trials[found.chosen].number in found.within
+    with pytest.raises(InvalidInput, match=f"^predictor is .*; with metric '{metric}' it must be"):
+        tune(base, "fedavg", tmp_path / "other", predictor="personal_prototype")

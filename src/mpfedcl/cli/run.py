@@ -26,6 +26,7 @@ from mpfedcl.experiment.descriptions import (
     describe_missing_encoder,
     describe_partition,
 )
+from mpfedcl.experiment.names import metric_title
 from mpfedcl.methods import find_method, name_method, name_methods
 from mpfedcl.report.export import write_comparison
 from mpfedcl.report.tables import TextTable, clients_table, predictors_table, text_table
@@ -36,7 +37,10 @@ from mpfedcl.report.wording import (
     describe_mean,
     describe_server_model,
     fairness_sentence,
+    imbalance_sentence,
     judged_by,
+    metric_sentence,
+    metric_value,
     percent,
 )
 from mpfedcl.rounds.metrics import mean_accuracy
@@ -133,12 +137,20 @@ def _show_run(console: Console, result: RunResult, *, all_predictors: bool) -> N
         f"{title}\n{PREDICTOR_TITLES[summary['predictor']]}, local test set, "
         f"round {summary['rounds']}",
         summary["accuracy_per_client"],
+        experiment.metric,
+        (summary["metrics"] or {}).get("per_client", {}),
     ).show(console)
     spread = summary.get("accuracy_spread")
     told = describe_mean(summary["accuracy_per_client"], content.get("clients", ()), spread)
     console.print(f"{told}: {percent(summary['accuracy'])} %")
-    if spread := fairness_sentence(summary):
-        console.print(spread)
+    confusion = RunDirectory(result.path).read_json("confusion.json")
+    for sentence in (
+        metric_sentence(summary),
+        imbalance_sentence(confusion) if confusion else "",
+        fairness_sentence(summary),
+    ):
+        if sentence:
+            console.print(sentence)
     if content.get("network"):
         for sentence in describe_server_model(summary["predictors"], judged_by(summary)):
             console.print(sentence)
@@ -283,15 +295,16 @@ def _tuning_table(found: Sequence[TuningResult]) -> TextTable:
         first.base.replace(partition__validation=first.validation), with_seed=False
     )
     return TextTable(
-        f"{first.base.dataset.name}, {partition}\nvalidation accuracy %; trials: {rungs}",
+        f"{first.base.dataset.name}, {partition}\n"
+        f"validation {metric_title(first.metric)}; trials: {rungs}",
         ["method", "chosen", "score", "± error", "defaults", "trials", "rounds"],
         [
             [
                 names[each.method],
                 "nothing to choose" if each.is_fixed else _list_changes(each),
-                percent(each.score),
+                metric_value(each.metric, each.score),
                 percent(each.standard_error),
-                percent(each.default_score),
+                metric_value(each.metric, each.default_score),
                 str(len(each.trials)),
                 f"{each.rounds_run:,}",
             ]

@@ -2,11 +2,12 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mpfedcl.core.errors import InvalidInput, explain
 
@@ -46,11 +47,28 @@ def allow_current_folder() -> None:
         sys.path.insert(0, str(Path.cwd()))
 
 
-def import_object(field: str, name: str, kind: str = "function") -> Any:
-    """Return the object package.module:name that a field names."""
-    module_name, _, attribute = name.partition(":")
+def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
+    """Return the class that a field names; it must be a subclass of a public class of mpfedcl."""
+    found = _import(field, name, "Class")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise InvalidInput(
+            f"{field} is {name!r}; it must name a subclass of mpfedcl.{base.__name__}."
+        )
+    return found
+
+
+def import_function(field: str, name: str) -> Callable[..., Any]:
+    """Return the function that a field names."""
+    found = _import(field, name, "function")
+    if not callable(found):
+        raise InvalidInput(f"{field} is {name!r}; it must name a function.")
+    return cast(Callable[..., Any], found)
+
+
+def _import(field: str, name: str, kind: str) -> object:
+    module_name, _, object_name = name.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        return getattr(importlib.import_module(module_name), object_name)
     # A user's module may fail in any way while it is imported.
     except Exception as error:
         elsewhere = str(Path.cwd()) not in sys.path
@@ -59,13 +77,3 @@ def import_object(field: str, name: str, kind: str = "function") -> Any:
             f"{field} is {name!r}; it must name an importable package.module:{kind} "
             f"({type(error).__name__}: {explain(error)}){here if elsewhere else '.'}"
         ) from None
-
-
-def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
-    """Return the class that a field names; it must be a subclass of a public class of mpfedcl."""
-    found = import_object(field, name, "Class")
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise InvalidInput(
-            f"{field} is {name!r}; it must name a subclass of mpfedcl.{base.__name__}."
-        )
-    return found

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpfedcl.core.errors import InvalidInput, enumerate_names, explain
-from mpfedcl.core.plugins import import_object
+from mpfedcl.core.plugins import import_function
 from mpfedcl.data.npz_archive import MOST_CLASSES
 from mpfedcl.data.object_stores import FORMS, Source, digest, is_array, open_source
 from mpfedcl.data.samples import (
@@ -79,9 +79,7 @@ def find_objects(dataset: DatasetSettings) -> OpenedObjects:
     """Return the objects that the settings name; a function is imported and called once."""
     name = dataset.name
     if not name.startswith(GIVEN):
-        function = import_object("dataset.name", name)
-        if not callable(function):
-            raise InvalidInput(f"dataset.name is {name!r}; it must name a function.")
+        function = import_function("dataset.name", name)
         used = {each: getattr(dataset, each) for each in _READ_BY_OBJECTS}
         _keep(name, _open_result(function, DatasetSettings(name=name, **used)))
     elif name not in _opened:

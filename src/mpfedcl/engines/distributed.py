@@ -7,6 +7,7 @@ processes add up their sums of models and gather prototypes and the names of cli
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,7 +73,13 @@ class DistributedEngine(InProcessEngine):
         own = super().evaluate(averaged, pool, names, with_confusion=with_confusion)
         report = json.dumps([own.names, own.columns, own.confusion, own.bins])
         parts = [json.loads(part) for part in self._group.gather(report.encode())]
-        return _join_predictors(parts, list(self.sizes), names)
+        joined = _join_predictors(parts, list(self.sizes), names)
+        if own.metrics is None:
+            return joined
+        # The processes have joined their metrics already.
+        found = own.metrics.per_client
+        in_order = {name: found[name] for name in self.sizes if name in found}
+        return replace(joined, metrics=own.metrics.model_copy(update={"per_client": in_order}))
 
     def personal_models(self, shared: Tensors) -> Iterator[tuple[str, Tensors]]:
         """Yield the models of all clients to the leader, one at a time."""

@@ -151,7 +151,9 @@ class InProcessEngine(Engine):
             pool = self._pool_for_evaluation(own)
         predicted = self.predictors.predict_global(averaged, pool, wanted, self._group)
         trained = {name: self._trained[name][0] for name in own}
-        return self.predictors.read(predicted, pool, trained, wanted, with_confusion=with_confusion)
+        return self.predictors.read(
+            predicted, pool, trained, wanted, with_confusion=with_confusion, group=self._group
+        )
 
     @cached_property
     def predictors(self) -> ClientEvaluation:

@@ -30,6 +30,7 @@ from mpfedcl.experiment.names import (
     IMAGE_MODELS,
     SECTIONS,
     check_method_name,
+    check_metric_name,
     did_you_mean_setting,
 )
 
@@ -114,6 +115,9 @@ class Experiment(settings.Settings):
     evaluate_clients: Annotated[int | None, Field(ge=1)] = None
     """Number of clients, drawn in each evaluated round, whose personalized models are evaluated
     [default: all; with more than 1,000 clients 100]."""
+    metric: str = "accuracy"
+    """Metric that ranks methods and trials: accuracy, balanced_accuracy, macro_f1, auroc, nll,
+    brier, ece, or package.module:function for your own, of (probabilities [n, C], labels [n])."""
     personal_models: bool = True
     """Write the personalized model of each client at the end; a thousand models take gigabytes."""
     most_personal_models: Annotated[int, Field(ge=1)] = 1000
@@ -143,6 +147,7 @@ class Experiment(settings.Settings):
         fields = type(self).model_fields
         method = str(values.get("method", fields["method"].default))
         check_method_name(method)
+        check_metric_name(str(values.get("metric", fields["metric"].default)))
         expected = sections_of(method)
         sections: dict[str, Any] = {}
         # Sorted, so that equal experiments give equal TOML documents.

@@ -41,6 +41,49 @@ AGGREGATION_RULES: dict[str, str] = {
     "trimmed-mean": "the coordinate-wise mean without the extreme values (Yin et al., 2018).",
 }
 
+METRICS: dict[str, str] = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "auroc": "AUROC",
+    "nll": "NLL",
+    "brier": "Brier score",
+    "ece": "ECE",
+}
+"""The metrics of a run, with their titles."""
+_NOT_IN_PERCENT = ("nll", "brier")
+_SMALLER_IS_BETTER = ("nll", "brier", "ece")
+
+
+def check_metric_name(metric: str) -> None:
+    """Reject a name that is neither a known metric nor package.module:function."""
+    if metric not in METRICS and ":" not in metric:
+        raise InvalidInput(
+            f"metric is {metric!r}; it must be one of {', '.join(METRICS)}, or "
+            f"package.module:function for your own{did_you_mean(metric, METRICS)}."
+        )
+
+
+def metric_title(metric: str) -> str:
+    """Return the name of a metric in tables, with its unit.
+
+    Example:
+        >>> metric_title("macro_f1"), metric_title("nll"), metric_title("mine.scores:recall")
+        ('macro F1 in %', 'NLL', 'recall')
+    """
+    title = METRICS.get(metric) or metric.rpartition(":")[2]
+    return f"{title} in %" if is_in_percent(metric) else title
+
+
+def is_in_percent(metric: str) -> bool:
+    """Return whether the values of a metric are percentages."""
+    return metric in METRICS and metric not in _NOT_IN_PERCENT
+
+
+def metric_sign(metric: str) -> int:
+    """Return -1 if smaller values of a metric are better, otherwise 1."""
+    return -1 if metric in _SMALLER_IS_BETTER else 1
+
 
 MODELS = ("mlp", "linear", "cnn", "cnn-small", "resnet8", "resnet18")
 """Built-in models."""

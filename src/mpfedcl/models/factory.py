@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.plugins import entry_points, import_object, load
+from mpfedcl.core.plugins import entry_points, import_function, load
 from mpfedcl.core.rng import seed_for
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.names import IMAGE_MODELS
@@ -86,13 +86,9 @@ def find_factory(name: str) -> Factory:
             "again: mpfedcl.resume(path, model=...)."
         )
     if entry := entry_points("mpfedcl.models").get(name):
-        found = load(entry, "model.name")
-    else:
-        found = import_object("model.name", name)
-    if not callable(found):
-        raise InvalidInput(f"model.name is {name!r}; it must name a function or a class.")
-    factory: Factory = found
-    return factory
+        factory: Factory = load(entry, "model.name")
+        return factory
+    return import_function("model.name", name)
 
 
 def name_factory(model: Any, name: str | None = None) -> str:
@@ -129,7 +125,7 @@ def _is_importable(path: str, model: Callable[..., Any]) -> bool:
     if path.startswith("__main__:"):
         return False
     try:
-        return import_object("model", path) is model
+        return import_function("model", path) is model
     except InvalidInput:
         return False
 

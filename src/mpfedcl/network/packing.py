@@ -17,6 +17,7 @@ from torch import Tensor
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.samples import ImageFormat
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.names import METRICS
 from mpfedcl.methods import PREDICTORS, TESTS
 from mpfedcl.methods.messages import Broadcast, StackMember, Update
 from mpfedcl.models.units import hidden_units, mask_params
@@ -46,6 +47,7 @@ _FIRST_ERROR = Field(fail_fast=True)
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**40)]
 _Counts = Annotated[list[_Count], _FIRST_ERROR]
 _Flag = Annotated[bool, Field(strict=True)]
+_Metric = Annotated[float, Field(strict=True, ge=0, le=100)]
 _Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 _Side = Annotated[int, Field(strict=True, ge=1, le=2**16)]
 """Pixels per side of an image."""
@@ -334,6 +336,8 @@ class ReportedEvaluation:
     is_personal: _Flag
     """Whether the client trained in that round, so that its personal predictors count."""
     confusion: Annotated[list[_Counts], _FIRST_ERROR] | None = None
+    metrics: dict[str, _Metric | None] | None = None
+    """Of the primary predictor, together with the confusion."""
 
 
 _EVALUATION = TypeAdapter(ReportedEvaluation)
@@ -346,7 +350,9 @@ def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEv
         known = {test: {r: table[test].get(r) for r in PREDICTORS} for test in TESTS}
     except (TypeError, KeyError, AttributeError):
         raise MessageError("table must be a table by test set and predictor") from None
-    found = _parse(_EVALUATION, {**values, "table": known})
+    if isinstance(metrics := values.get("metrics"), Mapping):
+        metrics = {name: metrics.get(name) for name in METRICS}
+    found = _parse(_EVALUATION, {**values, "table": known, "metrics": metrics})
     rows, width = found.confusion, num_classes + 1
     if rows and (len(rows) != num_classes or any(len(row) != width for row in rows)):
         raise MessageError(f"confusion must be [{num_classes}][{width}] counts")
@@ -361,6 +367,7 @@ def gather_evaluations(reported: Mapping[str, ReportedEvaluation]) -> RoundEvalu
         {name: reported[name].table for name in sorted(reported)},
         [name for name in sorted(reported) if reported[name].is_personal],
         {n: counts for n in sorted(reported) if (counts := reported[n].confusion) is not None},
+        {n: dict(values) for n in sorted(reported) if (values := reported[n].metrics) is not None},
     )
 
 

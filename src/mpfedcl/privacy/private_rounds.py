@@ -232,7 +232,7 @@ class PrivateRounds:
                 "remarks": {n: v for n, v in record.remarks.items() if n in _KEPT_REMARKS},
                 "withheld": [],
                 # Of many clients, only participants have a row.
-                **({} if record.accuracy_spread is None else {"accuracy_per_client": {}}),
+                **({} if record.accuracy_spread is None else _without_rows(record)),
                 "unchanged": False,
             }
         return record.model_copy(update=changes)
@@ -306,3 +306,11 @@ def _class_sums(rows: Prototypes, num_classes: int) -> Tensor:
     counts = rows.counts.double().unsqueeze(1)
     parts = torch.cat([counts, counts * rows.vectors.double()], dim=1)
     return parts.new_zeros(num_classes, parts.shape[1]).index_add_(0, rows.labels, parts)
+
+
+def _without_rows(record: "RoundRecord") -> dict[str, Any]:
+    """Return the fields of a record that have a row for each client, without the rows."""
+    changes: dict[str, Any] = {"accuracy_per_client": {}}
+    if record.metrics is not None:
+        changes["metrics"] = record.metrics.model_copy(update={"per_client": {}})
+    return changes

@@ -336,6 +336,15 @@ class PrototypePool:
         """Return [B, C]: max_m z.u_m over the u_m of each class; -infinity where it has none."""
         return self._largest_by_class(z @ self.vectors.to(z).T)
 
+    @torch.no_grad()
+    def closeness_by_class(self, z: Tensor) -> Tensor:
+        """Return [B, C]: |z|²/2 - min_m |z - u_m|²/2 over u_m of each class; -infinity for none.
+
+        The class of the nearest prototype has the largest; one matrix product, unlike distances.
+        """
+        vectors = self.vectors.to(z)
+        return self._largest_by_class(z @ vectors.T - vectors.square().sum(dim=1) / 2)
+
     def _largest_by_class(self, values: Tensor) -> Tensor:
         """Return [B, C] for one value [B, M] per prototype; -infinity where a class has none."""
         found = values.new_full((len(values), self.num_classes), -torch.inf)

@@ -14,6 +14,7 @@ from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import CHOSEN_BY_A_RUN, RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.descriptions import describe_budget, describe_by_method, describe_data
+from mpfedcl.experiment.names import metric_sign, metric_title
 from mpfedcl.methods import PREDICTORS, TESTS, Test, find_method, is_built_in
 from mpfedcl.report.figures import MethodStyle, style_of
 from mpfedcl.report.result_folders import ResultFolder, find_tuning_files
@@ -29,6 +30,7 @@ from mpfedcl.report.tuning import describe_tuning
 from mpfedcl.report.wording import (
     ONE_TEST,
     PREDICTOR_TITLES,
+    TEST_TITLES,
     choose_evenly,
     describe_mean,
     describe_server_model,
@@ -38,9 +40,12 @@ from mpfedcl.report.wording import (
     explain_prior,
     known_values,
     mean_and_deviation,
+    metric_digits,
+    metric_value,
     name_seeds,
     title_tests,
 )
+from mpfedcl.rounds.metrics import MetricValues
 from mpfedcl.rounds.record import training_seconds
 from mpfedcl.studies.statistics import mark_best
 
@@ -58,6 +63,10 @@ _FAIRNESS_TITLES = {
     "best_decile": "best tenth",
     "std": "std",
 }
+_METRIC_NOTE = (
+    "On local test sets over the samples of all clients together, on the global test set the mean "
+    "over clients. NLL, Brier score and ECE: smaller is better. *: the primary metric."
+)
 
 OnRun = Callable[[str], None]
 """Called with the name of each run before it is read."""
@@ -131,7 +140,7 @@ def describe_single_run(run: RunRecords) -> Json:
         "title": f"{run.method_name} on {run.data[0]}",
         "about": _describe_setup([run]),
         "groups": _describe_groups([run]),
-        "tables": [run_predictors_table(run)],
+        "tables": [run_predictors_table(run), *run_metrics_table(run)],
         "details": [_describe_in_detail(run)],
     }
 
@@ -236,6 +245,7 @@ def _describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodSty
         "name": name,
         "style": style,
         "shared_test": all(run.has_shared_test for run in runs),
+        "metric": runs[0].experiment.metric,
         "end": {test: [run.primary_metric(test) for run in runs] for test in TESTS},
         "diverged": [run.has_diverged for run in runs],
         "judged_by": runs[0].predictors,
@@ -314,6 +324,8 @@ def find_ranking_obstacles(groups: Sequence[Json]) -> list[str]:
         found.append("data, clients or partitions differ")
     if len(encoders) > 1:
         found.append("encoders differ")
+    if len({group["metric"] for group in groups}) > 1:
+        found.append("metrics differ")
     if len({tuple(sorted(group["seeds"])) for group in groups}) > 1:
         found.append("seeds differ")
     # A one-shot method is complete after one round.
@@ -339,11 +351,17 @@ def _has_own_encoder(experiment: Experiment) -> bool:
     return own is not None and own == experiment.encoder.name
 
 
-def accuracy_by_seed(groups: Sequence[Json], test: Test) -> dict[str, list[float | None]]:
-    """Return the primary metric of each group by its name, for the seeds of all groups."""
+def primary_by_seed(groups: Sequence[Json], test: Test) -> dict[str, list[float | None]]:
+    """Return the primary metric of each group by its name, for the seeds of all groups.
+
+    Larger is better: values of which smaller ones are better are negative.
+    """
     seeds = _all_seeds(groups)
     ends = {
-        group["name"]: dict(zip(group["seeds"], group["end"][test], strict=True))
+        group["name"]: {
+            seed: value if value is None else metric_sign(group["metric"]) * value
+            for seed, value in zip(group["seeds"], group["end"][test], strict=True)
+        }
         for group in groups
     }
     return {name: [by_seed.get(seed) for seed in seeds] for name, by_seed in ends.items()}
@@ -412,7 +430,12 @@ def comparison_tables(groups: Sequence[Json], obstacles: Sequence[str]) -> list[
 
     With obstacles to a ranking none is marked as best, and the obstacles are named.
     """
-    return [_primary_table(groups, obstacles), _fairness_table(groups), *_predictor_tables(groups)]
+    return [
+        _primary_table(groups, obstacles),
+        *_metric_tables(groups),
+        _fairness_table(groups),
+        *_predictor_tables(groups),
+    ]
 
 
 def _primary_table(groups: Sequence[Json], obstacles: Sequence[str]) -> Json:
@@ -423,9 +446,9 @@ def _primary_table(groups: Sequence[Json], obstacles: Sequence[str]) -> Json:
         rows.append([cell(group["name"], note="; ".join(predictors))])
     for test in titles:
         is_ranked = not obstacles and len(groups) > 1
-        marks = mark_best(accuracy_by_seed(groups, test)) if is_ranked else {}
+        marks = mark_best(primary_by_seed(groups, test)) if is_ranked else {}
         for row, group in zip(rows, groups, strict=True):
-            text = mean_and_deviation(group["end"][test])
+            text = mean_and_deviation(group["end"][test], metric_digits(group["metric"]))
             row.append(cell(text, mark=marks.get(group["name"])))
     for row, group in zip(rows, groups, strict=True):
         row.append(cell(_megabytes(sum(group["bytes"].values()))))
@@ -433,8 +456,10 @@ def _primary_table(groups: Sequence[Json], obstacles: Sequence[str]) -> Json:
     counts = {len(group["seeds"]) for group in groups}
     number = f"{counts.pop()}" if len(counts) == 1 else "its"
     over = "one seed" if number == "1" else f"mean(std) over {number} seeds"
+    titles_of = dict.fromkeys(metric_title(group["metric"]) for group in groups)
+    measured = "; ".join(f"{title[0].upper()}{title[1:]}" for title in titles_of)
     return {
-        "caption": f"Accuracy in % of the last round: {over}, each method by its primary metric",
+        "caption": f"{measured} of the last round: {over}, each method by its primary predictor",
         "columns": ["method", *titles.values(), "MB sent", "seconds"],
         "rows": rows,
         "notes": _primary_notes(groups, obstacles),
@@ -467,6 +492,54 @@ def _primary_notes(groups: Sequence[Json], obstacles: Sequence[str]) -> list[str
 def _megabytes(count: float) -> str:
     """Return megabytes with one decimal, and more if one would read as nothing."""
     return f"{count / 1e6:,.1f}" if not 0 < count < 50_000 else f"{count / 1e6:.3f}"
+
+
+def run_metrics_table(run: RunRecords) -> list[Json]:
+    """Return the table of all metrics of one run; none if the run has none."""
+    if (found := run.metrics) is None:
+        return []
+    shared = run.has_shared_test and run.predictors["local_test"] == run.predictors["global_test"]
+    tests: dict[Any, str] = {"local_test": "test set"} if shared else TEST_TITLES
+    rows = [
+        [cell(metric_title(name))]
+        + [
+            cell(metric_value(name, found[test].get(name)), strong=name == run.experiment.metric)
+            for test in tests
+        ]
+        for name in found["local_test"]
+    ]
+    caption = "Metrics of the primary predictor in the last round"
+    columns = ["metric", *tests.values()]
+    return [{"caption": caption, "columns": columns, "rows": rows, "notes": [_METRIC_NOTE]}]
+
+
+def _metric_tables(groups: Sequence[Json]) -> list[Json]:
+    """Return all metrics of each group, a row each, on each test set; none without metrics."""
+    names = {name: None for g in groups for run in g["runs"] for name in _metrics_on(run)}
+    if not names:
+        return []
+    tables = []
+    for test, title in title_tests(groups).items():
+        rows = []
+        for group in groups:
+            row = [cell(group["name"])]
+            for name in names:
+                values = [_metrics_on(run, test).get(name) for run in group["runs"]]
+                text = mean_and_deviation(values, metric_digits(name))
+                row.append(cell(text, strong=name == group["metric"]))
+            rows.append(row)
+        tables.append({
+            "caption": f"Metrics of the primary predictors on the {title}, last round",
+            "later": True,
+            "columns": ["method", *map(metric_title, names)],
+            "rows": rows,
+            "notes": [_METRIC_NOTE],
+        })  # fmt: skip
+    return tables
+
+
+def _metrics_on(run: RunRecords, test: Test = "local_test") -> MetricValues:
+    return (run.metrics or {}).get(test, {})
 
 
 def _fairness_table(groups: Sequence[Json]) -> Json:

@@ -16,8 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from mpfedcl.core.json_files import Json
+from mpfedcl.experiment.names import is_in_percent, metric_sign, metric_title
 from mpfedcl.methods import Test
-from mpfedcl.report.document import accuracy_by_seed, describe_heat
+from mpfedcl.report.document import describe_heat, primary_by_seed
 from mpfedcl.report.figures import (
     DASHES,
     INK,
@@ -118,7 +119,7 @@ def accuracy_drawing(groups: Sequence[Json], axis: str = "round", title: str = "
         for test, heading in title_tests(groups).items()
     ]
     names = {key for lines in by_test.values() for line in lines for key in line}
-    notes = ["Each method by its primary metric."] if len(groups) > 1 else []
+    notes = ["Each method by its primary predictor."] if len(groups) > 1 else []
     if "std" in names:
         notes.append("Band: one standard deviation over seeds (ddof 1).")
     if "lost" in names:
@@ -385,13 +386,14 @@ def differences_drawing(groups: Sequence[Json]) -> Drawing | None:
         if len(groups[0]["seeds"]) > 1
         else "one seed has no interval"
     )
-    title = f"Difference in accuracy to {groups[0]['name']}"
+    measured = metric_title(groups[0]["metric"]).removesuffix(" in %")
+    title = f"Difference in {measured} to {groups[0]['name']}"
     size = (5.2, 1.1 + 0.34 * max(2, len(groups) - 1))
     return Drawing(title, f"Dot: one seed; marker: mean; {bar}.", panels, size)
 
 
 def _draw_differences(axes: Axes, groups: Sequence[Json], test: Test) -> None:
-    reference, *others = accuracy_by_seed(groups, test).items()
+    reference, *others = primary_by_seed(groups, test).items()
     axes.axvline(0, color=SOFT, lw=1)
     for row, (group, (_, values)) in enumerate(zip(groups[1:], others, strict=True)):
         style = group["style"].dot()
@@ -406,7 +408,10 @@ def _draw_differences(axes: Axes, groups: Sequence[Json], test: Test) -> None:
                 axes.plot(one - other, row + 0.24, ".", ms=5, color=style["color"])
         axes.plot(found.mean, row, ls="", ms=7, mec="#ffffff", **style)
     name_rows(axes, [name for name, _ in others])
-    axes.set(xlabel=f"points of accuracy above {escape_math(reference[0], 24)}")
+    measured = escape_math(metric_title(groups[0]["metric"]).removesuffix(" in %"), 24)
+    unit = "points of " if is_in_percent(groups[0]["metric"]) else ""
+    side = "above" if metric_sign(groups[0]["metric"]) > 0 else "below"
+    axes.set(xlabel=f"{unit}{measured} {side} {escape_math(reference[0], 24)}")
 
 
 def client_heat_drawing(groups: Sequence[Json]) -> Drawing | None:

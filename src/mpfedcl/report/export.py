@@ -46,8 +46,11 @@ def _collect_results(records: Sequence[RunRecords]) -> Json:
         runs.setdefault(run.experiment.method, []).append(run)
     methods = {name: _collect_method(several) for name, several in runs.items()}
     differences: Json = {"level": LEVEL}
-    for test, field in (("local_test", "accuracy"), ("global_test", "accuracy_global")):
-        values = {name: each[field] for name, each in methods.items()}
+    for test in TESTS:
+        values = {
+            name: [run.rank_value(test) for run in several if run.summary]
+            for name, several in runs.items()
+        }
         differences[test] = {"marks": mark_best(values)}
         for name, other in (("best", find_best(values)), ("first", next(iter(values)))):
             found = {
@@ -80,7 +83,10 @@ def _collect_method(runs: Sequence[RunRecords]) -> Json:
     # With many clients a run lists only the last participants, which differ between runs.
     listed = [{} if each.accuracy_spread else each.accuracy_per_client or {} for each in summaries]
     last = [run.rounds[-1] for run in runs]
+    tables = [run.metrics or {} for run in runs if run.summary]
     return {
+        "metric": runs[0].experiment.metric,
+        "metrics": {test: [each.get(test) for each in tables] for test in TESTS},
         "predictor": local,
         "predictor_global": union,
         "accuracy": predictors["local_test"][local],

@@ -17,7 +17,7 @@ from mpfedcl.core.json_files import Json
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.descriptions import describe_partition
 from mpfedcl.methods import TESTS
-from mpfedcl.report.document import accuracy_by_seed, compare_runs, run_predictors_table
+from mpfedcl.report.document import compare_runs, primary_by_seed, run_predictors_table
 from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, run_partition_drawing
 from mpfedcl.report.figures import Drawing, DrawnFigure
 from mpfedcl.report.html import show_table, tag
@@ -35,7 +35,9 @@ Value = str | int | float | bool | None
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("seed", "round", "rounds", "bytes_up", "bytes_down"), int),
     **dict.fromkeys(("answered", "missing", "rejected", "trial", "pairs"), int),
-    **dict.fromkeys(("accuracy", "accuracy_global", "loss", "megabytes", "seconds"), float),
+    **dict.fromkeys(
+        ("value", "accuracy", "accuracy_global", "loss", "megabytes", "seconds"), float
+    ),
     **dict.fromkeys(("virtual_seconds", "score", "difference", "low", "high", "level"), float),
     **dict.fromkeys(("last", "judged", "finished", "chosen"), bool),
 }
@@ -121,6 +123,25 @@ def long_clients(runs: Sequence[RunRecords]) -> LongTable:
     return _long_table("method seed run round last client accuracy", rows)
 
 
+def long_metrics(runs: Sequence[RunRecords]) -> LongTable:
+    """Return all metrics of the primary predictors in the last round; those of clients by name."""
+    rows: list[tuple[Value, ...]] = []
+    for run in runs:
+        if (found := run.rounds[-1].metrics) is None:
+            continue
+        tables: list[tuple[str, str | None, Mapping[str, float | None]]] = [
+            ("local_test", None, found.local_test),
+            ("global_test", None, found.global_test),
+            *(("local_test", client, values) for client, values in found.per_client.items()),
+        ]
+        for test, client, values in tables:
+            rows += [
+                (*_name(run), test, client, metric, metric == run.experiment.metric, value)
+                for metric, value in values.items()
+            ]
+    return _long_table("method seed run test client metric judged value", rows)
+
+
 def long_rounds(runs: Sequence[RunRecords]) -> LongTable:
     """Return loss, traffic, time and answers by round; seconds are without evaluation."""
     columns = (
@@ -150,7 +171,7 @@ def long_runs(runs: Sequence[RunRecords]) -> LongTable:
     for run in runs:
         split = describe_partition(run.experiment, with_seed=False)
         split = "over a network" if run.is_network else split
-        accuracies = [(run.predictors[test], run.primary_metric(test)) for test in TESTS]
+        accuracies = [(run.predictors[test], run.accuracy(test)) for test in TESTS]
         costs = sum(run.bytes.values()) / 1e6, training_seconds(run.seconds)
         reached = (run.rounds[-1].round, run.summary is not None)
         rows.append((*_name(run), run.data[0], split, *reached, *chain(*accuracies), *costs))
@@ -166,9 +187,7 @@ def long_differences(groups: Sequence[Json]) -> LongTable:
     rows = [
         (test, one, other, found.pairs, found.mean, found.low, found.high, LEVEL, found.verdict)
         for test in TESTS
-        for (one, values), (other, others) in combinations(
-            accuracy_by_seed(groups, test).items(), 2
-        )
+        for (one, values), (other, others) in combinations(primary_by_seed(groups, test).items(), 2)
         if (found := paired_difference(values, others))
     ]
     return _long_table("test method than pairs difference low high level verdict", rows)
@@ -262,13 +281,13 @@ class LoadedRun(Loaded):
 
     @property
     def accuracy(self) -> float | None:
-        """The primary metric on the local test sets in the last round, in %."""
-        return self._records.primary_metric("local_test")
+        """The accuracy on the local test sets in the last round, in %."""
+        return self._records.accuracy("local_test")
 
     @property
     def accuracy_global(self) -> float | None:
-        """The primary metric on the global test set in the last round, in %."""
-        return self._records.primary_metric("global_test")
+        """The accuracy on the global test set in the last round, in %."""
+        return self._records.accuracy("global_test")
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -282,7 +301,7 @@ class LoadedRun(Loaded):
 
     @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
-        """accuracy, clients, rounds, runs."""
+        """accuracy, clients, metrics, rounds, runs."""
         return _tables_of_runs([self._records])
 
     @property
@@ -324,7 +343,7 @@ class LoadedComparison(Loaded):
 
     @property
     def long_tables(self) -> Mapping[str, Callable[[], LongTable]]:
-        """accuracy, clients, rounds, runs; differences, if methods can be compared."""
+        """accuracy, clients, metrics, rounds, runs; differences, if methods can be compared."""
         tables = _tables_of_runs(self._records)
         if self.section["is_ranked"]:
             tables["differences"] = partial(long_differences, self.section["groups"])
@@ -398,6 +417,7 @@ def _tables_of_runs(records: Sequence[RunRecords]) -> Offers:
     return Offers(
         accuracy=partial(long_accuracies, records),
         clients=partial(long_clients, records),
+        metrics=partial(long_metrics, records),
         rounds=partial(long_rounds, records),
         runs=partial(long_runs, records),
     )

@@ -14,10 +14,11 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.json_files import Json, read_json_file, validate_content
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.descriptions import describe_data
+from mpfedcl.experiment.names import metric_sign
 from mpfedcl.methods import TESTS, Method, PredictorName, Test, find_method, is_built_in
 from mpfedcl.report.prototype_map import describe_prototype_map
 from mpfedcl.report.wording import tests_differ
-from mpfedcl.rounds.metrics import Fairness, measure_fairness
+from mpfedcl.rounds.metrics import Fairness, MetricValues, measure_fairness
 from mpfedcl.rounds.record import RoundRecord
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.file_schemas import Confusion, Partition, Summary
@@ -156,9 +157,29 @@ class RunRecords:
         table = self.last_evaluated.accuracy if self.last_evaluated else None
         return (table or {}).get(test, {}).get(predictor)
 
-    def primary_metric(self, test: Test) -> float | None:
+    def accuracy(self, test: Test) -> float | None:
         """Return the accuracy of the primary predictor in the last evaluated round."""
         return self.value(test, self.predictors[test])
+
+    def primary_metric(self, test: Test) -> float | None:
+        """Return the primary metric of the primary predictor in the last evaluated round."""
+        if self.experiment.metric == "accuracy":
+            return self.accuracy(test)
+        line = self.last_evaluated
+        return (line.metric or {}).get(test) if line else None
+
+    def rank_value(self, test: Test) -> float | None:
+        """Return the primary metric, negative if smaller values are better."""
+        value = self.primary_metric(test)
+        return None if value is None else metric_sign(self.experiment.metric) * value
+
+    @property
+    def metrics(self) -> dict[Test, MetricValues] | None:
+        """All metrics on both test sets, if the run has them."""
+        found = self.rounds[-1].metrics if self.rounds else None
+        if found is None:
+            return None
+        return {"local_test": found.local_test, "global_test": found.global_test}
 
     @property
     def name(self) -> str:

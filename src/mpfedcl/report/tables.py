@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from textwrap import fill
+from types import MappingProxyType
 from typing import Any
 
 from rich import box
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpfedcl.core.json_files import Json
+from mpfedcl.experiment.names import metric_title
 from mpfedcl.methods import PREDICTORS
 from mpfedcl.report.wording import (
     MARKS,
@@ -23,6 +25,7 @@ from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     TEST_TITLES,
     explain_prior,
+    metric_value,
     percent,
     tests_differ,
 )
@@ -155,12 +158,22 @@ def predictors_table(caption: str, values: Mapping[Any, Any], judged: Mapping[An
     return {"caption": caption, "columns": columns, "rows": rows, "notes": notes}
 
 
-def clients_table(title: str, accuracies: Mapping[str, float | None]) -> TextTable:
-    """Return each client's accuracy; of many clients the lowest."""
+def clients_table(
+    title: str,
+    accuracies: Mapping[str, float | None],
+    metric: str = "accuracy",
+    values: Mapping[str, Mapping[str, float | None]] = MappingProxyType({}),
+) -> TextTable:
+    """Return each client's accuracy, and another metric if asked; of many clients the lowest."""
     ranked = sorted(accuracies, key=lambda name: (accuracies[name] is None, accuracies[name]))
     lowest = set(ranked[:_MOST_CLIENTS])
+    columns = ["client", "accuracy %"]
     rows = [[name, percent(value)] for name, value in accuracies.items() if name in lowest]
+    if metric != "accuracy":
+        columns.append(metric_title(metric))
+        for row in rows:
+            row.append(metric_value(metric, values.get(row[0], {}).get(metric)))
     note = ""
     if left_out := len(accuracies) - len(rows):
         note = f"The lowest; {left_out:,} more: accuracy_per_client in summary.json."
-    return TextTable(title, ["client", "accuracy %"], rows, note)
+    return TextTable(title, columns, rows, note)

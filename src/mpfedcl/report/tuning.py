@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 
 from mpfedcl.core.json_files import Json, read_json_file
 from mpfedcl.experiment.descriptions import describe_by_method, describe_partition
+from mpfedcl.experiment.names import metric_sign, metric_title
 from mpfedcl.report.figures import PALETTE, SOFT, Drawing, Panel, escape_math, mark_rounds
 from mpfedcl.report.tables import cell
-from mpfedcl.report.wording import PREDICTOR_TITLES, name_seeds, percent
+from mpfedcl.report.wording import PREDICTOR_TITLES, metric_value, name_seeds, percent
 from mpfedcl.studies.tuning import Trial, TuningResult
 
 _CHOICE = (
-    "The score is the primary metric in % on training samples that were held out, the mean over "
+    "The score is the primary metric on training samples that were held out, the mean over "
     "clients and seeds; test samples were not used. Of all trials within the "
     "standard error of the best in the last round, the one with the fewest changes to the "
     "defaults was chosen, then the best. The score of the chosen trial is the best of many and "
@@ -76,12 +77,14 @@ def _overview_table(found: Sequence[TuningResult]) -> Json:
     for each in found:
         name = cell(each.method, note=PREDICTOR_TITLES[each.predictor])
         chosen = "no search space" if each.is_fixed else format_settings(each.changes)
-        score = cell(percent(each.score), strong=True)
-        numbers = [percent(each.standard_error), percent(each.default_score)]
+        score = cell(metric_value(each.metric, each.score), strong=True)
+        numbers = [percent(each.standard_error), metric_value(each.metric, each.default_score)]
         numbers += [str(len(each.trials)), f"{each.rounds_run:,}"]
         rows.append([name, cell(chosen), score, *map(cell, numbers)])
     return {
-        "caption": "Chosen hyperparameters and validation accuracy in % of the last round",
+        "caption": "Chosen hyperparameters and validation "
+        f"{describe_by_method((each.method, metric_title(each.metric)) for each in found)} of the "
+        "last round",
         "columns": ["method", "chosen", "score", "± error", "defaults", "trials", "rounds run"],
         "rows": rows,
         "notes": ["± error: standard error of the best score."],
@@ -100,11 +103,12 @@ def _trials_table(found: TuningResult) -> Json:
         )
         notes = [f"Search space: {space}. Defaults: {defaults}."]
     if any(None in trial.scores.values() for trial in found.trials):
-        notes.append("-: no accuracy, because training diverged or no client could be evaluated.")
+        notes.append("-: no score, because training diverged or no client could be evaluated.")
 
     def rank(trial: Trial) -> tuple[int, float, int]:
         last = max(trial.scores, default=0)
-        return -last, -(trial.scores.get(last) or 0.0), trial.number
+        score = metric_sign(found.metric) * (trial.scores.get(last) or 0.0)
+        return -last, -score, trial.number
 
     rows = []
     for trial in sorted(found.trials, key=rank):
@@ -116,11 +120,13 @@ def _trials_table(found: TuningResult) -> Json:
         elif trial.stopped_after is not None:
             outcome = f"stopped after round {trial.stopped_after}"
         # Blank if the trial was stopped before; a dash is a missing score.
-        scores = [percent(trial.scores[each]) if each in trial.scores else "" for each in rounds]
+        known = trial.scores
+        scores = [metric_value(found.metric, known[n]) if n in known else "" for n in rounds]
         texts = [str(trial.number), format_settings(trial.changes), *scores, outcome]
         rows.append([cell(text, strong=trial.number == found.chosen) for text in texts])
     return {
-        "caption": "Validation accuracy in % at each step; the longest trials first",
+        "caption": f"Validation {metric_title(found.metric)} at each step; "
+        "the longest trials first",
         "columns": ["trial", "hyperparameters", *(f"round {each}" for each in rounds), "outcome"],
         "rows": rows,
         "notes": notes,
@@ -146,7 +152,7 @@ def scores_drawing(searches: Sequence[TuningResult]) -> Drawing:
     """Return the validation accuracy of every trial per round, a panel per method."""
     panels = [Panel(partial(_draw_scores, found=each), each.method) for each in searches]
     note = "Gray: other trials. A line ends at the round after which its trial was stopped."
-    return Drawing("Validation accuracy of hyperparameters", note, panels, (6.4, 3.6), columns=1)
+    return Drawing("Validation scores of hyperparameters", note, panels, (6.4, 3.6), columns=1)
 
 
 def _draw_scores(axes: Axes, found: TuningResult) -> None:
@@ -159,6 +165,6 @@ def _draw_scores(axes: Axes, found: TuningResult) -> None:
             label = f"chosen: {format_settings(trial.changes)}"
             style = {"color": PALETTE[0], "lw": 2.2, "zorder": 3, "label": escape_math(label, 80)}
         axes.plot(list(known), list(known.values()), marker="o", ms=4, **style)
-    axes.set(xlabel="round", ylabel="validation accuracy (%)")
+    axes.set(xlabel="round", ylabel=f"validation {metric_title(found.metric)}")
     mark_rounds(axes)
     axes.legend(loc="best", fontsize=8)

@@ -5,8 +5,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy
+
 from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.json_files import Json
+from mpfedcl.experiment.names import is_in_percent, metric_title
 from mpfedcl.methods import PREDICTORS, PredictorKind
 from mpfedcl.studies.statistics import interval_half_width
 
@@ -54,7 +57,17 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def mean_and_deviation(values: Sequence[float | None]) -> str:
+def metric_digits(metric: str) -> int:
+    """Return how many decimals a metric has in tables."""
+    return 1 if is_in_percent(metric) else 3
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """Return the value of a metric; a dash for None."""
+    return "-" if value is None else f"{value:.{metric_digits(metric)}f}"
+
+
+def mean_and_deviation(values: Sequence[float | None], digits: int = 1) -> str:
     """Return mean(std) over seeds; a dash if no seed has a number.
 
     "✗1" after it: one seed has no number, and the mean is of the others.
@@ -63,8 +76,8 @@ def mean_and_deviation(values: Sequence[float | None]) -> str:
     if not known:
         return "-"
     missing = f"✗{len(values) - len(known)}" if len(known) < len(values) else ""
-    spread = "" if len(known) == 1 else f"({deviation(known):.1f})"
-    return f"{fmean(known):.1f}{spread}{missing}"
+    spread = "" if len(known) == 1 else f"({deviation(known):.{digits}f})"
+    return f"{fmean(known):.{digits}f}{spread}{missing}"
 
 
 # Test sets
@@ -195,6 +208,45 @@ def fairness_sentence(summary: Mapping[str, Any]) -> str:
         f"spread over clients: std {found['std']:.1f} (ddof 1), "
         f"worst client {found['worst']:.1f} %, worst tenth {found['worst_decile']:.1f} %, "
         f"Jain's index {found['jain']:.3f}"
+    )
+
+
+def metric_sentence(summary: Mapping[str, Any]) -> str:
+    """Return the primary metric of a run on both test sets; nothing if it is accuracy."""
+    metric, tables = summary.get("metric", "accuracy"), summary.get("metrics")
+    if metric == "accuracy" or not tables:
+        return ""
+    local, union = (metric_value(metric, tables[test].get(metric)) for test in TEST_TITLES)
+    return (
+        f"{metric_title(metric)}: {local} over the samples of all local test sets, {union} on the "
+        "global test set"
+    )
+
+
+def imbalance_sentence(confusion: Mapping[str, Any]) -> str:
+    """Return the worst class if accuracy hides it because another class dominates the test samples.
+
+    `confusion` is the content of confusion.json. Nothing unless the largest class has three times
+    the samples of the smallest, and the recall of a class is less than half of the accuracy.
+    """
+    tables = list(confusion["clients"].values())
+    if not tables:
+        return ""
+    total = numpy.sum(tables, axis=0)
+    silent = numpy.sum(list(confusion["unanswered"].values()) or [[0] * len(total)], axis=0)
+    tested, right = total.sum(axis=1) + silent, total.diagonal()
+    present = tested.nonzero()[0]
+    if not len(present) or tested.max() < 3 * tested[present].min():
+        return ""
+    recall = right[present] / tested[present]
+    worst, largest = present[recall.argmin()], tested.argmax()
+    if recall.min() >= right.sum() / tested.sum() / 2:
+        return ""
+    names = [printable_name(confusion["classes"][place]) for place in (worst, largest)]
+    return (
+        f"Class {names[0]}: recall {100 * recall.min():.1f} % ({right[worst]:,} of "
+        f"{tested[worst]:,}); accuracy is dominated by class {names[1]}, "
+        f"{100 * tested[largest] / tested.sum():.0f} % of the test samples."
     )
 
 

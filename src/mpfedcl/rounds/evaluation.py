@@ -19,7 +19,10 @@ from mpfedcl.methods import (
 from mpfedcl.rounds.metrics import (
     BinSums,
     ConfusionCounts,
+    MetricTables,
+    MetricValues,
     expected_calibration_error,
+    join_metrics,
     list_accuracies,
 )
 from mpfedcl.rounds.scoring import Column
@@ -68,20 +71,29 @@ class RoundEvaluation:
     """Only if asked for: of the primary predictor on each client's local test set."""
     bins: dict[Test, BinSums] = field(default_factory=dict)
     """Only if asked for: calibration bins of the primary predictor, of all clients together."""
+    metrics: MetricTables | None = None
+    """Only if asked for: the metrics of the primary predictors."""
 
     @classmethod
     def of_tables(
         cls,
         tables: Mapping[str, AccuracyTable],
         trained: Collection[str],
-        confusion: dict[str, ConfusionCounts] | None = None,
+        confusion: dict[str, ConfusionCounts],
+        values: dict[str, MetricValues],
     ) -> Self:
-        """Join tables that clients have made one by one."""
+        """Join tables and metrics that clients have made one by one, on their own test sets."""
         columns: PredictorColumns = {
             test: {r: [table[test].get(r) for table in tables.values()] for r in PREDICTORS}
             for test in TESTS
         }
-        return cls(list(tables), columns, trained, confusion or {})
+        metrics = None
+        if values:
+            joined = join_metrics(confusion, values)
+            metrics = MetricTables(
+                local_test=joined, global_test=dict.fromkeys(joined), per_client=values
+            )
+        return cls(list(tables), columns, trained, confusion, metrics=metrics)
 
     def table(self) -> AccuracyTable:
         """Average over clients: global models over all, personal models over the trained."""
@@ -101,19 +113,36 @@ class RoundEvaluation:
         return replace(self, columns=columns)
 
     def to_record(
-        self, primary: PredictorName, took_part: Collection[str], *, with_bins: bool
+        self, primary: PredictorName, took_part: Collection[str], metric: str, *, is_last: bool
     ) -> dict[str, Any]:
-        """Return the fields of a round's record; `primary` is the predictor listed per client."""
+        """Return the fields of a round's record.
+
+        `primary` is the predictor listed per client. The value of `metric` is recorded in every
+        evaluated round unless it is accuracy, and all metrics in the last one.
+        """
         rows, spread = list_accuracies(self.per_client(primary), took_part)
         fields: dict[str, Any] = {
             "accuracy": self.table(),
             "accuracy_per_client": rows,
             "accuracy_spread": spread,
         }
-        if with_bins:
+        if is_last:
             fields["calibration_error"] = {
                 test: expected_calibration_error(self.bins.get(test, [])) for test in TESTS
             }
+        fields |= self.metric_fields(metric, is_last=is_last)
+        if (found := fields.get("metrics")) is not None:
+            listed = {name: each for name, each in found.per_client.items() if name in rows}
+            fields["metrics"] = found.model_copy(update={"per_client": listed})
+        return fields
+
+    def metric_fields(self, metric: str, *, is_last: bool) -> dict[str, Any]:
+        """Return the fields of a record that hold metrics other than accuracy."""
+        if self.metrics is None:
+            return {}
+        fields: dict[str, Any] = {"metrics": self.metrics} if is_last else {}
+        if metric != "accuracy":
+            fields["metric"] = {test: getattr(self.metrics, test).get(metric) for test in TESTS}
         return fields
 
     def _mean(self, test: Test, predictor: PredictorName) -> float | None:

@@ -234,7 +234,7 @@ class RoundLoop:
         if evaluate:
             evaluation = self._evaluate(counts.evaluated, with_confusion=with_confusion)
         self.confusion = evaluation.confusion if evaluation else {}
-        return self._make_record(counts, evaluation, with_bins=with_confusion)
+        return self._make_record(counts, evaluation, is_last=with_confusion)
 
     def _collect_round(self, *, evaluate: bool, keep_models: bool) -> RoundCounts:
         """Train a sample of the clients and aggregate their updates."""
@@ -291,13 +291,15 @@ class RoundLoop:
         return collector
 
     def _make_record(
-        self, counts: RoundCounts, evaluation: RoundEvaluation | None, *, with_bins: bool
+        self, counts: RoundCounts, evaluation: RoundEvaluation | None, *, is_last: bool
     ) -> RoundRecord:
         heard = {*counts.accepted, *counts.rejected}
         measured: dict[str, Any] = {"accuracy": None, "accuracy_per_client": None}
         if evaluation is not None:
             primary = self._method.predictor_on("local_test")
-            measured = evaluation.to_record(primary, heard, with_bins=with_bins)
+            measured = evaluation.to_record(
+                primary, heard, self._experiment.metric, is_last=is_last
+            )
         record = RoundRecord(
             round=self.state.round,
             loss=counts.mean_loss(),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mpfedcl.core.json_files import FileContent, Json, load_json
 from mpfedcl.methods import PredictorName, Test
-from mpfedcl.rounds.metrics import AccuracySpread
+from mpfedcl.rounds.metrics import AccuracySpread, MetricTables
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -17,11 +17,11 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
-LAST_ROUND_ONLY = ("calibration_error",)
+LAST_ROUND_ONLY = ("calibration_error", "metrics")
 """Fields that only the last round of a run has."""
 _OPTIONAL = (
     *LAST_ROUND_ONLY,
-    *("accuracy_spread", "privacy", "arrivals", "virtual_seconds", "elapsed_seconds"),
+    *("metric", "accuracy_spread", "privacy", "arrivals", "virtual_seconds", "elapsed_seconds"),
 )
 
 
@@ -73,6 +73,10 @@ class RoundRecord(FileContent):
     """Further remarks of the method and the engine."""
     calibration_error: dict[Test, _Percent | None] | None = None
     """Expected calibration error in percent of the primary predictors; in the last round."""
+    metrics: MetricTables | None = None
+    """All metrics of the primary predictors; in the last round."""
+    metric: dict[Test, _Number | None] | None = None
+    """The value of the primary metric, if it is not accuracy."""
     privacy: dict[str, Any] | None = None
     """The privacy budget and the epsilon spent after this round, if there is one."""
     accuracy_spread: AccuracySpread | None = None

@@ -11,7 +11,9 @@ from torch import Tensor
 from mpfedcl.methods import PredictorKind, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.metrics import (
+    MOST_PROBABILITIES,
     BinSums,
+    PredictedSamples,
     add_bins,
     as_percents,
     count_bins,
@@ -91,6 +93,9 @@ class Predictions:
     """[n, C] of the classifier."""
     similarities: Tensor | None = None
     """[n, C] max z.p / temperature over a class's prototypes; -inf for a class without any."""
+    closeness: Tensor | None = None
+    """[n, C] max -|z - p|² / (2 temperature), up to a constant of each sample; -inf for a class
+    without any. The nearest prototype is of the class with the largest."""
 
     def classes_by(self, rule: Literal["classifier", "prototype"]) -> Tensor | None:
         """Return the classes that a rule predicts."""
@@ -99,6 +104,17 @@ class Predictions:
     def scores_by(self, rule: Literal["classifier", "prototype"]) -> Tensor | None:
         """Return the scores that a label prior is added to."""
         return self.similarities if rule == "prototype" else self.scores
+
+    def probabilities(self, kind: PredictorKind, prior: Tensor | None) -> Tensor | None:
+        """Return the probabilities [n, C] of a predictor; `prior` [C] or [n, C] is a log prior."""
+        if kind.rule == "prototype" and prior is None:
+            scores = self.closeness
+        else:
+            scores = self.scores_by(kind.rule)
+        if scores is None:
+            return None
+        scores = scores if prior is None else scores + prior.to(scores)
+        return torch.softmax(scores.double(), dim=-1)
 
     def select(self, rows: Tensor) -> "Predictions":
         """Return the predictions for some images."""
@@ -117,6 +133,8 @@ class Evaluator:
     temperature: float = 0.07
     """Divides similarities to prototypes."""
     read_at_once: int = _READ_AT_ONCE
+    with_closeness: bool = False
+    """Whether predictions have the closeness to the prototypes of each class."""
 
     @property
     def models_at_once(self) -> int:
@@ -134,7 +152,7 @@ class Evaluator:
 
         `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
         """
-        scores, prototype, similarities = [], [], []
+        scores, prototype, similarities, closeness = [], [], [], []
         for inputs in torch.split(self.inputs, _CHUNK):
             embeddings, logits = apply(inputs)
             scores.append(logits)
@@ -145,11 +163,15 @@ class Evaluator:
                 if with_similarities:
                     found = self.reference.similarities_by_class(projected) / self.temperature
                     similarities.append(found.view(*embeddings.shape[:2], -1))
+                if self.with_closeness:
+                    found = self.reference.closeness_by_class(projected) / self.temperature
+                    closeness.append(found.view(*embeddings.shape[:2], -1))
         all_scores = torch.cat(scores, dim=1)
         count = len(all_scores)
         nearby = torch.cat(prototype, dim=1) if prototype else [None] * count
         similar = torch.cat(similarities, dim=1) if similarities else [None] * count
-        answers = zip(all_scores.argmax(dim=2), nearby, all_scores, similar, strict=True)
+        close = torch.cat(closeness, dim=1) if closeness else [None] * count
+        answers = zip(all_scores.argmax(dim=2), nearby, all_scores, similar, close, strict=True)
         return [Predictions(*each) for each in answers]
 
 
@@ -259,6 +281,27 @@ class GlobalScorer:
             return [percent_correct(classes == tests.labels)] * len(tests)
         return as_percents(tests.count_own(classes == tests.labels), tests.sizes)
 
+    def samples(
+        self, test: Test, predictor: PredictorName
+    ) -> Iterator[tuple[int, PredictedSamples]]:
+        """Yield clients and their predictions; none if they are undefined, or too many."""
+        kind, tests, found = PredictorKind.of(predictor), self.tests, self.predictions
+        clients: Sequence[int] = range(len(tests))
+        if test == "local_test" and not tests.is_shared:
+            if len(tests.rows) * found.scores.shape[1] <= MOST_PROBABILITIES:
+                prior = None if kind.prior == "none" else self._priors(kind)[tests.owners]
+                whole = _as_samples(found.select(tests.rows), tests.labels[tests.rows], kind, prior)
+                if whole is not None:
+                    yield from zip(clients, whole.split(tests.sizes.tolist()), strict=True)
+        elif kind.prior == "none":
+            if (same := _as_samples(found, tests.labels, kind, None)) is not None:
+                yield from ((client, same) for client in clients)
+        elif kind.prior == "labels" or test == "local_test":
+            for client in self._affordable(test).tolist():
+                prior = self._priors(kind)[client]
+                if (own := _as_samples(found, tests.labels, kind, prior)) is not None:
+                    yield client, own
+
     def predict(self, predictor: PredictorName, client: int) -> Tensor | None:
         """Return the classes predicted on one client's local test set; None if undefined."""
         kind, own = PredictorKind.of(predictor), self.tests.own(client)
@@ -350,16 +393,27 @@ class PersonalScorer:
         prior = self.tests.priors[self.client]
         return (found.scores + prior.to(found.scores)).argmax(dim=1)
 
-    def bins(self, test: Test, predictor: PredictorName, num_clients: int) -> BinSums:
+    def samples(self, test: Test, predictor: PredictorName) -> PredictedSamples | None:
+        """Return the predictions; None if undefined, or if there are too many of all clients."""
+        if self._is_much(test):
+            return None
+        kind = PredictorKind.of(predictor)
+        prior = self.tests.priors[self.client] if kind.prior != "none" else None
+        return _as_samples(self._on(test), self._labels(test), kind, prior)
+
+    def bins(self, test: Test, predictor: PredictorName) -> BinSums:
         """Return the calibration bins; empty ones for a prototype rule."""
         kind, scores = PredictorKind.of(predictor), self._on(test).scores
-        size = num_clients * len(self.tests.labels) * scores.shape[1]
-        is_much = test == "global_test" and size > _MOST_PRIOR_SCORES
-        if kind.rule == "prototype" or is_much or not len(scores):
+        if kind.rule == "prototype" or self._is_much(test) or not len(scores):
             return add_bins([])
         if kind.prior != "none":
             scores = scores.double() + self.tests.priors[self.client]
         return count_bins(scores, self._labels(test))
+
+    def _is_much(self, test: Test) -> bool:
+        """Return whether the global test set is too large for the models of all clients."""
+        size = len(self.tests) * len(self.tests.labels) * self.predictions.scores.shape[1]
+        return test == "global_test" and size > _MOST_PRIOR_SCORES
 
     def _on(self, test: Test) -> Predictions:
         assert self.is_whole or test == "local_test", "only the local test set was evaluated"
@@ -369,3 +423,17 @@ class PersonalScorer:
     def _labels(self, test: Test) -> Tensor:
         labels = self.tests.labels
         return labels if test == "global_test" else labels[self.tests.own(self.client)]
+
+
+def _as_samples(
+    found: Predictions, labels: Tensor, kind: PredictorKind, prior: Tensor | None
+) -> PredictedSamples | None:
+    """Return predicted classes and probabilities; None if the predictor is undefined."""
+    if labels.numel() * found.scores.shape[1] > MOST_PROBABILITIES:
+        return None
+    probabilities = found.probabilities(kind, prior)
+    if prior is None:
+        classes = found.classes_by(kind.rule)
+    else:
+        classes = None if probabilities is None else probabilities.argmax(dim=1)
+    return None if classes is None else PredictedSamples(classes, labels, probabilities)

@@ -23,6 +23,7 @@ from mpfedcl.rounds.metrics import (
     AccuracySpread,
     ConfusionCounts,
     Fairness,
+    MetricTables,
     measure_fairness,
 )
 
@@ -46,7 +47,7 @@ class Summary(FileContent):
     predictor_global: PredictorName | None = None
     """The primary predictor on the global test set."""
     accuracy: float | None = None
-    """The primary metric: accuracy of `predictor` in the last round, in percent."""
+    """Accuracy of `predictor` in the last round, in percent, the mean over clients."""
     accuracy_global: float | None = None
     """The same for `predictor_global`."""
     accuracy_per_client: dict[str, float | None] | None = None
@@ -59,6 +60,11 @@ class Summary(FileContent):
     )
     """Expected calibration error of the two predictors in the last round, in percent, over the test
     samples of all clients; None if the predictor is no classifier."""
+    metric: str = "accuracy"
+    """The primary metric of tables and rankings."""
+    metrics: MetricTables | None = None
+    """Further metrics of the two predictors in the last round: of the test samples of all clients,
+    of the global test set, and of each client."""
     predictors: dict[Test, dict[PredictorName, float | None]] = Field(default_factory=dict)
     loss: float | None = None
     bytes: dict[str, int] = Field(default_factory=dict)
@@ -205,6 +211,8 @@ def summarize_run(method: Method, records: list[dict[str, Any]]) -> Summary:
         accuracy_spread=spread,
         fairness=spread or measure_fairness((per_client or {}).values()),
         calibration_error=last.get("calibration_error") or dict.fromkeys(TESTS),
+        metric=experiment.metric,
+        metrics=last.get("metrics"),
         predictors=last["accuracy"],
         loss=last["loss"],
         bytes=_total(record["bytes"] for record in records),

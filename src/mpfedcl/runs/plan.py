@@ -16,6 +16,7 @@ from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.objects import use_objects
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.descriptions import describe_missing_encoder
+from mpfedcl.experiment.names import METRICS
 from mpfedcl.methods import Asynchronous, ClosedForm, Method, find_method
 from mpfedcl.models import Model
 from mpfedcl.privacy.accounting import spent_epsilon
@@ -24,6 +25,7 @@ from mpfedcl.privacy.private_rounds import release_sensitivity
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
 from mpfedcl.rounds.evaluation import Workload, settle_evaluation
+from mpfedcl.rounds.metrics import find_own_metric
 from mpfedcl.rounds.systems import check_clock, check_timing, refuse_over_network
 
 _SLACK = 1 + 1e-6
@@ -102,6 +104,11 @@ def _plan_over_network(method: type[Method], experiment: Experiment) -> Experime
             "what all tables have, and dataset.standardize must be 'client' or 'none', because "
             "clients do not exchange statistics of columns."
         )
+    if experiment.metric not in METRICS:
+        raise InvalidInput(
+            f"metric is {experiment.metric!r}; over a network it must be one of "
+            f"{', '.join(METRICS)}, because clients run no code that a server names."
+        )
     if experiment.asked_workers > 1:
         raise InvalidInput(f"workers is {experiment.workers}; over a network it must be 1.")
     changes = {
@@ -173,6 +180,8 @@ def _last_number(folder: Path, pattern: str) -> int:
 
 def plan_evaluation(experiment: Experiment, data: FederatedData, model: Model) -> Experiment:
     """Choose the evaluated rounds and clients from sizes, equally in all processes."""
+    # Before round 1, so that a function that fails costs no training.
+    find_own_metric(experiment.metric, data.num_classes)
     method = find_method(experiment.method)(experiment, data.num_classes)
     if isinstance(method, ClosedForm):
         model = method.make_model(data.input_size)

@@ -23,6 +23,7 @@ from mpfedcl.core.files import FORMAT, write_atomically
 from mpfedcl.core.json_files import FileContent, Json
 from mpfedcl.core.rng import numpy_generator
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.names import metric_sign
 from mpfedcl.methods import PredictorName, find_method
 from mpfedcl.runs.directory import RunDirectory
 from mpfedcl.runs.plan import resolve
@@ -44,7 +45,7 @@ SearchSpace = dict[str, tuple[Any, ...]]
 Values = dict[str, Any]
 """One value for each hyperparameter."""
 Scores = Mapping[int, float | None]
-"""Accuracy in % by the number of the trial; None, the worst, if a run has no score."""
+"""Scores by the number of the trial, larger is better; None, the worst, if a run has no score."""
 
 _SHARES = (4, 2, 1)
 """All trials run a quarter of the rounds, half of them half, and a quarter all rounds."""
@@ -68,7 +69,7 @@ class Trial:
     changes: Values
     """The values that differ from the defaults."""
     scores: dict[int, float | None]
-    """Validation accuracy in % by round."""
+    """Value of the primary metric on validation samples by round."""
     stopped_after: int | None
     """The round after which the trial was stopped; None if it ran to the end."""
     runs: list[str]
@@ -93,7 +94,7 @@ class TuningResult(FileContent):
     within: list[int]
     """The trials whose score is within a standard error of the best."""
     standard_error: float | None
-    """Of the best score, in points."""
+    """Of the best score, in points; None if the metric is not accuracy."""
     rounds_run: int
     seconds: float
 
@@ -119,6 +120,11 @@ class TuningResult(FileContent):
         return self
 
     @property
+    def metric(self) -> str:
+        """The primary metric, which gives the scores."""
+        return self.base.metric
+
+    @property
     def chosen_values(self) -> Values:
         """The chosen value of each hyperparameter, for `Experiment.replace`."""
         return self.trials[self.chosen].values
@@ -140,12 +146,12 @@ class TuningResult(FileContent):
 
     @property
     def score(self) -> float | None:
-        """The validation accuracy of the chosen trial in the last round, in %."""
+        """The validation score of the chosen trial in the last round."""
         return self.trials[self.chosen].scores.get(self.rungs[-1].rounds)
 
     @property
     def default_score(self) -> float | None:
-        """The validation accuracy of the defaults in the last round, in %."""
+        """The validation score of the defaults in the last round."""
         return self.trials[0].scores.get(self.rungs[-1].rounds)
 
     def write(self, folder: Path) -> None:
@@ -209,7 +215,13 @@ class Search:
         if not 0 < validation < 1:
             raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
         base = base.replace(method=method, partition__validation=0.0)
-        judged = predictor or _primary_predictor(resolve(base))
+        primary = _primary_predictor(resolve(base))
+        judged = predictor or primary
+        if base.metric != "accuracy" and judged != primary:
+            raise InvalidInput(
+                f"predictor is {judged!r}; with metric {base.metric!r} it must be left out: of "
+                "other predictors than the primary one only accuracy is measured."
+            )
         search = cls(base, path, budget, tuple(seeds), validation, judged)
         reject_other_runs(search._planned_or_begun_runs(), path)
         return search
@@ -304,9 +316,11 @@ class Search:
         ]
         final = {each.number: each.scores[last] for each in trials if last in each.scores}
         known = [score for score in final.values() if score is not None]
-        error = self._standard_error(max(known)) if known else None
+        # A score that is no share of samples has no binomial error.
+        has_error = bool(known) and self.base.metric == "accuracy"
+        error = self._standard_error(max(known)) if has_error else None
         num_changes = [len(each.changes) for each in trials]
-        chosen, within = choose_settings(final, num_changes, error or 0.0)
+        chosen, within = choose_settings(self._rankable(final), num_changes, error or 0.0)
         records = [
             record
             for number in range(len(trials))
@@ -357,20 +371,33 @@ class Search:
                 scores[number][rung.rounds] = self._score(number, rung.rounds)
             if following is not None:
                 at_rung = {number: scores[number][rung.rounds] for number in running}
-                kept = keep_best(at_rung, following.settings)
+                kept = keep_best(self._rankable(at_rung), following.settings)
                 stopped |= {number: rung.rounds for number in running if number not in kept}
                 running = kept
         return scores, stopped, []
 
+    def _rankable(self, scores: Scores) -> Scores:
+        """Return scores of which the largest is the best."""
+        sign = metric_sign(self.base.metric)
+        return {n: None if each is None else sign * each for n, each in scores.items()}
+
     def _score(self, number: int, round_number: int) -> float | None:
-        """Return the mean over seeds of the accuracy after a round."""
+        """Return the mean over seeds of the primary metric after a round."""
+
+        def value(record: Mapping[str, Any]) -> float | None:
+            if self.base.metric == "accuracy":
+                found: float | None = record["accuracy"]["local_test"][self.predictor]
+                return found
+            return (record.get("metric") or {}).get("local_test")
+
         found = [
-            record["accuracy"]["local_test"][self.predictor]
+            value(record)
             for seed in self.seeds
             for record in RunDirectory(self._run_folder(number, seed)).read_records()
             if record["round"] == round_number
         ]
-        return None if None in found else fmean(found)
+        known = [each for each in found if each is not None]
+        return fmean(known) if len(known) == len(found) else None
 
     def _standard_error(self, score: float) -> float:
         experiment = self.planned_run(0, self.seeds[0], self.base.rounds).experiment

@@ -371,7 +371,10 @@ class ClientTrainer:
         )
         columns = found.columns["local_test"]
         table["local_test"] |= {r: columns[r][0] for r in released_predictors(self._method)}
-        return ReportedEvaluation(table, is_personal, found.confusion.get(self._name))
+        metrics = None
+        if with_confusion and found.metrics is not None:
+            metrics = found.metrics.per_client.get(self._name)
+        return ReportedEvaluation(table, is_personal, found.confusion.get(self._name), metrics)
 
     def note_delay(self, state: Tensors, seconds: float) -> Tensors:
         """Return the state updated by the delay of the client's last accepted answer."""
@@ -393,7 +396,12 @@ class ClientTrainer:
 
 
 class _Evaluation(ClientEvaluation):
-    """Compares with the prototypes that the server sends, which are the reference already."""
+    """Compares with the prototypes that the server sends, which are the reference already.
+
+    A server cannot name a metric whose code the client would run.
+    """
+
+    _own_metric = None
 
     def _evaluator(self, pool: PrototypePool | None) -> Evaluator:
         return replace(super()._evaluator(None), reference=pool)

@@ -306,6 +306,9 @@ class NetworkRunLoop(RunLoop):
             record["accuracy_per_client"] = evaluation.per_client(
                 self._method.predictor_on("local_test")
             )
+            is_last = record["round"] == self._experiment.rounds
+            fields = evaluation.metric_fields(self._experiment.metric, is_last=is_last)
+            record |= {n: e.to_json() if n == "metrics" else e for n, e in fields.items()}
         directory.append_record(record)
         self._pending = None
         return record
