@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpfedcl.cli.terminal import stderr_console, stdout_console
+from mpfedcl.cli.terminal import stdout_console
+from mpfedcl.core.progress import stderr_console
 
 _COMMAND = [sys.executable, "-m", "mpfedcl"]
 _SEEN = """() => {

@@ -1,8 +1,8 @@
 """mpfedcl: federated learning on non-IID client data.
 
-from mpfedcl import Experiment, run
-result = run(Experiment(method="mp-fedcl", rounds=60))
-print(result.accuracy, result.path)
+import mpfedcl
+result = mpfedcl.run("mp-fedcl", rounds=60, train={"lr": 0.1})
+print(result)
 
 comparison = mpfedcl.load("demo")     # or mpfedcl.compare(...)
 comparison.frame(), comparison.plot()
@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpfedcl.api import compare, resume, run, tune
-    from mpfedcl.core.errors import InvalidInput
+    from mpfedcl.api import compare, export, report, resume, run, tune
+    from mpfedcl.core.errors import InvalidInput, RunWarning
     from mpfedcl.experiment import Experiment
     from mpfedcl.inference.predictor import Prediction, Predictor
     from mpfedcl.methods import Batch, Context, Method, find_method
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mpfedcl.runs.observer import RunResult
 
 _HOMES = {
-    "api": ("compare", "resume", "run", "tune"),
-    "core.errors": ("InvalidInput",),
+    "api": ("compare", "export", "resume", "run", "tune"),
+    "core.errors": ("InvalidInput", "RunWarning"),
     "experiment": ("Experiment",),
     "inference.predictor": ("Prediction", "Predictor"),
     "methods": ("Batch", "Context", "Method", "find_method"),
@@ -58,13 +58,16 @@ __all__ = [
     "PrototypePool",
     "Prototypes",
     "RunResult",
+    "RunWarning",
     "Tracker",
     "__version__",
     "cluster_prototypes",
     "compare",
+    "export",
     "find_method",
     "load",
     "prototype_contrastive_loss",
+    "report",
     "resume",
     "run",
     "tune",
@@ -79,6 +82,9 @@ def __getattr__(name: str) -> Any:
     # Names are fetched when first used: `mpfedcl --help` must not wait for torch.
     if name == "__version__":
         return import_module("importlib.metadata").version("mpfedcl")
+    if name == "report":
+        # A package that can be called, as it is also imported.
+        return import_module("mpfedcl.report")
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"mpfedcl.{home}"), name)

@@ -28,7 +28,10 @@ BAD_ARCHIVES: dict[str, tuple[dict[str, Any], str]] = {
     "a missing key": (image_arrays(y_train=None), "lacks y_train"),
     "a missing test label": (image_arrays(y_test=None), "lacks y_test"),
     "other keys": ({"images": numpy.zeros(3)}, "lacks x_train, y_train"),
-    "floats": (image_arrays(x_train=numpy.zeros((12, 4, 4))), "dtype float64; it must be uint8"),
+    "floats": (
+        image_arrays(x_train=numpy.zeros((12, 4, 4))),
+        "x_train has arrays of 4 x 4 numbers; a set must have only images",
+    ),
     "labels as floats": (image_arrays(y_train=numpy.zeros(12)), "y_train has dtype float64"),
     "a negative label": (image_arrays(y_train=numpy.arange(12) - 1), "has the label -1"),
     "a label beyond reason": (image_arrays(y_train=numpy.arange(12) * 10**6), "has the label"),

@@ -124,6 +124,10 @@ BAD_COMMANDS: list[tuple[str, str]] = [
     ("compare --seeds -1", "seed is -1"),
     ("compare --seeds one", "seeds"),
     ("compare --methods fedavg nope", "method is 'nope'"),
+    ("compare --methods fedavg,local", "are separated by spaces: fedavg local"),
+    ("compare --tuned absent", "tuned is 'absent'; it must be a folder of mpfedcl tune"),
+    ("compare --tuned absent --rounds 3", "other settings must be left out, except engine,"),
+    ("compare --tuned absent mine.toml", "other settings must be left out"),
     ("compare --jobs -1", "jobs is -1"),
     ("compare absent.toml", "absent.toml does not exist"),
 ]
@@ -139,7 +143,7 @@ BAD_FILES: dict[str, tuple[str, str]] = {
     "an unknown key": ("round = 3", "round is not a setting"),
     "an unknown key of a section": (
         "[partition]\nalfa = 1",
-        "partition.alfa is not a setting; [partition] has kind, alpha,",
+        "partition.alfa is not a setting; did you mean partition.alpha?",
     ),
     "an unknown section": ("[sorcery]\nlevel = 3", "sorcery is not a setting"),
     "a section that is none": ("partition = 3", "partition is 3"),

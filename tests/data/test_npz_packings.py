@@ -38,5 +38,5 @@ def test_compression_methods_of_numpy_are_read(tmp_path: Path, packing: int) -> 
 
 def test_empty_list_in_place_of_samples_is_rejected(tmp_path: Path) -> None:
     numpy.savez(tmp_path / "a.npz", x=[])
-    with pytest.raises(InvalidInput, match="it must be images or vectors"):
+    with pytest.raises(InvalidInput, match="it must be images or arrays"):
         open_unlabeled_samples(tmp_path / "a.npz")

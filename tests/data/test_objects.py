@@ -16,7 +16,7 @@ import mpfedcl
 from mpfedcl import Experiment
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import load_tensors
-from mpfedcl.data.loading import load_federated_data
+from mpfedcl.data.loading import load_data_and_model, load_federated_data
 from mpfedcl.data.objects import give, use_objects
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.runs.observer import Observer
@@ -166,6 +166,20 @@ def test_pictures_of_a_dataset_become_the_images_of_a_file(tmp_path: Path) -> No
         assert found.partition["input_shape"] == [6, 6, 3]
     first = load_federated_data(resolve(give(BASE.replace(clients=2), forms[0])))
     assert first.class_names == ("cat", "dog", "eel")
+
+
+def test_pictures_of_a_dataset_pass_an_encoder_like_those_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPFEDCL_CACHE", str(tmp_path))
+    x, y = draw(0, 30, (6, 6), "uint8")
+    base = BASE.replace(clients=2, encoder__name="random-filters")
+    wanted, found = (
+        load_data_and_model(resolve(give(base, data)), torch.device("cpu"))[0]
+        for data in ((x, y), Pictures([Image.fromarray(each) for each in x], y))
+    )
+    assert wanted.table.inputs.shape[1] == 1024
+    assert torch.equal(found.table.inputs, wanted.table.inputs)
 
 
 def test_images_of_several_sizes_need_a_size() -> None:
@@ -424,6 +438,11 @@ def without(pair: Pair, row: int, value: Any) -> Pair:
         ),
         (Pairs(["a"] * 5, [0] * 5), "data['south'], sample 0 is 'a'; it must be an array of num"),
         (Pairs(draw(0)[0], [0.5] * 30), "sample 0 has the label 0.5; it must be a whole number"),
+        (
+            Pairs(draw(0)[0], ["cat"] * 30),
+            "sample 0 has the label 'cat'; it must be a whole number",
+        ),
+        (Pairs(draw(0)[0], [True] * 30), "sample 0 has the label True; it must be a whole number"),
         ([numpy.zeros(5)] * 4, "data['south'], sample 0 is array([0., 0., 0., 0., 0.]); it must"),
         (Pairs(draw(0)[0], [0] * 7), "data['south'] fails when samples 0 to 29 are read (IndexErr"),
         (3, "data['south'] is 3; data must be (x, y) arrays, a torch Dataset"),

@@ -54,10 +54,12 @@ def test_close_setting_names_are_suggested(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("document", "meant"),
     [
-        ("lr = 0.1", "did you mean train.lr, "),
-        ("round = 3", "did you mean rounds?"),
-        ("[partition]\nalfa = 1", "did you mean alpha?"),
-        ("[partitoin]\nalpha = 1", "did you mean partition."),
+        ("lr = 0.1", "; did you mean train.lr?"),
+        ("round = 3", "round is not a setting; did you mean rounds?"),
+        ("[trian]\nlr = 1", "trian is not a setting; did you mean train?"),
+        ("mu = 1", "mu is not a setting; did you mean fedprox.mu or moon.mu?"),
+        ("[partition]\nalfa = 1", "; did you mean partition.alpha?"),
+        ("[partitoin]\nalpha = 1", "partitoin is not a setting; did you mean partition?"),
     ],
 )
 def test_unknown_settings_in_files_give_a_suggestion(document: str, meant: str) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from mpfedcl import Experiment, InvalidInput
 from mpfedcl.cli.arguments import Run
 from mpfedcl.cli.main import parse
 from mpfedcl.core.files import FORMAT
-from mpfedcl.experiment.settings import DatasetSettings, PartitionSettings
+from mpfedcl.experiment.settings import DatasetSettings, PartitionSettings, TrainSettings
+from mpfedcl.methods.fedprox import FedProx
 
 NOWHERE = Path("nowhere.toml")
 
@@ -203,8 +203,32 @@ def test_replace_changes_and_validates_settings_of_sections() -> None:
 
 
 def test_experiment_is_frozen() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidInput, match=r"rounds cannot be .*\.replace\(rounds=3\)\.$"):
         Experiment().rounds = 3  # type: ignore[misc]
+    with pytest.raises(InvalidInput, match=r"train\.lr cannot .*\.replace\(train__lr=0\.1\)\.$"):
+        Experiment().train.lr = 0.1  # type: ignore[misc]
+
+
+def test_setting_of_a_section_is_given_with_two_underscores_or_in_a_table() -> None:
+    mixed = Experiment(train__lr=0.5, train={"lr": 0.1, "momentum": 0.2})
+    assert mixed == Experiment(train={"lr": 0.5, "momentum": 0.2})
+    assert mixed == Experiment(train=TrainSettings(momentum=0.2), train__lr=0.5)
+    # A table changes its own settings only.
+    assert mixed.replace(train={"lr": 0.3}) == mixed.replace(train__lr=0.3)
+    assert mixed.replace(train=TrainSettings()) == Experiment()
+    with pytest.raises(InvalidInput, match=r"rounds\.few is not a setting; rounds is not a"):
+        Experiment(rounds=3).replace(rounds__few=1)
+
+
+def test_class_of_a_method_is_taken_by_its_name() -> None:
+    assert Experiment(method=FedProx).method == "fedprox"
+    assert Experiment().replace(method=FedProx) == Experiment(method="fedprox")
+
+    class Local(FedProx):
+        pass
+
+    with pytest.raises(InvalidInput, match=r"method is the class .*Local, which cannot be import"):
+        Experiment(method=Local)
 
 
 # One sentence for each kind of mistake
@@ -231,15 +255,17 @@ def test_experiment_is_frozen() -> None:
             "prototypes.per_class is 'all'; it must be a whole number from 1 to 65,536, or auto",
         ),
         ({"prototypes__per_class": True}, "prototypes.per_class is True; it must be"),
-        ({"nonsense": 1}, "nonsense is not a setting; an experiment has method, rounds,"),
+        ({"nonsense": 1}, "nonsense is not a setting; mpfedcl run --help lists all settings."),
+        ({"train__lrr": 1}, "train.lrr is not a setting; did you mean train.lr?"),
+        ({"train": 3}, "train is 3; it must be a table of settings."),
+        (
+            {"train__speed": 1},
+            "train.speed is not a setting; [train] has epochs, steps, batch_size,",
+        ),
         ({"train__steps": 0}, "train.steps is 0; it must be greater than or equal to 1"),
         (
             {"train__steps": 100, "train__epochs": 3},
             "train.epochs is 3; with train.steps it must be left out",
-        ),
-        (
-            {"train__speed": 1},
-            "train.speed is not a setting; [train] has epochs, steps, batch_size,",
         ),
     ],
 )
@@ -247,7 +273,7 @@ def test_invalid_settings_give_a_one_line_error(changes: dict[str, Any], sentenc
     with pytest.raises(InvalidInput) as caught:
         Experiment().replace(**changes)
     assert str(caught.value).startswith(sentence)
-    assert str(caught.value).endswith(".")
+    assert str(caught.value).endswith((".", "?"))
     assert "\n" not in str(caught.value)
 
 

@@ -8,6 +8,7 @@ import pytest
 from mpfedcl import Experiment, run
 from mpfedcl.experiment.descriptions import describe_missing_encoder
 from mpfedcl.experiment.experiment import PIXELS_PER_SIDE
+from mpfedcl.runs.failure import describe_failure
 from mpfedcl.runs.observer import Observer
 from small_experiments import save_images, save_vectors
 
@@ -83,6 +84,7 @@ def test_run_warns_of_missing_weights_and_records_the_image_size(
 ) -> None:
     warnings: list[str] = []
     result = run(own(pictures), tmp_path / "run", Observer(on_warning=warnings.append))
-    assert warnings == describe_missing_encoder(own(pictures))
+    failure = describe_failure(result.path)
+    assert warnings == [*describe_missing_encoder(own(pictures)), *([failure] if failure else [])]
     assert (result.experiment.encoder.name, result.experiment.dataset.image_size) == ("none", 32)
     assert "as 32 x 32 pixels" in (tmp_path / "run" / "CARD.md").read_text()

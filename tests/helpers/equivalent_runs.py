@@ -1,9 +1,11 @@
 """Two runs of one experiment, held to the same result up to rounding."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -96,6 +98,8 @@ def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float)
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
         assert _told(ours) == _told(theirs)
+        # Probabilities are rounded, so metrics of them are too.
+        assert _metrics_of(ours) == pytest.approx(_metrics_of(theirs), rel=1e-4, nan_ok=True)
         assert (ours["loss"] is None) == (theirs["loss"] is None)
         if theirs["loss"] is not None:
             assert abs(ours["loss"] - theirs["loss"]) <= tolerance * abs(theirs["loss"])
@@ -105,8 +109,20 @@ def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float)
             assert found_loss == loss or abs(found_loss - loss) <= tolerance * abs(loss)
 
 
+def _metrics_of(record: Json) -> dict[str, float]:
+    """Return all metrics of a record by the path to them; NaN is undefined."""
+
+    def flatten(value: Any, name: str) -> dict[str, float]:
+        if not isinstance(value, dict):
+            return {name: math.nan if value is None else value}
+        parts = (flatten(each, f"{name}/{key}") for key, each in value.items())
+        return {key: each for part in parts for key, each in part.items()}
+
+    return flatten(record.get("metrics"), "")
+
+
 def _told(record: Json) -> Json:
-    rounded = ("loss", "loss_per_client", "seconds")
+    rounded = ("loss", "loss_per_client", "seconds", "metrics")
     told = {name: each for name, each in record.items() if name not in rounded}
     # How the clients were trained is what differs.
     remarks = {name: each for name, each in record["remarks"].items() if name != "training"}

@@ -57,7 +57,17 @@ def test_example_is_short() -> None:
 
 
 def test_example_runs_from_its_folder(tmp_path: Path) -> None:
-    words = ["--rounds", "2", "--clients", "3", "--dataset.train-size", "150", "--json"]
+    words = [
+        "--rounds",
+        "2",
+        "--clients",
+        "3",
+        "--dataset.train-size",
+        "150",
+        "--json",
+        "--train.lr",
+        "0.1",
+    ]
     words += ["--method", "custom_method:Scaffold", "--out", str(tmp_path / "run")]
     ended = call("run", *words, cwd=EXAMPLES)
     assert (ended.returncode, without_progress(ended.stderr)) == (0, "")

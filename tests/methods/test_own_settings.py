@@ -62,8 +62,10 @@ def test_defaults_are_filled_in_and_unknown_names_rejected() -> None:
     assert Experiment.parse_toml(experiment.to_toml(), NOWHERE) == experiment
     with pytest.raises(InvalidInput, match=r"pull\.gamma is not a setting; \[pull\] has beta, nor"):
         experiment.replace(pull__gamma=1)
-    with pytest.raises(InvalidInput, match=r"push is not a setting; .* pull"):
-        experiment.replace(push__beta=1)
+    with pytest.raises(InvalidInput, match="pul is not a setting; did you mean pull"):
+        experiment.replace(pul__beta=1)
+    with pytest.raises(InvalidInput, match=r"beta is not a setting; did you mean pull\.beta"):
+        experiment.replace(beta=1)
     # Other methods' experiments do not speak of it.
     assert "[pull]" not in Experiment().to_toml()
     assert "[pull]" not in experiment.replace(method="fedavg").to_toml()

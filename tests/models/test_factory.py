@@ -17,7 +17,7 @@ from mpfedcl import Predictor, resume, run
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.models import factory
-from mpfedcl.models.factory import as_module, find_factory, make_model, name_factory
+from mpfedcl.models.factory import find_factory, make_model, name_factory
 from mpfedcl.models.networks import NETWORKS
 from own_models import Plain, WithNorm
 from small_experiments import Say, assert_same_results, flags, read_summary, small
@@ -111,15 +111,6 @@ def test_linear_model_is_logistic_regression(images: Path, tmp_path: Path) -> No
         "classifier.weight": (3, 36),
         "classifier.bias": (3,),
     }
-
-
-def test_module_of_a_built_in_model_gives_its_logits() -> None:
-    experiment = Experiment(model={"name": "mlp"})
-    model = make_model(experiment, None, (6, 6), 3, is_image=True)
-    params = model.init(torch.Generator().manual_seed(0), torch.float32)
-    inputs = torch.rand(4, 6, 6)
-    module = as_module(model, params)
-    assert torch.equal(module(inputs), model.apply(params, inputs.flatten(1))[1])
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -21,6 +21,7 @@ from mpfedcl.core.errors import RunCutShort
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.names import METRICS
 from mpfedcl.methods import PREDICTORS, collect_statistics, find_method
 from mpfedcl.network.flower.records import PACKED
 from mpfedcl.network.transport import Arrays, Message
@@ -160,7 +161,7 @@ def check_file(data: bytes, arrays: Arrays) -> None:
 
 
 def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> None:
-    assert late.keys() == {"table", "is_personal", "confusion"}
+    assert late.keys() == {"table", "is_personal", "confusion", "metrics"}
     assert type(late["is_personal"]) is bool
     assert late["table"].keys() == {"local_test", "global_test"}
     for row in late["table"].values():
@@ -169,8 +170,11 @@ def check_reading(late: dict[str, Any], num_classes: int, *, is_last: bool) -> N
     assert set(late["table"]["global_test"].values()) == {None}
     if is_last:
         assert numpy.shape(late["confusion"]) == (num_classes, num_classes + 1)
+        assert late["metrics"].keys() == set(METRICS)
+        assert all(type(value) in (float, type(None)) for value in late["metrics"].values())
     else:
         assert late["confusion"] is None
+        assert late["metrics"] is None
 
 
 @pytest.mark.parametrize("method", [*METHODS, *SENT_ONCE, SCAFFOLD, "fed-dropout"])
@@ -268,7 +272,7 @@ def test_messages_contain_no_paths(tmp_path: Path) -> None:
     (tmp_path / "secret-west/owl").mkdir()
     record = federation.serve().history[0]
     assert record["clients"]["answered"] == ["north"]
-    reason = "it cannot use its data, its encoder or its model; its own log has the reason."
+    reason = "it cannot use its data, its encoder or its model; its own log contains the reason."
     assert record["remarks"]["refused"] == {"south": reason, "west": reason}
     for _, message in [*federation.grid.requests, *federation.grid.replies]:
         is_error = message.has_error()
@@ -312,7 +316,7 @@ def test_message_sizes_match_the_documentation(tmp_path: Path, method: str, most
     if method == "mp-fedcl":
         assert f"{sizes['averaged/']:,} bytes" in DOCUMENT
     assert all(
-        len(json.dumps(from_records(m.content).values)) < 1000 for _, m in federation.grid.replies
+        len(json.dumps(from_records(m.content).values)) < 1300 for _, m in federation.grid.replies
     )
 
 

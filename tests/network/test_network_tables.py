@@ -91,7 +91,7 @@ def test_table_without_an_agreed_column_is_refused(
     path = tables / "west.csv"
     polars.read_csv(path).drop("worst area").write_csv(path)
     experiment = on_tables("fedavg", min_clients=3)
-    with pytest.raises(RunCutShort, match="it cannot use its data or its encoder"):
+    with pytest.raises(RunCutShort, match="it cannot use its data, its encoder or its model"):
         federate(experiment, tables, tmp_path).serve()
     assert "west.csv lacks the column 'worst area'" in capfd.readouterr()[1]
 

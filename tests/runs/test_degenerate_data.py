@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from command_results import without_progress
 from mpfedcl import Experiment, run
 from mpfedcl.cli.main import main
+from mpfedcl.runs.failure import describe_failure
 from small_experiments import METHODS, read_records, read_summary
 
 pytestmark = pytest.mark.whole
@@ -149,7 +150,10 @@ def test_degenerate_data_can_be_shown(
     with pytest.raises(SystemExit) as end:
         main(["run", str(file), "--out", str(tmp_path / "run"), "--predictors", "all"])
     said = capsys.readouterr()
-    assert (end.value.code, without_progress(said.err)) == (0, "")
+    # Nothing can be learned from equal images.
+    failure = describe_failure(tmp_path / "run")
+    told = f"{failure}\n" if failure else ""
+    assert (end.value.code, without_progress(said.err)) == (0, told)
     assert "mean over " in said.out
     assert (tmp_path / "run" / "partition.png").exists()
 

@@ -167,6 +167,9 @@ class Compare:
     file: _SettingsFile = None
     methods: tuple[str, ...] = ("mp-fedcl", "sp-fedcl", "fedavg", "fedproto", "local")
     """Names of the methods; all: every method that supports the data set."""
+    tuned: Annotated[Path | None, _open("DIR")] = None
+    """Folder of mpfedcl tune: each method has the settings of its best-<method>.toml there, and
+    other settings must be left out [default of --methods: all methods in the folder]."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; each determines the data split, initial weights, batches and clustering."""
     out: _Out = None

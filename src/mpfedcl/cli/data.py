@@ -10,10 +10,11 @@ from typing import Any
 from rich.progress import DownloadColumn, Progress, TaskID, TimeRemainingColumn
 
 from mpfedcl.cli.arguments import DataCache, DataEncode, DataFetch, DataList, DataPrepare, DataShow
-from mpfedcl.cli.terminal import print_json, stderr_console, stdout_console
+from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import lock_folder
 from mpfedcl.core.plugins import allow_current_folder
+from mpfedcl.core.progress import stderr_console
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.loading import write_feature_files
 from mpfedcl.data.objects import use_objects

@@ -23,15 +23,10 @@ from mpfedcl.cli.arguments import (
     FederationStart,
     FederationUpdate,
 )
-from mpfedcl.cli.terminal import (
-    ProgressBar,
-    print_json,
-    stderr_console,
-    stdout_console,
-    stop_after_round,
-)
+from mpfedcl.cli.terminal import print_json, stdout_console, stop_after_round
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.files import lock_folder, unused_folder
+from mpfedcl.core.progress import ProgressBar, stderr_console
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
@@ -419,7 +414,7 @@ class RunFollower:
         return time.monotonic() - self._moved < _SILENT_SECONDS
 
     def _show(self) -> None:
-        from mpfedcl.cli.run import describe_round
+        from mpfedcl.report.wording import describe_round
         from mpfedcl.runs.directory import RunDirectory
 
         status = self.status
@@ -453,6 +448,7 @@ class RunFollower:
 def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -> int:
     from mpfedcl.cli.run import show_result
     from mpfedcl.runs.directory import RunDirectory
+    from mpfedcl.runs.failure import describe_failure
     from mpfedcl.runs.observer import RunResult
 
     directory = RunDirectory(path)
@@ -469,6 +465,8 @@ def _report_end(arguments: FederationStart, follower: RunFollower, path: Path) -
     assert summary is not None
     result = RunResult(path, experiment, summary["accuracy"], records, None, summary)
     show_result(result, arguments)
+    if failure := describe_failure(path):
+        stderr_console().print(failure)
     return 0
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from mpfedcl.cli.arguments import Advise, Contribution, Export, Join, Leave, Predict
-from mpfedcl.cli.terminal import ProgressBar, print_json, stderr_console, stdout_console
+from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
+from mpfedcl.core.progress import ProgressBar, stderr_console
 from mpfedcl.data.tables import name_label
 from mpfedcl.experiment.descriptions import describe_data
 from mpfedcl.inference.advice import CLASSIFIERS, advise

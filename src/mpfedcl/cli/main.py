@@ -8,6 +8,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -24,12 +25,13 @@ from tyro.constructors import (
 
 from mpfedcl.cli.arguments import (
     COMMANDS,
+    Compare,
     FederationStart,
     flag_type,
 )
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.core.plugins import allow_current_folder
-from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, TUNED_RULE, Experiment
 from mpfedcl.experiment.method_settings import is_declared, sections_of
 from mpfedcl.experiment.names import (
     did_you_mean,
@@ -181,6 +183,8 @@ def parse(argv: list[str]) -> Any:
     parsed = parse_words()
     file: Path | None = getattr(parsed, "file", None)
     resumed: Path | None = getattr(parsed, "resume", None)
+    if getattr(parsed, "tuned", None) is not None:
+        parsed = _check_tuned(parsed, words)
     over_network = isinstance(parsed, FederationStart)
     free = ("rounds",) if over_network else ("rounds", *RESULT_NEUTRAL_SETTINGS)
     rule = f"resume allows only {', '.join(f'--{each}' for each in free).replace('_', '-')} with it"
@@ -202,6 +206,15 @@ def parse(argv: list[str]) -> Any:
         if unchanged != kept:
             raise InvalidInput(f"{rule}; other settings stay as they were.")
     return parsed
+
+
+def _check_tuned(parsed: Compare, words: Sequence[str]) -> Compare:
+    """Reject settings next to tuned ones; without --methods, all tuned methods are compared."""
+    free = {*Compare.__dataclass_fields__, *RESULT_NEUTRAL_SETTINGS} - {"file", "settings"}
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if parsed.file is not None or flags - {f"--{name.replace('_', '-')}" for name in free}:
+        raise InvalidInput(TUNED_RULE)
+    return parsed if "--methods" in flags else replace(parsed, methods=())
 
 
 def _parse_words(

@@ -1,63 +1,40 @@
 """Report results: `report`, `watch` and `methods`."""
 
 import ipaddress
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from mpfedcl.cli.arguments import Methods, Report, Watch
-from mpfedcl.cli.terminal import ProgressBar, print_json, stderr_console, stdout_console
+from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import write_atomically
-from mpfedcl.core.json_files import Json
+from mpfedcl.core.progress import ProgressBar, stderr_console
 from mpfedcl.methods import Family, Method, built_in_methods
-from mpfedcl.report.result_folders import ResultFolder, find_result_folders
+from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.tables import TextTable
 
 
 def report_command(arguments: Report) -> None:
     """Write the results in the folders as one HTML file, and as files for a paper on request."""
     # Imported late: matplotlib takes a second to load.
-    from mpfedcl.report.document import build_document
-    from mpfedcl.report.html import render_page
+    from mpfedcl.report.export import write_report
 
     if not arguments.folders:
         raise InvalidInput("DIR is missing; give at least one folder (see mpfedcl report --help).")
-    result_folders = find_result_folders(arguments.folders)
+    folders = find_result_folders(arguments.folders)
     out = arguments.out or arguments.folders[0] / "report.html"
-    if out.is_dir():
-        raise InvalidInput(f"out is {str(out)!r}, which is a folder; it must be a file.")
+    kinds = {name: getattr(arguments, name) for name in ("latex", "csv", "pdf")}
     with ProgressBar(stderr_console()) as bar:
-        total = sum(len(folder.runs) for folder in result_folders)
+        total = sum(len(folder.runs) for folder in folders)
         task = bar.add_task("report", total=total, note="")
-        document = build_document(
-            result_folders, lambda name: bar.update(task, advance=1, note=name)
+        files = write_report(
+            folders, out, on_run=lambda name: bar.update(task, advance=1, note=name), **kinds
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, render_page(document).encode())
     stdout_console().print(f"report: {out}")
     names: dict[Path, list[str]] = {}
-    for path in _write_paper_files(arguments, result_folders, document, out.parent):
+    for path in files:
         names.setdefault(path.parent, []).append(path.name)
     for folder, each in names.items():
         stdout_console().print(f"in {folder}: {', '.join(each)}")
-
-
-def _write_paper_files(
-    arguments: Report, folders: Sequence[ResultFolder], document: Json, page_folder: Path
-) -> list[Path]:
-    """Write the requested LaTeX, CSV and PDF files into the folder of each result."""
-    from mpfedcl.report.export import write_csv, write_latex, write_pdf
-
-    written = []
-    for section in document["sections"] if arguments.latex else ():
-        # The section about all folders together goes into the folder of the page.
-        folder = Path(section["folder"]) if "folder" in section else page_folder
-        written += write_latex(section, folder, "" if "folder" in section else "together-")
-    for result in folders:
-        written += write_csv(result) if arguments.csv else []
-        written += write_pdf(result) if arguments.pdf else []
-    return written
 
 
 def watch_command(arguments: Watch) -> None:

@@ -10,15 +10,10 @@ from rich.console import Console
 
 from mpfedcl.api import resume, run, run_or_resume
 from mpfedcl.cli.arguments import Compare, FederationStart, Run, Tune
-from mpfedcl.cli.terminal import (
-    ProgressBar,
-    print_json,
-    stderr_console,
-    stdout_console,
-    stop_after_round,
-)
+from mpfedcl.cli.terminal import print_json, stdout_console, stop_after_round
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import unused_folder
+from mpfedcl.core.progress import ProgressBar, stderr_console
 from mpfedcl.engines.worker_group import is_under_torchrun, is_worker
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.descriptions import (
@@ -35,6 +30,7 @@ from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     calibration_sentence,
     describe_mean,
+    describe_round,
     describe_server_model,
     fairness_sentence,
     imbalance_sentence,
@@ -43,11 +39,11 @@ from mpfedcl.report.wording import (
     metric_value,
     percent,
 )
-from mpfedcl.rounds.metrics import mean_accuracy
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.failure import describe_failure
 from mpfedcl.runs.observer import Observer, RunResult
 from mpfedcl.runs.simulation import follow
-from mpfedcl.studies.comparison import Comparison, choose_methods
+from mpfedcl.studies.comparison import Comparison, MethodChoice, choose_methods, read_tuned
 from mpfedcl.studies.jobs import JobOptions, Jobs, count_jobs
 from mpfedcl.studies.tuning import Search, TuningResult, describe_changes, run_searches
 
@@ -70,7 +66,16 @@ def run_command(arguments: Run) -> int:
         def on_round(record: Any) -> None:
             bar.update(task, advance=1, note=describe_round(record))
 
-        observer = Observer(on_start, on_round, console.print, stop)
+        def on_warning(sentence: str) -> None:
+            (late.append if is_over else console.print)(sentence)
+
+        def on_finish(_: RunResult) -> None:
+            is_over.append(True)
+
+        # What is wrong with the whole run is said below its table.
+        late: list[str] = []
+        is_over: list[bool] = []
+        observer = Observer(on_start, on_round, on_warning, stop, on_finish)
         asked = arguments.settings
         if arguments.resume is None:
             result = run(asked, arguments.out, observer)
@@ -87,6 +92,8 @@ def run_command(arguments: Run) -> int:
         )
         return 130
     show_result(result, arguments)
+    for sentence in late:
+        console.print(sentence)
     return 0
 
 
@@ -105,17 +112,6 @@ def show_result(result: RunResult, arguments: Run | FederationStart) -> None:
         _show_run(stdout_console(), result, all_predictors=arguments.predictors == "all")
         names = ", ".join(f"{name}.png" for name in figures)
         stdout_console().print(f"in it: CARD.md, summary.json, {names}")
-
-
-def describe_round(record: Any) -> str:
-    """Return the results of a round, short enough for a progress bar."""
-    found = mean_accuracy(record)
-    accuracy = "" if found is None else f"accuracy {found:.1f} %  "
-    loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"
-    rejected = (
-        f"  {len(record['clients']['rejected'])} rejected" if record["clients"]["rejected"] else ""
-    )
-    return accuracy + loss + rejected
 
 
 def _method_name(experiment: Experiment) -> str:
@@ -181,7 +177,12 @@ def compare_command(arguments: Compare) -> int:
     # Missing packages are reported before the first run.
     make_trackers(arguments.settings.track)
     path = arguments.out or unused_folder(Path("runs") / "comparison")
-    methods, left_out = choose_methods(arguments.settings, arguments.methods)
+    named: list[MethodChoice] = list(arguments.methods)
+    if arguments.tuned is not None:
+        neutral = {name: arguments.settings.setting(name) for name in RESULT_NEUTRAL_SETTINGS}
+        found = read_tuned(arguments.tuned, arguments.methods)
+        named = [each.replace(**neutral) for each in found]
+    methods, left_out = choose_methods(arguments.settings, named)
     comparison = Comparison.prepare(arguments.settings, methods, arguments.seeds, path)
     total = sum(each.experiment.rounds for each in comparison.planned_runs)
     console = stderr_console()
@@ -199,6 +200,10 @@ def compare_command(arguments: Compare) -> int:
         return 0
     for table in tables:
         table.show(stdout_console())
+    for each in comparison.planned_runs:
+        if failure := describe_failure(each.path):
+            name, seed = _method_name(each.experiment), each.experiment.seed
+            stdout_console().print(f"{name}, seed {seed}: {failure}")
     stdout_console().print(f"comparison: {path}")
     figures = sorted(each.name for each in comparison.path.glob("*.png"))
     told = f"in it: {', '.join(['table.md', 'comparison.json', *figures])}"
@@ -236,7 +241,8 @@ def tune_command(arguments: Tune) -> int:
     _tuning_table(found).show(stdout_console())
     stdout_console().print(f"search: {path}")
     stdout_console().print(
-        "in it: <method>/tuning.json, and for mpfedcl run or compare best-<method>.toml"
+        "in it: <method>/tuning.json, and best-<method>.toml for mpfedcl run; on test images: "
+        f"mpfedcl compare --tuned {path}"
     )
     return 0
 

@@ -16,6 +16,10 @@ class InvalidInput(Exception):  # noqa: N818  -- it names the input, not the pro
     """
 
 
+class RunWarning(UserWarning):
+    """Something about a run that its user should know, as the command line prints it."""
+
+
 class LostWorker(Exception):  # noqa: N818  -- it names what happened
     """Another process that runs the same experiment has ended or does not answer."""
 

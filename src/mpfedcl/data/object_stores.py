@@ -5,7 +5,7 @@ Arrays are checked when they are opened, the samples of a Dataset when inputs ar
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class DatasetStore:
 
     def sign(self, rows: Indices) -> str:
         """Read and sign the samples: a Dataset may return anything for a row."""
-        signed = digest(*(sample.tobytes() for _, sample in self._read(rows)))
+        signed = digest(sample.tobytes() for _, sample in self._read(rows))
         return digest_rows(rows, signed, str(self.format))
 
     def inspect(self) -> set[SampleFormat]:
@@ -153,6 +153,8 @@ def _read_pairs(dataset: Any, rows: Sequence[int], shown: str) -> list[tuple[Arr
     try:
         several = getattr(dataset, "__getitems__", None)
         items = several(list(rows)) if several else [dataset[row] for row in rows]
+        if len(items) != len(rows):
+            raise ValueError(f"{len(items)} of {len(rows)} samples")
     except InvalidInput:
         raise
     except Exception as error:
@@ -166,13 +168,14 @@ def _read_pairs(dataset: Any, rows: Sequence[int], shown: str) -> list[tuple[Arr
             raise InvalidInput(
                 f"{shown}, sample {row:,} is {_shorten(item)}; it must be a pair (input, label)."
             )
-        label = numpy.asarray(item[1])
-        if label.size != 1 or label.dtype.kind not in "iu":
+        label = item[1].tolist() if hasattr(item[1], "tolist") else item[1]
+        label = label[0] if isinstance(label, list) and len(label) == 1 else label
+        if type(label) is not int:
             raise InvalidInput(
                 f"{shown}, sample {row:,} has the label {_shorten(item[1])}; it must be a whole "
                 "number from 0."
             )
-        pairs.append((_to_array(item[0], f"{shown}, sample {row:,}"), int(label.reshape(-1)[0])))
+        pairs.append((_to_array(item[0], f"{shown}, sample {row:,}"), label))
     return pairs
 
 
@@ -209,7 +212,7 @@ def _open_arrays(x: Any, y: Any, shown: str) -> Source:
         raise InvalidInput(f"{shown} has {odd}; {array_format.say_finite()}.")
     content = numpy.ascontiguousarray(samples)
     told = f"{content.dtype} {content.shape}".encode()
-    fingerprint = digest(told, content.data, labels.data)
+    fingerprint = digest([told, content.data, labels.data])
     store = ArrayStore(samples, found, fingerprint)
     return Source(store, labels, array_format, (), fingerprint)
 
@@ -232,7 +235,7 @@ def _open_dataset(dataset: Any, settings: DatasetSettings, shown: str) -> Source
         )
     found, _ = _find_format(pairs[0][0][None], f"{shown}, sample 0")
     told = json.dumps([type(dataset).__qualname__, count, str(found)]).encode()
-    fingerprint = digest(told, labels.data, *(value.tobytes() for value, _ in pairs))
+    fingerprint = digest([told, labels.data, *(value.tobytes() for value, _ in pairs)])
     notices: tuple[str, ...] = ()
     if not all(numpy.array_equal(a, b) for (a, _), (b, _) in zip(pairs, again, strict=True)):
         notices = (
@@ -356,7 +359,7 @@ class _HuggingFacePairs:
         return list(zip(found[self.column], found[self.label], strict=True))
 
 
-def digest(*parts: Any) -> str:
+def digest(parts: Iterable[Any]) -> str:
     """Return a digest of bytes."""
     told: Any = hashlib.sha256()
     for part in parts:

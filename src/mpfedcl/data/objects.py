@@ -202,7 +202,7 @@ def _open(data: Any, groups: Any, dataset: DatasetSettings) -> OpenedObjects:
         chosen = choose_domains([each.name for each in index.domains], dataset, "data")
         domains = tuple(each for each in index.domains if each.name in chosen)
         index = replace(index, domains=domains)
-    fingerprint = digest(json.dumps([told, index.class_names]).encode())
+    fingerprint = digest([json.dumps([told, index.class_names]).encode()])
     return OpenedObjects(index, names_clients, has_test, fingerprint)
 
 
@@ -299,7 +299,7 @@ def _open_frames(
     shown = [part.shown for part in parts]
     read = {Path(part.shown): import_table(part.value, part.shown) for part in parts}
     frames = {path: frame for path, frame in read.items() if frame is not None}
-    identity = digest(*(frame.write_csv().encode() for frame in frames.values()))
+    identity = digest(frame.write_csv().encode() for frame in frames.values())
     root = Path("data")
     index = index_tables(keep_columns(frames, dataset.drop, root), dataset, root, identity)
     if dataset.client is None:
@@ -314,4 +314,4 @@ def _open_frames(
         index = replace(index, domains=tuple(domains))
     told = json.dumps([identity, shown, dataset.label, dataset.client]).encode()
     by_client = names_clients or dataset.client is not None
-    return OpenedObjects(index, by_client, has_test and not names_clients, digest(told))
+    return OpenedObjects(index, by_client, has_test and not names_clients, digest([told]))

@@ -3,11 +3,13 @@
 from mpfedcl.experiment.experiment import (
     CHOSEN_BY_A_RUN,
     RESULT_NEUTRAL_SETTINGS,
+    TUNED_RULE,
     Experiment,
 )
 
 __all__ = [
     "CHOSEN_BY_A_RUN",
     "RESULT_NEUTRAL_SETTINGS",
+    "TUNED_RULE",
     "Experiment",
 ]

@@ -31,7 +31,10 @@ from mpfedcl.experiment.names import (
     SECTIONS,
     check_method_name,
     check_metric_name,
+    describe_unknown_setting,
+    did_you_mean,
     did_you_mean_setting,
+    name_method_class,
 )
 
 PIXELS_PER_SIDE = 32
@@ -47,6 +50,11 @@ RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {
     "track_to": None,
 }
 """Settings that do not change the result, with their defaults; a resumed run may change them."""
+TUNED_RULE = (
+    "tuned is given, so each method has the settings of its file; other settings must be left out, "
+    f"except {', '.join(RESULT_NEUTRAL_SETTINGS)}, methods and seeds."
+)
+"""The error of settings next to those of a tuned method."""
 CHOSEN_BY_A_RUN: Mapping[str, Any] = {
     "workers": "auto",
     "evaluate_every": "auto",
@@ -58,10 +66,11 @@ CHOSEN_BY_A_RUN: Mapping[str, Any] = {
 class Experiment(settings.Settings):
     """All settings of a run, validated and immutable.
 
-    Settings are keyword arguments, those of a section as a table: `partition={"alpha": 0.1}`.
-    `mpfedcl run --help` explains them. A setting that is left out has a default, or is None until
-    `resolved` sets the default of its method or data set. An invalid value raises an `InvalidInput`
-    that names the setting, the value and the allowed values.
+    Settings are keyword arguments, those of a section as a table, `partition={"alpha": 0.1}`, or
+    with two underscores, `partition__alpha=0.1`. `mpfedcl run --help` explains them. A setting that
+    is left out has a default, or is None until `resolved` sets the default of its method or data
+    set. An invalid value raises an `InvalidInput` that names the setting, the value and the allowed
+    values.
 
     Methods have their own sections, `fedprox={"mu": 0.1}`. The section of a custom method is a
     plain table until its class is imported, so that a run can be read without running its code.
@@ -145,7 +154,11 @@ class Experiment(settings.Settings):
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
-        method = str(values.get("method", fields["method"].default))
+        values = _change_settings({}, values)
+        method = values.get("method", fields["method"].default)
+        if isinstance(method, type):
+            method = values["method"] = name_method_class(method)
+        method = str(method)
         check_method_name(method)
         check_metric_name(str(values.get("metric", fields["metric"].default)))
         expected = sections_of(method)
@@ -155,12 +168,9 @@ class Experiment(settings.Settings):
             if kind := expected.get(name) or find_section(name):
                 sections[name] = read_section(name, kind, values.pop(name, {}))
             elif is_declared(method) or not isinstance(values[name], dict):
-                allowed = ", ".join([*fields, *expected])
-                known = [each for each, _ in Experiment().flattened()]
-                raise InvalidInput(
-                    f"{name} is not a setting; an experiment has {allowed}"
-                    f"{did_you_mean_setting(name, known)}."
-                )
+                question = _suggest_setting(name, values[name], method)
+                everything = "mpfedcl run --help lists all settings."
+                raise InvalidInput(describe_unknown_setting(name, question, everything))
             else:
                 sections[name] = values.pop(name)
         super().__init__(**values, **sections)
@@ -170,21 +180,18 @@ class Experiment(settings.Settings):
         return partial(type(self), **self.model_dump()), ()
 
     def replace(self, **changes: Any) -> Self:
-        """Return a changed copy; `partition__alpha=0.1` changes a setting of a section."""
+        """Return a changed copy; `partition__alpha=0.1` changes a setting of a section.
+
+        So does `partition={"alpha": 0.1}`, which keeps the other settings of the section.
+        """
         values = self.model_dump()
+        if isinstance(changes.get("method"), type):
+            changes["method"] = name_method_class(changes["method"])
         if "method" in changes and is_declared(method := str(changes["method"])):
             # The section of another custom method does not apply to this one.
             own = {*type(self).model_fields, *sections_of(method)}
             values = {name: value for name, value in values.items() if name in own}
-        for name, value in changes.items():
-            section, _, field = name.rpartition("__")
-            table = values.setdefault(section, {}) if section else values
-            if not isinstance(table, dict):
-                raise InvalidInput(
-                    f"{section}.{field} is not a setting; {section} is not a section."
-                )
-            table[field] = value
-        return type(self)(**values)
+        return type(self)(**_change_settings(values, changes))
 
     def resolved(self, method_defaults: Mapping[str, Any] = MappingProxyType({})) -> Self:
         """Return a copy with the defaults of its method and, after these, of its data set.
@@ -355,6 +362,41 @@ class Experiment(settings.Settings):
             return cls(**values)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from None
+
+
+def _change_settings(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change settings in place, where `train__lr` is one of a section; return them."""
+    # Whole sections first: a single setting may be given next to its section.
+    for name in sorted(changes, key=lambda each: "__" in each):
+        section, _, field = name.rpartition("__")
+        table, value = values, changes[name]
+        if section:
+            table = values.setdefault(section, {})
+            if not isinstance(table, dict | settings.Settings):
+                raise InvalidInput(
+                    f"{section}.{field} is not a setting; {section} is not a section."
+                )
+            table = values[section] = dict(table)
+        before = table.get(field)
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = before | value
+        table[field or name] = value
+    return values
+
+
+def _suggest_setting(name: str, value: Any, method: str) -> str:
+    """Return a question that names the setting or section that was probably meant."""
+    default = Experiment()
+    sections = {n: type(each) for n, each in default if isinstance(each, settings.Settings)}
+    sections |= sections_of(method)
+    if isinstance(value, dict):
+        return did_you_mean(name, sections)
+    known = [each for each in Experiment.model_fields if each not in sections]
+    known += [f"{each}.{field}" for each, kind in sections.items() for field in kind.model_fields]
+    # The settings of other methods come second.
+    others = built_in_sections().keys() - {SECTIONS.get(method, method.replace("-", "_"))}
+    applying = [each for each in known if each.partition(".")[0] not in others]
+    return did_you_mean_setting(name, applying) or did_you_mean_setting(name, known)
 
 
 def take_choices(asked: Experiment, run: Experiment) -> Experiment:

@@ -5,6 +5,7 @@ A test holds `METHODS` to the files in `methods/`, `PARTITIONS` to the functions
 """
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
@@ -118,6 +119,11 @@ def check_method_name(method: str) -> None:
     """Reject a name that is neither a known method nor package.module:Class."""
     if ":" in method or method in method_names():
         return
+    if "," in method:
+        raise InvalidInput(
+            f"method is {method!r}; it must be one name, and several after --methods are separated "
+            f"by spaces: {' '.join(method.replace(',', ' ').split())}."
+        )
     question = did_you_mean(method, method_names())
     # All forty names would hide the suggestion.
     named = "those that mpfedcl methods lists" if question else ", ".join(method_names())
@@ -127,21 +133,34 @@ def check_method_name(method: str) -> None:
     )
 
 
+def name_method_class(method: type) -> str:
+    """Return the name by which an experiment knows a class: built-in, or package.module:Class."""
+    own, module, name = vars(method).get("name"), method.__module__, method.__qualname__
+    if own in METHODS and module.startswith("mpfedcl.methods."):
+        return str(own)
+    if getattr(sys.modules.get(module), name, None) is not method:
+        raise InvalidInput(
+            f"method is the class {name}, which cannot be imported from {module}; it must be "
+            "defined at the top of a module or of a notebook cell."
+        )
+    return f"{module}:{name}"
+
+
 _LIKENESS = 0.66
 """Minimum similarity at which a name counts as a typing error of another."""
 _MOST_SHOWN = 3
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return a question to append to an error; empty if no known name is similar.
 
-    Case, hyphens and underscores are ignored.
+    Case, hyphens and underscores are ignored. The prefix is put before the suggestion.
 
     Example:
         >>> did_you_mean("fedvag", ["fedavg", "fedprox"]), did_you_mean("MP_FedCL", ["mp-fedcl"])
         (' (did you mean fedavg?)', ' (did you mean mp-fedcl?)')
     """
-    plain = {_plain(each): each for each in known}
+    plain = {_plain(each): prefix + each for each in known}
     return _ask([plain[each] for each in get_close_matches(_plain(name), plain, 1, _LIKENESS)])
 
 
@@ -163,6 +182,17 @@ def did_you_mean_setting(name: str, known: Iterable[str], prefix: str = "") -> s
     by_plain |= {_plain(each): each for each in dotted}
     close = get_close_matches(wanted, by_plain, 1, _LIKENESS)
     return _ask([prefix + by_plain[each] for each in close])
+
+
+def describe_unknown_setting(name: str, question: str, otherwise: str) -> str:
+    """Return the error of an unknown setting: the question if there is one, as a hint alone.
+
+    Example:
+        >>> question = did_you_mean_setting("lr", ["rounds", "train.lr"])
+        >>> describe_unknown_setting("lr", question, "mpfedcl run --help lists all settings.")
+        'lr is not a setting; did you mean train.lr?'
+    """
+    return f"{name} is not a setting; {question.strip(' ()') or otherwise}"
 
 
 def _plain(name: str) -> str:

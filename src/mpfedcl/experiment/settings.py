@@ -16,6 +16,7 @@ from mpfedcl.experiment.names import (
     MODELS,
     PARTITIONS,
     describe,
+    describe_unknown_setting,
     did_you_mean,
 )
 
@@ -59,6 +60,13 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise InvalidInput(_describe_error(self.section, type(self), error)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        changed = f"{self.section}__{name}" if self.section else name
+        raise InvalidInput(
+            f"{changed.replace('__', '.')} cannot be changed; make another experiment instead: "
+            f"experiment = experiment.replace({changed}={value!r})."
+        )
 
     def flattened(self, prefix: str = "") -> list[tuple[str, Any]]:
         """Return all settings by dotted name."""
@@ -500,9 +508,10 @@ def _describe_error(section: str, model: type[BaseModel], error: ValidationError
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in ([section] if section else []) + list(first["loc"]))
     if first["type"] == "extra_forbidden":
-        allowed = ", ".join(model.model_fields)
-        place = f"[{section}]" if section else "an experiment"
-        question = did_you_mean(str(first["loc"][-1]), model.model_fields)
-        return f"{field} is not a setting; {place} has {allowed}{question}."
+        question = did_you_mean(str(first["loc"][-1]), model.model_fields, f"{section}.")
+        allowed = f"[{section}] has {', '.join(model.model_fields)}."
+        return describe_unknown_setting(field, question, allowed)
+    if first["type"] == "model_type":
+        return f"{field} is {first['input']!r}; it must be a table of settings."
     wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
     return f"{field} is {first['input']!r}; it must be {wanted}."

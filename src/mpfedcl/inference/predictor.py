@@ -224,6 +224,10 @@ class Predictor:
         """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
         return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
 
+    def inputs(self, samples: Samples | Sequence[Any]) -> Tensor:
+        """Return the model's inputs for samples: pixels, or the features of the encoder."""
+        return self.trained.inputs(numpy.stack([self.convert(each) for each in samples]))
+
     def detect_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
         """Return whether more samples are OOD than chance explains; None without a threshold."""
         if self.threshold is None or not self._is_as_measured:

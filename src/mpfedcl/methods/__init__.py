@@ -16,6 +16,7 @@ from mpfedcl.experiment.method_settings import built_in_sections, declare
 from mpfedcl.experiment.names import METHODS, check_method_name, is_built_in
 from mpfedcl.experiment.settings import Settings
 from mpfedcl.methods._asynchronous import Arrival, Asynchronous, mix
+from mpfedcl.methods._hook_checks import check_hook_names, check_hook_results
 from mpfedcl.methods._one_shot import ClosedForm, CollectsStatistics, OneShot, collect_statistics
 from mpfedcl.methods._partial_model import PartialModel
 from mpfedcl.methods._prototypes import (
@@ -79,6 +80,8 @@ __all__ = [
     "TwoModels",
     "Update",
     "built_in_methods",
+    "check_hook_names",
+    "check_hook_results",
     "check_method",
     "collect_statistics",
     "find_method",
@@ -157,6 +160,7 @@ def _import_method(name: str) -> type[Method]:
                 f"method is {name!r}, whose primary predictor is {predictor!r}; it must be one of "
                 f"{', '.join(PREDICTORS)}."
             )
+    check_hook_names(found)
     _declare_settings(name, found)
     return found
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points, import_function, load
 from mpfedcl.core.rng import seed_for
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.names import IMAGE_MODELS
 from mpfedcl.models.base import Model
@@ -130,22 +131,32 @@ def _is_importable(path: str, model: Callable[..., Any]) -> bool:
         return False
 
 
-def as_module(model: Model, params: dict[str, torch.Tensor]) -> nn.Module:
-    """Return a module with these parameters: the user's own, or one around a built-in model."""
+def as_module(model: Model, params: Tensors) -> nn.Module:
+    """Return a model with its parameters as a module: of inputs [B, ...] it returns logits [B, C].
+
+    A user's own module is returned as it is. For any other model the keys of `state_dict` are the
+    names of the parameters.
+    """
     if isinstance(model, ModuleModel):
         return model.as_module(params)
-    return BuiltInModule(model, params).eval()
+    return _ModelModule(model, params).eval()
 
 
-class BuiltInModule(nn.Module):
-    """A built-in model as a module that returns logits."""
+class _ModelModule(nn.Module):
+    """A model as a module, in which `hidden.0.weight` is a parameter of submodules."""
 
-    def __init__(self, model: Model, params: dict[str, torch.Tensor]) -> None:
+    def __init__(self, model: Model, params: Tensors) -> None:
         super().__init__()
-        self._model, self._names = model, list(params)
-        self.values = nn.ParameterList([nn.Parameter(each.clone()) for each in params.values()])
+        self._model = model
+        for name, value in params.items():
+            *places, last = name.split(".")
+            owner: nn.Module = self
+            for each in places:
+                if each not in dict(owner.named_children()):
+                    owner.add_module(each, nn.Module())
+                owner = owner.get_submodule(each)
+            is_trained = value.is_floating_point()
+            owner.register_parameter(last, nn.Parameter(value.clone(), requires_grad=is_trained))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the logits of a batch of inputs, flattened or not."""
-        params = dict(zip(self._names, self.values, strict=True))
-        return self._model.apply(params, inputs.flatten(1))[1]
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._model.apply(dict(self.named_parameters()), inputs.flatten(1))[1]

@@ -5,9 +5,12 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.json_files import Json
 from mpfedcl.methods import PREDICTORS, TESTS
+from mpfedcl.report.document import OnRun, build_document
+from mpfedcl.report.html import render_page
 from mpfedcl.report.result_folders import ResultFolder
 from mpfedcl.report.results import LoadedComparison, read_result
 from mpfedcl.report.run import RunRecords
@@ -102,6 +105,32 @@ def _collect_method(runs: Sequence[RunRecords]) -> Json:
         "runs": [run.path.name for run in runs],
         "diverged": [run.experiment.seed for run in runs if run.has_diverged],
     }
+
+
+def write_report(
+    folders: Sequence[ResultFolder],
+    out: Path,
+    *,
+    latex: bool = False,
+    csv: bool = False,
+    pdf: bool = False,
+    on_run: OnRun = lambda _: None,
+) -> list[Path]:
+    """Write results as one HTML file, and files for a paper next to them; return the latter."""
+    if out.is_dir():
+        raise InvalidInput(f"out is {str(out)!r}, which is a folder; it must be a file.")
+    document = build_document(folders, on_run)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, render_page(document).encode())
+    written = []
+    for section in document["sections"] if latex else ():
+        # The section about all folders together goes into the folder of the page.
+        folder = Path(section["folder"]) if "folder" in section else out.parent
+        written += write_latex(section, folder, "" if "folder" in section else "together-")
+    for result in folders:
+        written += write_csv(result) if csv else []
+        written += write_pdf(result) if pdf else []
+    return written
 
 
 def write_csv(result: ResultFolder) -> list[Path]:

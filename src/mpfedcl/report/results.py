@@ -27,6 +27,7 @@ from mpfedcl.report.tables import text_table
 from mpfedcl.report.tuning import describe_tuning, format_settings, read_searches, scores_drawing
 from mpfedcl.report.wording import name_seeds
 from mpfedcl.rounds.record import training_seconds
+from mpfedcl.runs.observer import HasModels
 from mpfedcl.studies.statistics import LEVEL, paired_difference
 from mpfedcl.studies.tuning import TuningResult
 
@@ -267,7 +268,7 @@ class Loaded(ABC):
         return tag("div", tag("b", heading), show_table(table))
 
 
-class LoadedRun(Loaded):
+class LoadedRun(Loaded, HasModels):
     """One run."""
 
     def __init__(self, records: RunRecords) -> None:

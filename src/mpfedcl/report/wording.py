@@ -11,6 +11,7 @@ from mpfedcl.core.errors import enumerate_names
 from mpfedcl.core.json_files import Json
 from mpfedcl.experiment.names import is_in_percent, metric_title
 from mpfedcl.methods import PREDICTORS, PredictorKind
+from mpfedcl.rounds.metrics import mean_accuracy
 from mpfedcl.studies.statistics import interval_half_width
 
 _PRIORS = {"none": "", "labels": " + prior", "estimated": " + estimated prior"}
@@ -22,6 +23,17 @@ TEST_TITLES = {"local_test": "local test set", "global_test": "global test set"}
 MARKS = {"best": "▲", "within": "≈"}
 """Signs before a number. A star marks the primary metric."""
 ONE_TEST = "All clients share one test set."
+
+
+def describe_round(record: Mapping[str, Any]) -> str:
+    """Return the results of a round's record, short enough for a progress bar."""
+    found = mean_accuracy(record)
+    accuracy = "" if found is None else f"accuracy {found:.1f} %  "
+    loss = "" if record["loss"] is None else f"loss {record['loss']:.3f}"
+    rejected = (
+        f"  {len(record['clients']['rejected'])} rejected" if record["clients"]["rejected"] else ""
+    )
+    return accuracy + loss + rejected
 
 
 def printable_name(name: str, longest: int = 80) -> str:

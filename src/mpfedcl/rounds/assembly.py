@@ -15,6 +15,7 @@ from mpfedcl.methods import (
     Method,
     Public,
     TwoModels,
+    check_hook_results,
     collect_statistics,
     find_method,
     update_template,
@@ -66,6 +67,7 @@ def assemble(
     device = device or torch.device("cpu")
     kind = method_class or find_method(experiment.method)
     method = kind(experiment, num_classes)
+    check_hook_results(method)
     check_budget(method)
     if isinstance(method, ClosedForm):
         model = method.make_model(input_size)

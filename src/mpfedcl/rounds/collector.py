@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import add_statistics, complete_pool, pool_parts
 from mpfedcl.methods import Method, OneShot, Server, Tally
@@ -223,6 +224,8 @@ class UpdateCollector:
         try:
             if weight and not self._method.experiment.privacy.has_budget:
                 weight = self._method.weigh(update, self._server)
+        except InvalidInput:
+            raise
         # A method's formula may overflow on a client's values.
         except Exception as error:
             self._reject(update, f"it cannot be weighed ({type(error).__name__})")

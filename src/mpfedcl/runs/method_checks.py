@@ -18,6 +18,7 @@ from mpfedcl.methods import (
     Family,
     Method,
     built_in_methods,
+    check_hook_names,
     find_method,
 )
 from mpfedcl.models import Mlp
@@ -45,7 +46,7 @@ def check_method(method: type[Method]) -> None:
         told = f"method is {getattr(method, '__qualname__', method)!r}, which fails the check"
         try:
             check(method)
-        except _CheckError as failure:
+        except (_CheckError, InvalidInput) as failure:
             raise InvalidInput(f"{told} {name!r}: {failure}") from None
         # The class is the user's: whatever it raises is reported with the check that found it.
         except Exception as error:
@@ -63,6 +64,7 @@ def _describe(error: Exception) -> str:
 def _check_identity(method: type[Method]) -> None:
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise _CheckError("it must be a subclass of mpfedcl.methods.Method")
+    check_hook_names(method)
     name, summary, primary = method.name, method.summary, method.primary_predictor
     is_name = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME
     is_line = isinstance(summary, str) and len(summary.splitlines()) == 1

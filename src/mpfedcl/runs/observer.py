@@ -1,25 +1,64 @@
 """Observers and callbacks of a run, and its result."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Method
 from mpfedcl.models import Model
+from mpfedcl.models.factory import as_module
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.runs.directory import RunDirectory
+from mpfedcl.runs.failure import describe_failure
+
+if TYPE_CHECKING:
+    from mpfedcl.inference.predictor import Predictor
 
 Record = Mapping[str, Any]
 """A round's record, as in rounds.jsonl."""
 
 
-@dataclass(frozen=True)
-class RunResult:
+class HasModels:
+    """Opens the models of a finished run, which are in the run directory at `path`."""
+
+    path: Path
+
+    # The packages that open a run are built on this one.
+
+    def predictor(self, client: str | None = None) -> "Predictor":
+        """Return the predictor with the global model, or with a client's personalized model."""
+        found: Predictor = import_module("mpfedcl.inference.predictor").Predictor.load(
+            self.path, client
+        )
+        return found
+
+    @property
+    def global_model(self) -> nn.Module:
+        """The global model as a module: of inputs it returns logits.
+
+        `result.predictor().inputs(samples)` are the inputs of images or vectors.
+        """
+        return self._model(None)
+
+    def personal_model(self, client: str) -> nn.Module:
+        """Return a client's personalized model as a module."""
+        return self._model(client)
+
+    def _model(self, client: str | None) -> nn.Module:
+        trained = import_module("mpfedcl.inference.trained_run").load_trained_run(self.path)
+        return as_module(trained.model, trained.parameters(client))
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult(HasModels):
     """The result of `run`; everything else is in the run directory at `path`."""
 
     path: Path
@@ -31,6 +70,30 @@ class RunResult:
     pool: PrototypePool | None
     summary: dict[str, Any] | None
     """None if the run was stopped before its last round."""
+
+    def __repr__(self) -> str:
+        experiment, done = self.experiment, len(self.history)
+        method = (self.summary or {}).get("method_name") or experiment.method
+        lines = [f"{method} on {experiment.dataset.name}"]
+        if self.summary is None:
+            lines[0] += f": stopped after round {done} of {experiment.rounds}"
+        else:
+            tests = {"local test sets": self.accuracy}
+            if experiment.partition.test != "shared":
+                tests["global test set"] = self.summary["accuracy_global"]
+            told = [f"{v:.1f} % on the {test}" for test, v in tests.items() if v is not None]
+            rounds = f"{done} round{'s' if done > 1 else ''}"
+            lines[0] += f": accuracy {', '.join(told) or 'not known'} after {rounds}"
+            lines += [failure] if (failure := describe_failure(self.path)) else []
+        return "\n".join([*lines, f"path: {self.path}"])
+
+    def _repr_html_(self) -> str | None:
+        # The report is built on this package. A notebook shows the text if there is no table.
+        load = import_module("mpfedcl.report.results").load
+        with suppress(InvalidInput):
+            table: str = load(self.path, unfinished=True)._repr_html_()
+            return table
+        return None
 
 
 @dataclass(frozen=True)

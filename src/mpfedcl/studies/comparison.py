@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
-from mpfedcl.methods import OneShot, built_in_methods, find_method
+from mpfedcl.methods import Method, OneShot, built_in_methods, find_method
 from mpfedcl.runs.plan import plan, resolve
 from mpfedcl.studies.jobs import (
     JobOptions,
@@ -20,16 +21,21 @@ from mpfedcl.studies.jobs import (
 ALL = "all"
 """Stands for every built-in method."""
 _ANY_CLASSES = 2
+MethodChoice = Experiment | str | type[Method]
+"""A method by name or class, or an experiment."""
+_Choice = TypeVar("_Choice", bound=MethodChoice)
 
 
-def choose_methods(base: Experiment, named: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def choose_methods(
+    base: Experiment, named: Sequence[_Choice]
+) -> tuple[list[_Choice | str], dict[str, str]]:
     """Return the methods of a comparison; with `all`, also why other methods do not fit.
 
     Methods named next to `all` come first, and must fit.
     """
     if ALL not in named:
         return list(named), {}
-    chosen = [name for name in named if name != ALL]
+    chosen: list[_Choice | str] = [each for each in named if each != ALL]
     left_out: dict[str, str] = {}
     for name, method in built_in_methods().items():
         if name in chosen:
@@ -43,6 +49,25 @@ def choose_methods(base: Experiment, named: Sequence[str]) -> tuple[list[str], d
     return chosen, left_out
 
 
+def read_tuned(folder: Path, methods: Sequence[str] = ()) -> list[Experiment]:
+    """Return the chosen settings of methods, as tuning has written them; by default of all."""
+    # A search in Python writes into the folder of its method.
+    files = {f.stem: f for place in ("*/", "") for f in sorted(folder.glob(f"{place}best-*.toml"))}
+    if not files:
+        raise InvalidInput(
+            f"tuned is {str(folder)!r}; it must be a folder of mpfedcl tune, with a file "
+            "best-<method>.toml for each method."
+        )
+    found = {each.method: each for each in map(Experiment.from_toml, files.values())}
+    for name in methods:
+        if name not in found:
+            raise InvalidInput(
+                f"tuned is {str(folder)!r}, which has the methods {', '.join(found)}; {name} must "
+                f"be tuned first: mpfedcl tune --methods {name} --out {folder}."
+            )
+    return [found[name] for name in methods or found]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The runs of a comparison, in the order of methods, then seeds."""
@@ -52,17 +77,28 @@ class Comparison:
 
     @classmethod
     def prepare(
-        cls, base: Experiment, methods: Sequence[str], seeds: Sequence[int], path: Path
+        cls,
+        base: Experiment,
+        methods: Sequence[MethodChoice],
+        seeds: Sequence[int],
+        path: Path,
     ) -> "Comparison":
-        """Plan a comparison in a folder, new or interrupted."""
-        reject_budget(base, "a comparison")
-        reject_repeated("methods", methods)
+        """Plan a comparison in a folder, new or interrupted.
+
+        A method that is given as an experiment has its own settings instead of those of `base`.
+        """
+        given = [
+            each if isinstance(each, Experiment) else base.replace(method=each) for each in methods
+        ]
+        reject_repeated("methods", [each.method for each in given])
         reject_repeated("seeds", seeds)
         planned_runs = []
-        for method in methods:
+        for start in given:
+            reject_budget(start, "a comparison")
+            method = start.method
             found = find_method(method)
             for seed in seeds:
-                experiment = resolve(base.replace(method=method, seed=seed))
+                experiment = resolve(start.replace(method=method, seed=seed))
                 if issubclass(found, OneShot) and experiment.statistics.keep == "auto":
                     # Clients do not join runs of comparisons, and their statistics take 60 MB.
                     experiment = experiment.replace(statistics__keep="pooled")

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -80,6 +81,8 @@ def reject_budget(base: Experiment, study: str) -> None:
 
 def reject_repeated(name: str, values: Sequence[object]) -> None:
     """Reject an empty list, or one with the same value twice."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InvalidInput(f"{name} is {values!r}; it must be several, in a list.")
     if not values or len(set(values)) < len(values):
         raise InvalidInput(f"{name} is {list(values)}; it must name at least one, and each once.")
 
@@ -91,7 +94,7 @@ def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
     workers has one worker if there are several runs.
     """
     if jobs != "auto":
-        if jobs < 1:
+        if not isinstance(jobs, int) or jobs < 1:
             raise InvalidInput(f"jobs is {jobs}; it must be auto, or 1 or more.")
         return jobs
     cores = usable_cores() // (1 if workers == "auto" else workers)
@@ -170,6 +173,13 @@ class JobPool:
             ) from None
 
     def _num_jobs(self, todo: Sequence[PlannedRun]) -> int:
+        if not self._jobs and any(_is_of_notebook(each.experiment) for each in todo):
+            if self._options.jobs not in ("auto", 1):
+                raise InvalidInput(
+                    f"jobs is {self._options.jobs}; it must be 1, because other processes cannot "
+                    "import a method of a notebook: define it in a file to run several at a time."
+                )
+            self._jobs = 1
         if not self._jobs and todo:
             self._jobs = count_jobs(self._options.jobs, todo[0].experiment.setting("workers"))
         return self._jobs
@@ -224,6 +234,12 @@ class JobPool:
             initializer=_prepare_process,
             initargs=(self._stop, child_end),
         )
+
+
+def _is_of_notebook(experiment: Experiment) -> bool:
+    # A process imports the script that started it, but no notebook.
+    has_file = hasattr(sys.modules["__main__"], "__file__")
+    return experiment.method.startswith("__main__:") and not has_file
 
 
 def order_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:

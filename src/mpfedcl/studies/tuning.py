@@ -210,10 +210,11 @@ class Search:
         """
         reject_budget(base, "tuning")
         reject_repeated("seeds", seeds)
-        if budget < 1:
-            raise InvalidInput(f"budget is {budget}; it must be at least 1.")
-        if not 0 < validation < 1:
-            raise InvalidInput(f"validation is {validation:g}; it must be between 0 and 1.")
+        if not isinstance(budget, int) or budget < 1:
+            raise InvalidInput(f"budget is {budget!r}; it must be at least 1.")
+        if not isinstance(validation, int | float) or not 0 < validation < 1:
+            shown = f"{validation:g}" if isinstance(validation, float) else repr(validation)
+            raise InvalidInput(f"validation is {shown}; it must be between 0 and 1.")
         base = base.replace(method=method, partition__validation=0.0)
         primary = _primary_predictor(resolve(base))
         judged = predictor or primary

@@ -124,10 +124,11 @@ class Schedule:
         some: slice | Tensor = slice(self.active(step))
         sizes = self.mask[some, step].sum(1)
         groups = [self.num_rows] if self.pads else sorted(set(sizes.tolist()))
+        begin = step * self.num_rows
         for size in groups:
             if len(groups) > 1:
                 some = (sizes == size).nonzero().squeeze(1)
-            rows = slice(step * self.num_rows, step * self.num_rows + size)
+            rows = slice(begin, begin + size)
             yield some, Batch(*(part[some, rows] for part in whole if part is not None))
 
     def inputs(self) -> Tensor:
@@ -139,8 +140,8 @@ class Schedule:
             torch.index_select(client.inputs, 0, samples.flatten(), out=place)
         if self.tasks[0].augmentation is not None:
             for place, step in self.mask.any(2).nonzero().tolist():
-                first = step * self.num_rows
-                rows = due[place, first : first + int(self.mask[place, step].sum())]
+                begin = step * self.num_rows
+                rows = due[place, begin : begin + int(self.mask[place, step].sum())]
                 rows.copy_(self.tasks[place].augment(rows, step))
         return due
 
@@ -364,7 +365,8 @@ def take_one(tensors: Tensors, index: int) -> Tensors:
 
 def take_some(tensors: Tensors, some: slice | Tensor) -> Tensors:
     """Return the tensors of some clients of a stack; views for a slice."""
-    return {name: value[some] for name, value in tensors.items()}
+    # As a tuple: the gradient of a slice that takes all needs no memory then.
+    return {name: value[some,] for name, value in tensors.items()}
 
 
 def take_first(tensors: Tensors, count: int) -> Tensors:

@@ -83,7 +83,7 @@ class NetworkClient:
             # The error may contain file names, and file names may contain names of people.
             print(error, file=sys.stderr, flush=True)
             raise ClientRefusal(
-                "it cannot use its data, its encoder or its model; its own log has the reason."
+                "it cannot use its data, its encoder or its model; its own log contains the reason."
             ) from None
 
     def _answer(self, kind: Kind, message: Message) -> Message:

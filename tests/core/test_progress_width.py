@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from mpfedcl.cli.federation import RunFollower
-from mpfedcl.cli.terminal import ProgressBar
+from mpfedcl.core.progress import ProgressBar
 
 NAMES = [f"hospital-of-a-long-name-{number}" for number in range(6)]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mpfedcl.cli.terminal import LINES, ProgressBar, is_milestone
+from mpfedcl.core.progress import LINES, ProgressBar, is_milestone
 
 
 def log(total: int | None, notes: list[str], unit: str = "rounds") -> list[str]:
