@@ -14,7 +14,7 @@ ROW = 50
 
 # From top to bottom, as import-linter has them: a package imports only packages below it.
 LAYERS = (
-    ("use", "cli", "commands, arguments, progress bar"),
+    ("use", "cli, sklearn", "commands; scikit-learn's estimator"),
     ("use", "api, flower_app", "run and resume; a federation's run"),
     ("use", "report", "tables, figures, live page, trackers"),
     ("use", "inference", "predict, export, join, calibration"),

@@ -65,6 +65,10 @@ def test_predictions_are_those_of_plain_arithmetic(
         assert said.classifier.label == trained.class_names[int(shares.argmax())]
         assert said.classifier.probability == pytest.approx(shares.max(), abs=1e-5)
         assert said.unknown == (said.distance > predictor.threshold.distance)
+    closest = numpy.stack([gaps[:, labels == label].min(axis=1) for label in range(3)], axis=1)
+    shares = numpy.exp(-(closest**2) / (2 * 0.07))
+    shares /= shares.sum(axis=1, keepdims=True)
+    numpy.testing.assert_allclose(predictor.probabilities(pixels), shares, atol=1e-5)
     if client is None:
         # The 30 images it was calibrated on: ⌈31 * 0.8⌉ = 25 of them are within.
         assert sum(bool(said.unknown) for said in predictions) == 5

@@ -220,6 +220,25 @@ class Predictor:
         """
         return [each for part in self.measure(samples) for each in self.decide(part)]
 
+    def probabilities(self, samples: Any) -> Tensor:
+        """Return the probability of each class [n, C]; the label has the largest.
+
+        If the nearest prototype decides, they are the softmax of -d²/(2 `contrast.temperature`)
+        with the distance d to the nearest prototype of each class.
+        """
+        found = []
+        for embeddings, logits in self._apply(samples):
+            if self._space is not None and self.has_prototypes:
+                points = self._space.project(embeddings)
+                scores = self._space.prototypes.closeness_by_class(points).double()
+                scores = scores / self.trained.experiment.contrast.temperature
+            else:
+                scores = logits.double() + (0 if self.log_prior is None else self.log_prior)
+                scores = self.sharpness * scores
+            found.append(torch.softmax(scores, dim=1))
+            self._reject_overflow(found[-1])
+        return torch.cat(found)
+
     def embed(self, samples: Any) -> Tensor:
         """Return the embeddings of samples [n, d], in the space where prototypes are compared."""
         return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
