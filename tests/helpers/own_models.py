@@ -68,3 +68,24 @@ def returns(value: Any) -> Any:
             return value
 
     return Returns
+
+
+class LowRank(nn.Module):
+    """A frozen linear layer plus a trained update of rank 2, as in LoRA."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.lora_a = nn.Parameter(0.1 * torch.randn(2, base.in_features))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.base(inputs) + inputs @ self.lora_a.T @ self.lora_b.T
+        return outputs
+
+
+def with_low_rank(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    """Return a model of two layers; the first is frozen and has a trained update."""
+    model = Plain(num_classes, input_shape)
+    model.add_module("body", LowRank(model.body))
+    return model

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from encoder_experiments import pictured
 from mpfedcl import InvalidInput, run
@@ -49,6 +50,20 @@ def test_images_that_are_not_square_keep_their_shape(tmp_path: Path) -> None:
     numpy.savez(tmp_path / "images" / "wide.npz", x_train=pixels, y_train=labels)
     path = run(small(tmp_path / "images", clients=2), tmp_path / "run").path
     assert load_trained_run(path).input_format == ImageFormat(4, 9, is_color=False)
+
+
+def test_model_of_token_ids_is_opened_again(tmp_path: Path) -> None:
+    tokens, labels = torch.arange(80).reshape(20, 4) % 7, torch.arange(20) % 3
+    result = run("fedavg", tmp_path / "run", model=of_tokens, data=(tokens, labels), clients=2)
+    assert result.global_model is not None
+    params = load_file(result.path / "model.safetensors")
+    logits = load_trained_run(result.path).apply(params, tokens.numpy())
+    assert torch.equal(result.global_model(tokens), logits[1])
+
+
+def of_tokens(num_classes: int) -> nn.Module:
+    table = nn.Embedding(7, 5)
+    return nn.Sequential(table, nn.Flatten(), nn.Linear(20, num_classes))
 
 
 def test_run_without_a_recorded_shape_is_rejected(images: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_runs_without_the_model_section_are_resumed(images: Path, tmp_path: Path
     run(small(images, rounds=1), tmp_path / "old")
     file = tmp_path / "old" / "experiment.toml"
     document = file.read_text()
-    section = '[model]\nname = "mlp"\nhidden = []\nnorm = "none"\n'
+    section = '[model]\nname = "mlp"\nhidden = []\nnorm = "none"\ntrain = []\nshare = []\n'
     assert section in document
     file.write_text(document.replace(section, ""))
     assert Experiment.from_toml(file, complete=True).model.hidden == ()

@@ -150,6 +150,43 @@ def test_frozen_parameters_are_constants() -> None:
     assert model.fingerprint != model_of(frozen, seed=5).fingerprint
 
 
+def test_patterns_choose_the_trained_parameters_instead_of_the_factory() -> None:
+    def frozen(num_classes: int) -> nn.Module:
+        return HeadFirst(num_classes).requires_grad_(False)
+
+    model = model_of(frozen, train=("embed.*", "*.bias"))
+    assert start(model).keys() == {"classify.bias", "embed.weight", "embed.bias"}
+    with pytest.raises(InvalidInput, match=r"model.train is 'tower.\*', which matches no "):
+        model_of(HeadFirst, train=("embed.*", "tower.*"))
+
+
+def test_constant_running_statistics_normalize_in_training_and_stay() -> None:
+    model = model_of(WithNorm, (6, 6), train=("hidden.*", "head.*"))
+    assert model.buffers == frozenset()
+    assert model.difference is None
+    tensors, images = start(model), draw(8, 36)
+    params = {name: value.requires_grad_() for name, value in tensors.items()}
+    trained = model.apply_in_training(tensors, {})(params, images)[1]
+    assert torch.equal(trained, model.apply(tensors, images)[1])
+    assert torch.equal(model.as_module({}).get_buffer("norm.running_mean"), torch.zeros(4).double())
+
+
+def test_constant_buffers_that_training_changes_are_restored() -> None:
+    class Counts(HeadFirst):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__(num_classes)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.get_buffer("seen").add_(len(inputs) if self.training else 0)
+            return super().forward(inputs)
+
+    model = model_of(Counts, train=("classify.*",))
+    params = {name: value.requires_grad_() for name, value in start(model).items()}
+    model.apply_in_training(start(model), {})(params, draw(4, 7))
+    assert torch.equal(model.as_module({}).get_buffer("seen"), torch.zeros(1).double())
+
+
 def test_fingerprint_changes_with_layers_and_code_but_not_with_classes() -> None:
     class Other(HeadFirst):
         def forward(self, inputs: Tensor) -> Tensor:

@@ -1,9 +1,15 @@
 """Modules of users over a network: installed everywhere, never sent, compared before training."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from federations import LoopbackFederation, assert_same_predictors, float64_experiment
+from federations import (
+    LoopbackFederation,
+    assert_same_personal_models,
+    assert_same_predictors,
+    float64_experiment,
+)
 from torch import nn
 
 import own_models
@@ -31,6 +37,29 @@ def test_module_with_statistics_and_dropout_equals_simulation(
     for record, simulated in zip(read_records(found), read_records(wanted), strict=True):
         assert_same_predictors(record, simulated, method)
         assert record["bytes"] == simulated["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (MODEL, {"model__train": ("hidden.*", "head.*"), "model__share": ("hidden.*",)}),
+        ("own_models:with_low_rank", {"model__share": ("*lora_*",)}),
+        ("mlp", {"model__train": ("*.0.*", "classifier.*"), "model__share": ("hidden.*",)}),
+    ],
+)
+def test_part_of_a_model_equals_simulation_and_sends_no_more(
+    images: Path, tmp_path: Path, model: str, changes: dict[str, Any]
+) -> None:
+    settings = {**CHANGES, "model__name": model, **changes}
+    experiment = float64_experiment(images, "fedavg", **settings)
+    allowed: dict[str, Any] = {} if model == "mlp" else {"models": model}
+    federation = LoopbackFederation(experiment, tmp_path, **allowed)
+    found = federation.serve().path
+    wanted = run(experiment, tmp_path / "simulation").path
+    for record, simulated in zip(read_records(found), read_records(wanted), strict=True):
+        assert_same_predictors(record, simulated, "fedavg")
+        assert record["bytes"] == simulated["bytes"]
+    assert_same_personal_models(federation, wanted)
 
 
 def test_client_refuses_a_module_that_its_operator_has_not_allowed(

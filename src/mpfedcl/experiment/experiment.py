@@ -39,7 +39,14 @@ from mpfedcl.experiment.names import (
 
 PIXELS_PER_SIDE = 32
 """Size of the user's images without an encoder."""
-_FIXED_BY_METHOD = ("rounds", "model__name", "model__norm", "model__embedding")
+_FIXED_BY_METHOD = (
+    "rounds",
+    "model__name",
+    "model__norm",
+    "model__embedding",
+    "model__train",
+    "model__share",
+)
 
 
 RESULT_NEUTRAL_SETTINGS: Mapping[str, Any] = {

@@ -38,6 +38,9 @@ _Standardize = Annotated[
         lambda value: ("none", "federated")[value] if isinstance(value, bool) else value
     ),
 ]
+_Patterns = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
 
 
 class Settings(BaseModel):
@@ -316,6 +319,12 @@ class ModelSettings(Settings):
     256 on features, 512 in a cnn]."""
     norm: Literal["none", "group"] = "none"
     """cnn: normalization of the output of each convolution."""
+    train: _Patterns = ()
+    """Patterns of the names of parameters to train and send, such as head.* or *lora_*; all others
+    are constants, equal at all clients [default: all]."""
+    share: _Patterns = ()
+    """Patterns of the names of trained parameters to send; the others stay with each client, whose
+    personalized model then predicts [default: all that the method sends]."""
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:

@@ -202,6 +202,7 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
             input_format.shape if encoder is None else (input_size,),
             len(classes),
             is_image=encoder is None and isinstance(input_format, ImageFormat),
+            takes_integers=isinstance(input_format, ArrayFormat) and input_format.holds_tokens,
         )
         if isinstance(model, ModuleModel) and model.fingerprint != partition.get("model"):
             raise InvalidInput(

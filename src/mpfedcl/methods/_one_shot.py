@@ -78,6 +78,8 @@ class ClosedForm(PrototypeRule, Method):
         "model__name": "mlp",
         "model__norm": "none",
         "model__embedding": None,
+        "model__train": (),
+        "model__share": (),
     }
     search_space = {}
 

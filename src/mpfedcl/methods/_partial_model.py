@@ -40,6 +40,12 @@ class PartialModel(FedAvg, ABC):
                 f"model.name is {model!r}; with method {self.name} it must be mlp or cnn, whose "
                 "hidden units are known."
             )
+        for field in ("train", "share"):
+            if patterns := getattr(experiment.model, field):
+                raise InvalidInput(
+                    f"model.{field} is {' '.join(patterns)!r}; with method {self.name} it must be "
+                    "left out: the method draws the part of the model that a client trains."
+                )
         rule = experiment.aggregation.rule
         if rule != "mean":
             raise InvalidInput(

@@ -222,6 +222,12 @@ _PROMISES = {
 the class itself sets the attribute."""
 
 
+_PERSONAL: Mapping[PredictorName, PredictorName] = {
+    "global_classifier": "personal_classifier",
+    "global_prototype": "personal_prototype",
+}
+
+
 class Method:
     """A federated method; every default is FedAvg's.
 
@@ -358,13 +364,17 @@ class Method:
     @final
     def predictor_on(self, test: Test) -> PredictorName:
         """Return the primary predictor on a test set; a shared test set is a global one."""
-        overall = self.primary_predictor_global or self.primary_predictor
+        own, overall = self.primary_predictor, self.primary_predictor_global
+        overall = overall or own
+        if self.experiment.model.share:
+            # No model is global.
+            own, overall = _PERSONAL.get(own, own), _PERSONAL.get(overall, overall)
         if self.experiment.privacy.has_budget:
             # The other predictors read training samples, which no noise protects there.
             return overall if overall == "global_prototype" else "global_classifier"
         if test == "global_test" or self.experiment.partition.test == "shared":
             return overall
-        return self.primary_predictor
+        return own
 
     # State
 

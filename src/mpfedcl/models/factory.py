@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points, import_function, load
-from mpfedcl.core.rng import seed_for
+from mpfedcl.core.rng import generator, seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.names import IMAGE_MODELS
@@ -20,6 +20,7 @@ from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncod
 from mpfedcl.models.mlp import Mlp, make_mlp
 from mpfedcl.models.module import Factory, ModuleModel
 from mpfedcl.models.networks import NETWORKS
+from mpfedcl.models.patterns import PartOfModel
 
 _GIVEN: dict[str, Factory] = {}
 """Factories of this process that cannot be imported by name."""
@@ -45,6 +46,25 @@ def make_model(
         is_image: Whether inputs are images as they are.
         takes_integers: Whether inputs are integers, such as token ids.
     """
+    whole = _make_whole(
+        experiment, encoder, shape, num_classes, is_image=is_image, takes_integers=takes_integers
+    )
+    train = experiment.model.train
+    if not train or isinstance(whole, ModuleModel):
+        return whole
+    dtype = getattr(torch, experiment.dtype)
+    return PartOfModel(whole, train, whole.init(generator(experiment.seed, "weights"), dtype))
+
+
+def _make_whole(
+    experiment: Experiment,
+    encoder: Encoder | None,
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    is_image: bool,
+    takes_integers: bool,
+) -> Model:
     name, hidden = experiment.model.name or "mlp", experiment.model.hidden
     if encoder is not None and experiment.encoder.train:
         if not isinstance(encoder, ResNetEncoder):
@@ -72,6 +92,7 @@ def make_model(
         is_image=is_image,
         takes_integers=takes_integers,
         embedding=experiment.model.embedding,
+        train=experiment.model.train,
         seed=seed_for(experiment.seed, "weights"),
         dtype=getattr(torch, experiment.dtype),
     )

@@ -5,7 +5,7 @@ import copy
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from mpfedcl.core.errors import InvalidInput, explain
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.base import Apply, Model, apply_in_pieces
+from mpfedcl.models.patterns import find_matches
 
 Factory = Callable[..., nn.Module]
 """Returns a module, given those of num_classes and input_shape that it has as parameters."""
@@ -44,6 +45,9 @@ class ModuleModel(Model):
         is_image: Whether samples are images.
         takes_integers: Whether samples are integers, such as token ids.
         embedding: Name of a submodule, or None.
+        train: Patterns of the parameters and running statistics that are trained; the others are
+            constants, with layers that normalize by constant statistics in evaluation mode. Without
+            patterns, the factory freezes parameters.
         seed: Of torch's random numbers while the factory runs.
         dtype: Of floating-point tensors.
     """
@@ -58,6 +62,7 @@ class ModuleModel(Model):
         is_image: bool,
         takes_integers: bool = False,
         embedding: str | None = None,
+        train: Sequence[str] = (),
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -70,14 +75,30 @@ class ModuleModel(Model):
             torch.manual_seed(seed)
             self._module = _call_factory(name, factory, given, num_classes).to(dtype)
         state = self._module.state_dict()
+        buffers = {n for n, value in self._module.named_buffers() if value.is_floating_point()}
+        buffers &= state.keys()
+        if train:
+            parameters = dict(self._module.named_parameters())
+            names = [n for n in state if n in parameters or n in buffers]
+            chosen = find_matches("model.train", train, names)
+            for n, value in parameters.items():
+                value.requires_grad_(n in chosen and value.is_floating_point())
+            buffers &= chosen
         trained = {n for n, value in self._module.named_parameters() if value.requires_grad}
         if not trained:
             raise InvalidInput(
                 f"model.name is {name!r}, whose module has no parameters to train; at least one "
                 "must require gradients."
             )
-        buffers = {n for n, value in self._module.named_buffers() if value.is_floating_point()}
-        self.buffers = frozenset(buffers & state.keys())
+        self.buffers = frozenset(buffers)
+        self._evaluated = [
+            each
+            for prefix, each in self._module.named_modules()
+            if isinstance(each, nn.modules.batchnorm._NormBase)
+            and each.running_mean is not None
+            and f"{prefix}.running_mean".lstrip(".") not in buffers
+        ]
+        """Normalizations by constant statistics, which training must not change either."""
         self._names = [n for n in state if n in trained or n in self.buffers]
         self.normalization = frozenset(
             f"{prefix}.{n}" if prefix else n
@@ -126,7 +147,7 @@ class ModuleModel(Model):
         """Check the outputs, and find out whether training differs from evaluation."""
         before = torch.random.get_rng_state()
         with torch.random.fork_rng():
-            self._module.train()
+            self._set_mode(training=True)
             trained = self._call(inputs)
             draws = not torch.equal(torch.random.get_rng_state(), before)
         self._module.eval()
@@ -217,16 +238,14 @@ class ModuleModel(Model):
         place. Others, such as those of a received model that the loss compares with, are used in
         evaluation mode with the buffers of `start`.
         """
-        integers = {
-            n: value.clone()
-            for n, value in self._module.named_buffers()
-            if not value.is_floating_point()
+        constants = {
+            n: value.clone() for n, value in self._module.named_buffers() if n not in self.buffers
         }
 
         def apply(params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
             is_trained = any(value.requires_grad for value in params.values())
-            self._module.train(is_trained)
-            others = {**integers, **buffers} if is_trained else start
+            self._set_mode(training=is_trained)
+            others = {**constants, **buffers} if is_trained else start
             return self._run({**others, **params}, inputs)
 
         return apply
@@ -236,6 +255,11 @@ class ModuleModel(Model):
         module = copy.deepcopy(self._module)
         module.load_state_dict(params, strict=False)
         return module.eval()
+
+    def _set_mode(self, *, training: bool) -> None:
+        self._module.train(training)
+        for each in self._evaluated:
+            each.eval()
 
     def _run(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         shaped = inputs.reshape(-1, *self._shape)

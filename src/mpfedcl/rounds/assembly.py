@@ -1,5 +1,6 @@
 """The parts of a federation, assembled once for simulation, server, client and tests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import (
+    Asynchronous,
     ClosedForm,
     LayerNames,
     Method,
@@ -21,6 +23,7 @@ from mpfedcl.methods import (
     update_template,
 )
 from mpfedcl.models import Model
+from mpfedcl.models.patterns import find_matches
 from mpfedcl.privacy.private_rounds import check_budget
 from mpfedcl.rounds.record import Clock
 
@@ -79,9 +82,22 @@ def assemble(
     initial = drawn if initial is None else {name: initial[name] for name in drawn}
     initial = {name: value.to(device) for name, value in initial.items()}
     params, buffers = split_buffers(initial, model)
-    method.initial, method.layers = params, LayerNames(model.classifier, model.normalization)
+    method.initial = params
+    method.layers = LayerNames(
+        model.classifier & initial.keys(), model.normalization & initial.keys()
+    )
     check_model(method, model)
+    if experiment.model.share:
+        share_part(method, list(initial))
+    shares_model = method.trains and method.shares_model
+    if experiment.model.train and shares_model and not any(map(method.shared, initial)):
+        raise InvalidInput(
+            f"model.train is {' '.join(experiment.model.train)!r}; with method {method.name} it "
+            "must match more: each client keeps all of these parameters."
+        )
     template = update_template(method, params, model.embedding_size)
+    if experiment.model.share and not all(map(method.shared, template.keys() & params.keys())):
+        raise _no_part(method, "it sends all parameters")
     if template:
         template |= {name: value for name, value in buffers.items() if method.shared(name)}
     nothing = torch.zeros(0, input_size, dtype=dtype, device=device)
@@ -94,6 +110,38 @@ def assemble(
         collect_statistics(method, nothing, torch.zeros(0, dtype=torch.int64, device=device)),
         device,
         Clock(),
+    )
+
+
+def share_part(method: Method, names: Sequence[str]) -> None:
+    """Let `method.shared` hold only for names that match `model.share`."""
+    patterns, agrees = method.experiment.model.share, method.shared
+    if method.experiment.privacy.has_budget:
+        raise InvalidInput(
+            f"model.share is {' '.join(patterns)!r}; with a privacy budget it must be left out: "
+            "only a model that clients share may be evaluated there."
+        )
+    if not (method.trains and method.shares_model):
+        raise _no_part(method, "its clients share no model")
+    if isinstance(method, Asynchronous):
+        raise _no_part(method, "its server mixes whole models")
+    if isinstance(method, TwoModels):
+        raise _no_part(method, "its clients have a personal model already")
+    chosen = find_matches("model.share", patterns, names)
+
+    def shared(parameter: str) -> bool:
+        return parameter in chosen and agrees(parameter)
+
+    # Hooks see it too, as FedRep's, which trains the two parts in turn.
+    method.shared = shared  # type: ignore[method-assign]
+    if not any(map(shared, names)):
+        raise _no_part(method, "it keeps all that the patterns match")
+
+
+def _no_part(method: Method, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"model.share is {' '.join(method.experiment.model.share)!r}; with method {method.name} it "
+        f"must be left out: {why}."
     )
 
 
