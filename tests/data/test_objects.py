@@ -274,6 +274,30 @@ def test_partitioner_gives_a_client_for_each_partition() -> None:
     assert {len(client.labels) for client in data.clients} == {3}
 
 
+def test_partitioner_without_data_is_refused_in_one_line() -> None:
+    class Partitioner:
+        @property
+        def num_partitions(self) -> int:
+            raise AttributeError("the dataset is not set")
+
+        def load_partition(self, number: int) -> Pair:
+            return draw(number, 6)
+
+    assert "data cannot be read (the dataset is not set); it must be a partitioner" in refusal(
+        Partitioner()
+    )
+
+
+def test_columns_of_lists_are_refused_unless_they_are_dropped() -> None:
+    table = frame(0).with_columns(history=polars.Series([[1, 2]] * frame(0).height))
+    experiment = BASE.replace(dataset__label="kind")
+    assert "it must be frames with columns of numbers or text" in refusal(table, experiment)
+    dropped = experiment.replace(dataset__drop=("history",))
+    wanted = load_federated_data(resolve(give(experiment, frame(0))))
+    found = load_federated_data(resolve(give(dropped, table)))
+    assert torch.equal(found.table.inputs, wanted.table.inputs)
+
+
 def test_dataset_with_targets_is_not_read_before_inputs_are_made() -> None:
     data = Pictures(*draw(0, 500))
     experiment = resolve(give(BASE, data))
@@ -447,6 +471,7 @@ def without(pair: Pair, row: int, value: Any) -> Pair:
         (Pairs(draw(0)[0], [0] * 7), "data['south'] fails when samples 0 to 29 are read (IndexErr"),
         (3, "data['south'] is 3; data must be (x, y) arrays, a torch Dataset"),
         ((draw(0)[0] > 0, draw(0)[1]), "data['south'] has samples bool [5]; they must be float16"),
+        ((torch.eye(5).to_sparse(), [0] * 5), "it must be an array of numbers"),
         ((draw(0), draw(0, 30, (4,))), "the test set of data['south'] has vectors of 4 numbers"),
     ],
 )
@@ -485,6 +510,7 @@ def test_settings_that_contradict_objects_are_refused() -> None:
         (by_client, {"dataset__client": "y"}, "groups names the client of each sample"),
         ({}, {}, "data is an empty dictionary; it must have at least one client"),
         ({"a/b": pair}, {}, "has the domain 'a/b'; a domain's name must be"),
+        ({1: pair, "1": pair}, {}, "data has two clients '1'; each must have a name of its own"),
         (
             frame(0),
             {},
@@ -543,3 +569,7 @@ def test_pandas_frames_equal_those_of_polars() -> None:
     found = load_federated_data(resolve(give(experiment, pandas.DataFrame(table))))
     assert torch.equal(found.table.inputs, wanted.table.inputs)
     assert found.class_names == ("no", "yes")
+    twice = pandas.DataFrame([[1.0, 2.0, "no"]] * 4, columns=["x", "x", "kind"])
+    assert "data has two columns 'x'; each must have a name of its own" in refusal(
+        twice, experiment
+    )

@@ -128,7 +128,7 @@ def test_json_list_equals_table_and_whole_numbers_are_ordered(tmp_path: Path, sa
         ("--text question --label id --client intent", "column 'intent' is empty in row 6"),
         ("--text question --label intent --split bank", "has 'north' in row 1; it must be train"),
         ("--text question --weights w.pth", "has its own; leave it out"),
-        ("--text question --out other", "and OUT is given too"),
+        ("--text question --out other", "and OUT is "),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(

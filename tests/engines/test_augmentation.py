@@ -159,7 +159,7 @@ def use_table(root: Path) -> Experiment:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (use_vectors, "it must be none, because the samples are vectors"),
+        (use_vectors, "it must be none, because the samples are arrays"),
         (use_encoder, "with encoder.name 'random-filters' it must be none"),
         (use_table, "with data set 'table' it must be none"),
     ],

@@ -93,37 +93,37 @@ def assert_same_predictions(
         assert torch.equal(predicted, labels[name]), name
 
 
+_ROUNDED = ("loss", "loss_per_client", "metrics", "metric")
+"""Fields of a record that are computed from values which differ in their last bits."""
+
+
 def assert_same_records(found: list[Json], wanted: list[Json], tolerance: float) -> None:
-    """Hold records to the same predictors, clients and bytes; the loss up to rounding."""
+    """Hold records to the same predictors, clients and bytes; loss and metrics up to rounding."""
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
         assert _told(ours) == _told(theirs)
-        # Probabilities are rounded, so metrics of them are too.
-        assert _metrics_of(ours) == pytest.approx(_metrics_of(theirs), rel=1e-4, nan_ok=True)
-        assert (ours["loss"] is None) == (theirs["loss"] is None)
-        if theirs["loss"] is not None:
-            assert abs(ours["loss"] - theirs["loss"]) <= tolerance * abs(theirs["loss"])
-        assert ours["loss_per_client"].keys() == theirs["loss_per_client"].keys()
-        for name, loss in theirs["loss_per_client"].items():
-            found_loss = ours["loss_per_client"][name]
-            assert found_loss == loss or abs(found_loss - loss) <= tolerance * abs(loss)
+        numbers = _list_numbers(theirs)
+        close = pytest.approx(numbers, rel=tolerance, abs=tolerance, nan_ok=True)
+        assert _list_numbers(ours) == close
 
 
-def _metrics_of(record: Json) -> dict[str, float]:
-    """Return all metrics of a record by the path to them; NaN is undefined."""
+def _list_numbers(record: Json) -> dict[str, float]:
+    """Return the rounded fields without their nesting, by the path of each value; NaN for null."""
+    found: dict[str, float] = {}
 
-    def flatten(value: Any, name: str) -> dict[str, float]:
-        if not isinstance(value, dict):
-            return {name: math.nan if value is None else value}
-        parts = (flatten(each, f"{name}/{key}") for key, each in value.items())
-        return {key: each for part in parts for key, each in part.items()}
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, each in value.items():
+                add(f"{path}/{name}", each)
+        else:
+            found[path] = math.nan if value is None else value
 
-    return flatten(record.get("metrics"), "")
+    add("", {name: record[name] for name in _ROUNDED if name in record})
+    return found
 
 
 def _told(record: Json) -> Json:
-    rounded = ("loss", "loss_per_client", "seconds", "metrics")
-    told = {name: each for name, each in record.items() if name not in rounded}
+    told = {name: each for name, each in record.items() if name not in (*_ROUNDED, "seconds")}
     # How the clients were trained is what differs.
     remarks = {name: each for name, each in record["remarks"].items() if name != "training"}
     return told | {"remarks": remarks}

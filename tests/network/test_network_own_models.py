@@ -16,6 +16,7 @@ import own_models
 from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl import run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.plugins import entry_points
 from small_experiments import read_records
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
@@ -68,6 +69,24 @@ def test_client_refuses_a_module_that_its_operator_has_not_allowed(
     experiment = float64_experiment(images, "fedavg", network__patience=1.0, **CHANGES)
     with pytest.raises(RunCutShort, match=r"must be built in or among this client's --models"):
         LoopbackFederation(experiment, tmp_path).serve()
+
+
+def test_client_refuses_a_module_of_an_installed_package(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = tmp_path / "offered-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(f"[mpfedcl.models]\noffered = {MODEL}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_points.cache_clear()
+    try:
+        changes = {**CHANGES, "model__name": "offered", "network__patience": 1.0}
+        experiment = float64_experiment(images, "fedavg", **changes)
+        with pytest.raises(RunCutShort, match=r"name is 'offered'; it must be built in or"):
+            LoopbackFederation(experiment, tmp_path / "runs").serve()
+    finally:
+        entry_points.cache_clear()
 
 
 def test_other_code_at_the_server_is_rejected_before_training(

@@ -177,7 +177,7 @@ def test_closeness_prefers_the_nearest_prototype_whatever_its_norm() -> None:
     pool = PrototypePool.gather({"a": rows}, num_classes=NUM_CLASSES, num_prototypes=2)
     inputs = 3 * torch.randn(20, 3, generator=generator, dtype=torch.float64)
     evaluator = Evaluator(
-        inputs, torch.zeros(20).long(), lambda z: z, pool, 0.5, with_closeness=True
+        inputs, torch.zeros(20).long(), lambda z: z, pool, 0.5, keeps_projected=True
     )
     logits = torch.zeros(20, NUM_CLASSES)
     (predicted,) = evaluator.predict(lambda z: as_stack((z, logits)))

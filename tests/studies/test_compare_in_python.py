@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from torch import nn
 
 from comparison_command import MATCHED, METHODS, SEEDS, modified
 from mpfedcl import Experiment, InvalidInput, compare
@@ -107,6 +108,17 @@ def test_bad_arguments_are_refused(
     with pytest.raises(InvalidInput, match=sentence):
         compare(Experiment(), methods, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_a_model_that_cannot_be_imported_stay_in_this_process(
+    images: Path, tmp_path: Path
+) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    base, methods = small(images, rounds=1, model__hidden=()), ["fedavg", "local"]
+    with pytest.raises(InvalidInput, match="jobs is 2; it must be 1, because other processes can"):
+        compare(base, methods, tmp_path / "two", seeds=[0], jobs=2, model=module)
+    found = compare(base, methods, tmp_path / "auto", seeds=[0], jobs="auto", model=module)
+    assert found.methods == methods
 
 
 def test_default_folder(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,10 @@ def data_encode_command(arguments: DataEncode) -> None:
     """Encode images or texts into feature files, and list them."""
     root, name, weights = arguments.root.expanduser(), arguments.encoder, arguments.weights
     if arguments.folder and arguments.out:
-        raise InvalidInput(f"out is {str(arguments.out)!r}, and OUT is given too; one must be.")
+        raise InvalidInput(
+            f"out is {str(arguments.out)!r}, and OUT is {str(arguments.folder)!r}; one of them "
+            "must be left out."
+        )
     out = (arguments.folder or arguments.out or Path("features")).expanduser()
     columns = TextColumns(arguments.text, arguments.label, arguments.client, arguments.split)
     notices: list[str] = []

@@ -288,12 +288,13 @@ def _to_array(value: Any, shown: str) -> Array:
     if isinstance(value, Image.Image):
         upright = ImageOps.exif_transpose(value)
         return convert_image(upright, (upright.height, upright.width), is_colored(upright))
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     try:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         array: Array = numpy.asarray(value)
-    except ValueError:
+    # Lists of several lengths, sparse and meta tensors, objects whose conversion fails.
+    except (ValueError, TypeError, RuntimeError, NotImplementedError):
         array = numpy.empty((), object)
     if array.dtype.kind not in "biuf":
         raise InvalidInput(f"{shown} is {_shorten(value)}; it must be an array of numbers.")

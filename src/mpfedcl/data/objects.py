@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from mpfedcl.core.errors import InvalidInput, enumerate_names, explain
+from mpfedcl.core.errors import InvalidInput, enumerate_names, explain, explain_faults
 from mpfedcl.core.plugins import import_function
 from mpfedcl.data.npz_archive import MOST_CLASSES
 from mpfedcl.data.object_stores import FORMS, Source, digest, is_array, open_source
@@ -163,7 +163,8 @@ def _open(data: Any, groups: Any, dataset: DatasetSettings) -> OpenedObjects:
         # A DatasetDict of Hugging Face.
         data = (data["train"], data.get("test"))
     if hasattr(data, "load_partition"):
-        count = int(data.num_partitions)
+        with explain_faults("data", "a partitioner with num_partitions and a data set"):
+            count = int(data.num_partitions)
         width = len(str(count - 1))
         data = {f"client-{n:0{width}}": data.load_partition(n) for n in range(count)}
     by_client = data if isinstance(data, Mapping) else {"": data}
@@ -175,6 +176,9 @@ def _open(data: Any, groups: Any, dataset: DatasetSettings) -> OpenedObjects:
     for name in names if by_client is data else ():
         check_domain_name(name, "data")
     values = {str(name): value for name, value in by_client.items()}
+    if len(values) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"data has two clients {twice!r}; each must have a name of its own.")
     parts = [part for name in names for part in _split_pair(name, values[name])]
     if all(_is_frame(part.value) for part in parts):
         if groups is not None:
@@ -299,9 +303,11 @@ def _open_frames(
     shown = [part.shown for part in parts]
     read = {Path(part.shown): import_table(part.value, part.shown) for part in parts}
     frames = {path: frame for path, frame in read.items() if frame is not None}
-    identity = digest(frame.write_csv().encode() for frame in frames.values())
     root = Path("data")
-    index = index_tables(keep_columns(frames, dataset.drop, root), dataset, root, identity)
+    frames = keep_columns(frames, dataset.drop, root)
+    with explain_faults("data", "frames with columns of numbers or text (dataset.drop)"):
+        identity = digest(frame.write_csv().encode() for frame in frames.values())
+    index = index_tables(frames, dataset, root, identity)
     if dataset.client is None:
         by_part = {each.name: each.train for each in index.domains}
         domains = []

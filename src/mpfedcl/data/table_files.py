@@ -70,14 +70,15 @@ def import_table(samples: Any, shown: str = IN_MEMORY) -> "polars.DataFrame | No
     with explain_faults(shown, "a frame or a list of dicts"):
         if is_list:
             names = dict.fromkeys(name for row in samples for name in row)
-            columns = {name: [row.get(name) for row in samples] for name in names}
+            columns = [(name, [row.get(name) for row in samples]) for name in names]
         elif library == "pandas":
             known = samples.astype(object).where(samples.notna(), None)
-            columns = {name: known.iloc[:, at].tolist() for at, name in enumerate(known.columns)}
+            columns = [(name, known.iloc[:, at].tolist()) for at, name in enumerate(known.columns)]
         else:
-            columns = {each.name: each for each in samples.get_columns()}
+            columns = [(each.name, each) for each in samples.get_columns()]
         # Cells of several types become text.
-        series = [polars.Series(str(name), own, strict=False) for name, own in columns.items()]
+        _check_names([str(name).strip() for name, _ in columns], shown)
+        series = [polars.Series(str(name), own, strict=False) for name, own in columns]
         return _clean(polars.DataFrame(series), shown)
 
 

@@ -237,9 +237,10 @@ class TableStore:
     def load(self, rows: Indices, wanted: SampleFormat) -> Samples:
         """Return rows as vectors."""
         vectors = self._fitted.transform(self.raw[rows])
-        for place, columns in enumerate(self.own.values()):
-            mine = numpy.flatnonzero(self.owners[rows] == place)
-            vectors[mine] = columns.transform(self.raw[rows[mine]])
+        columns, owners = list(self.own.values()), self.owners[rows] if self.own else self.owners
+        for place in numpy.unique(owners[owners >= 0]):
+            mine = numpy.flatnonzero(owners == place)
+            vectors[mine] = columns[place].transform(self.raw[rows[mine]])
         if found := find_not_finite(vectors):
             raise InvalidInput(
                 f"{self.shown}: a row becomes {found} once its columns are standardized; its "
@@ -377,9 +378,9 @@ def standardize_by_client(
     if not isinstance(store, TableStore) or store.columns is None:
         return sample_index
     own, owners = {}, numpy.full(len(store), -1)
+    columns = {each: store.raw[each].to_numpy() for each in store.columns.statistics}
     for place, (name, (train, test)) in enumerate(rows.items()):
         owners[train] = owners[test] = place
-        columns = {each: store.raw[each].to_numpy() for each in store.columns.statistics}
         found = {each: _fit_numeric(column, [train]) for each, column in columns.items()}
         own[name] = store.columns.with_statistics(found)
     return replace(sample_index, store=replace(store, own=own, owners=owners))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -87,7 +88,7 @@ class ClientEvaluation:
             return None
         compares = is_wanted(wanted, model="global", rule="prototype")
         evaluator = self._evaluator(pool if compares else None)
-        evaluator = replace(evaluator, with_closeness=self._needs_closeness("global"))
+        evaluator = replace(evaluator, keeps_projected=self._needs_closeness("global"))
         if group is not None:
             rows = torch.arange(len(evaluator.labels)).tensor_split(group.size)[group.rank]
             inputs = evaluator.inputs[rows.to(evaluator.inputs.device)]
@@ -98,10 +99,12 @@ class ClientEvaluation:
         )
         if group is None:
             return own
-        tensors = {name: each for name, each in vars(own).items() if each is not None}
+        tensors = own.tensors()
         parts = [load(part) for part in group.gather(pack_tensors(tensors))]
         device = self.data.test_inputs.device
-        joined = {name: torch.cat([part[name] for part in parts]).to(device) for name in tensors}
+        joined: dict[str, Any] = {
+            name: torch.cat([part[name] for part in parts]).to(device) for name in tensors
+        }
         return replace(own, **joined)
 
     def read(
@@ -156,7 +159,8 @@ class ClientEvaluation:
             for test, predictor in _of_model("global", judged):
                 for client, samples in scorer.samples(test, predictor):
                     measured.add(test, self.data.names[client], samples)
-        for name, predictions, is_whole in self._predict_personal(pool, trained, wanted):
+        predicted = self._predict_personal(pool, trained, wanted, measures=measures)
+        for name, predictions, is_whole in predicted:
             own = PersonalScorer(tests, numbers[name], predictions, is_whole)
             for test, predictor in _of_model("personal", wanted):
                 columns[test][predictor][own.client] = own.percent(test, predictor)
@@ -195,6 +199,8 @@ class ClientEvaluation:
         pool: PrototypePool | None,
         trained: Mapping[str, TrainedClients],
         wanted: WantedPredictors,
+        *,
+        measures: bool,
     ) -> Iterator[tuple[str, Predictions, bool]]:
         """Yield clients' predictions and whether they are for all images; few at a time."""
         if not is_wanted(wanted, model="personal"):
@@ -203,7 +209,8 @@ class ClientEvaluation:
             # Without training, all clients have the same embeddings.
             pool = None
         evaluator = self._evaluator(pool)
-        evaluator = replace(evaluator, with_closeness=self._needs_closeness("personal"))
+        keeps_projected = measures and self._needs_closeness("personal")
+        evaluator = replace(evaluator, keeps_projected=keeps_projected)
         if not self.method.trains:
             # Only scores differ between clients, and they are small.
             evaluator = replace(evaluator, read_at_once=_SCORES_AT_ONCE // self.data.num_classes)

@@ -343,7 +343,10 @@ class PrototypePool:
         The class of the nearest prototype has the largest; one matrix product, unlike distances.
         """
         vectors = self.vectors.to(z)
-        return self._largest_by_class(z @ vectors.T - vectors.square().sum(dim=1) / 2)
+        offsets = -vectors.square().sum(dim=1) / 2
+        pieces = torch.split(z, max(1, _CHUNK // max(1, len(vectors))))
+        found = [self._largest_by_class(torch.addmm(offsets, p, vectors.T)) for p in pieces]
+        return torch.cat(found)
 
     def _largest_by_class(self, values: Tensor) -> Tensor:
         """Return [B, C] for one value [B, M] per prototype; -infinity where a class has none."""

@@ -1,9 +1,9 @@
 """Predictions of many clients at once: local test sets are one array, counts are segment sums."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -93,9 +93,11 @@ class Predictions:
     """[n, C] of the classifier."""
     similarities: Tensor | None = None
     """[n, C] max z.p / temperature over a class's prototypes; -inf for a class without any."""
-    closeness: Tensor | None = None
-    """[n, C] max -|z - p|² / (2 temperature), up to a constant of each sample; -inf for a class
-    without any. The nearest prototype is of the class with the largest."""
+    projected: Tensor | None = None
+    """[n, d] the embeddings z; only if probabilities by prototypes are wanted."""
+    reference: PrototypePool | None = None
+    """The prototypes p that `projected` is compared with."""
+    temperature: float = 1.0
 
     def classes_by(self, rule: Literal["classifier", "prototype"]) -> Tensor | None:
         """Return the classes that a rule predicts."""
@@ -107,19 +109,30 @@ class Predictions:
 
     def probabilities(self, kind: PredictorKind, prior: Tensor | None) -> Tensor | None:
         """Return the probabilities [n, C] of a predictor; `prior` [C] or [n, C] is a log prior."""
+        scores = self.scores_by(kind.rule)
         if kind.rule == "prototype" and prior is None:
-            scores = self.closeness
-        else:
-            scores = self.scores_by(kind.rule)
+            scores = self._closeness()
         if scores is None:
             return None
         scores = scores if prior is None else scores + prior.to(scores)
         return torch.softmax(scores.double(), dim=-1)
 
-    def select(self, rows: Tensor) -> "Predictions":
+    def _closeness(self) -> Tensor | None:
+        """Return [n, C] max -|z - p|² / (2 temperature), up to a constant of each sample.
+
+        -inf for a class without any p. The nearest prototype is of the class with the largest.
+        """
+        if self.projected is None or self.reference is None:
+            return None
+        return self.reference.closeness_by_class(self.projected) / self.temperature
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the columns, whose rows are the images."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+
+    def select(self, rows: Tensor) -> Self:
         """Return the predictions for some images."""
-        parts = {name: part for name, part in vars(self).items() if part is not None}
-        return replace(self, **{name: part[rows] for name, part in parts.items()})
+        return replace(self, **{name: part[rows] for name, part in self.tensors().items()})
 
 
 @dataclass(frozen=True)
@@ -133,8 +146,8 @@ class Evaluator:
     temperature: float = 0.07
     """Divides similarities to prototypes."""
     read_at_once: int = _READ_AT_ONCE
-    with_closeness: bool = False
-    """Whether predictions have the closeness to the prototypes of each class."""
+    keeps_projected: bool = False
+    """Whether predictions have what probabilities by prototypes are computed from."""
 
     @property
     def models_at_once(self) -> int:
@@ -152,7 +165,7 @@ class Evaluator:
 
         `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
         """
-        scores, prototype, similarities, closeness = [], [], [], []
+        scores, prototype, similarities, kept = [], [], [], []
         for inputs in torch.split(self.inputs, _CHUNK):
             embeddings, logits = apply(inputs)
             scores.append(logits)
@@ -163,16 +176,15 @@ class Evaluator:
                 if with_similarities:
                     found = self.reference.similarities_by_class(projected) / self.temperature
                     similarities.append(found.view(*embeddings.shape[:2], -1))
-                if self.with_closeness:
-                    found = self.reference.closeness_by_class(projected) / self.temperature
-                    closeness.append(found.view(*embeddings.shape[:2], -1))
+                if self.keeps_projected:
+                    kept.append(projected.view(*embeddings.shape[:2], -1))
         all_scores = torch.cat(scores, dim=1)
         count = len(all_scores)
         nearby = torch.cat(prototype, dim=1) if prototype else [None] * count
         similar = torch.cat(similarities, dim=1) if similarities else [None] * count
-        close = torch.cat(closeness, dim=1) if closeness else [None] * count
-        answers = zip(all_scores.argmax(dim=2), nearby, all_scores, similar, close, strict=True)
-        return [Predictions(*each) for each in answers]
+        images = torch.cat(kept, dim=1) if kept else [None] * count
+        answers = zip(all_scores.argmax(dim=2), nearby, all_scores, similar, images, strict=True)
+        return [Predictions(*each, self.reference, self.temperature) for each in answers]
 
 
 def as_stack(outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -379,6 +391,7 @@ class PersonalScorer:
     predictions: Predictions
     is_whole: bool
     """Whether the predictions are for the global test set, or for the local one only."""
+    _made: dict[tuple[Test, PredictorName], PredictedSamples | None] = field(default_factory=dict)
 
     def percent(self, test: Test, predictor: PredictorName) -> float | None:
         """Return the accuracy of one predictor."""
@@ -397,9 +410,14 @@ class PersonalScorer:
         """Return the predictions; None if undefined, or if there are too many of all clients."""
         if self._is_much(test):
             return None
-        kind = PredictorKind.of(predictor)
-        prior = self.tests.priors[self.client] if kind.prior != "none" else None
-        return _as_samples(self._on(test), self._labels(test), kind, prior)
+        # One object for two equal test sets, so that it is measured once.
+        test = "local_test" if self.tests.is_shared else test
+        if (test, predictor) not in self._made:
+            kind = PredictorKind.of(predictor)
+            prior = self.tests.priors[self.client] if kind.prior != "none" else None
+            found = _as_samples(self._on(test), self._labels(test), kind, prior)
+            self._made[test, predictor] = found
+        return self._made[test, predictor]
 
     def bins(self, test: Test, predictor: PredictorName) -> BinSums:
         """Return the calibration bins; empty ones for a prototype rule."""

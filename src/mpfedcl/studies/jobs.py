@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.engines.hardware import usable_cores, usable_memory
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
+from mpfedcl.experiment.datasets import GIVEN
 from mpfedcl.experiment.experiment import take_choices
 from mpfedcl.models.feature_cache import shared_inputs
 from mpfedcl.runs.directory import RunDirectory
@@ -173,11 +174,12 @@ class JobPool:
             ) from None
 
     def _num_jobs(self, todo: Sequence[PlannedRun]) -> int:
-        if not self._jobs and any(_is_of_notebook(each.experiment) for each in todo):
+        if not self._jobs and any(_stays_in_process(each.experiment) for each in todo):
             if self._options.jobs not in ("auto", 1):
                 raise InvalidInput(
                     f"jobs is {self._options.jobs}; it must be 1, because other processes cannot "
-                    "import a method of a notebook: define it in a file to run several at a time."
+                    "import an object, or a method or model of a notebook: define it in a file to "
+                    "run several at a time."
                 )
             self._jobs = 1
         if not self._jobs and todo:
@@ -236,10 +238,13 @@ class JobPool:
         )
 
 
-def _is_of_notebook(experiment: Experiment) -> bool:
+def _stays_in_process(experiment: Experiment) -> bool:
+    """Return whether other processes cannot import the method or the model."""
     # A process imports the script that started it, but no notebook.
     has_file = hasattr(sys.modules["__main__"], "__file__")
-    return experiment.method.startswith("__main__:") and not has_file
+    names = (experiment.method, str(experiment.model.name))
+    is_of_notebook = any(name.startswith("__main__:") for name in names) and not has_file
+    return is_of_notebook or names[1].startswith(GIVEN)
 
 
 def order_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:

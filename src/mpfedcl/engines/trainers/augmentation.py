@@ -40,7 +40,7 @@ class Augmentation:
         if data.holds_arrays or math.prod(shape) != data.input_size:
             raise InvalidInput(
                 f"train.augment is {asked!r}, which takes images; it must be none, because the "
-                "samples are vectors."
+                "samples are arrays."
             )
         mean, deviation = pixel_constants(experiment)
         crops, flips = "crop" in asked, "flip" in asked

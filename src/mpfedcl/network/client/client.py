@@ -21,6 +21,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.trainers.base import TrainedClient
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_arrays
+from mpfedcl.experiment.names import MODELS
 from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods import (
     PREDICTORS,
@@ -225,7 +226,7 @@ class NetworkClient:
                 "--methods."
             )
         model = experiment.model.name or ""
-        if ":" in model and model not in settings.models:
+        if model and model not in (*MODELS, *settings.models):
             raise ClientRefusal(
                 f"model.name is {model!r}; it must be built in or among this client's --models."
             )
