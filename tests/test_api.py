@@ -1,5 +1,6 @@
 """Runs, comparisons and searches from Python: how methods and settings are given."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mpfedcl.experiment.settings import TrainSettings
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.report.results import LoadedRun, LoadedSearch
 from mpfedcl.runs.observer import Observer, RunResult
+from own_models import WithNorm
 from small_experiments import Say, assert_same_run, small
 
 pytestmark = pytest.mark.whole
@@ -66,6 +68,9 @@ def test_tuned_methods_are_compared_with_their_chosen_settings(
     for method in ("fedavg", "local"):
         search = tune(method, out=tmp_path / "tuning" / method, budget=2, **settings)
         assert search is not None
+        assert re.fullmatch(
+            rf"{method}: trial \d of \d is chosen, accuracy .* \(.*\)", repr(search)
+        )
         chosen[method] = search.best.train.lr
     found = compare(tuned=tmp_path / "tuning", out=tmp_path / "both", seeds=[0])
     assert {e.experiment.method: e.experiment.train.lr for e in found.runs} == chosen
@@ -180,6 +185,34 @@ def test_models_of_a_result_predict_as_its_predictor(
         state = model.state_dict()
         assert all(torch.equal(state[each], value) for each, value in written.items())
         assert state.keys() == written.keys()
+
+
+def test_inputs_of_a_predictor_are_shaped_for_a_users_module(tmp_path: Path) -> None:
+    images = numpy.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), dtype=numpy.uint8)
+    data = (images, numpy.arange(40) % 2)
+    settings: dict[str, Any] = {"rounds": 1, "clients": 2, "partition": {"kind": "iid"}}
+    result = run("fedavg", tmp_path / "run", model=WithNorm, data=data, **settings)
+    predictor = result.predictor()
+    inputs = predictor.inputs(images[:5])
+    assert inputs.shape == (5, 3, 6, 6)
+    with torch.no_grad():
+        found = result.global_model(inputs).softmax(1)
+    wanted = [list((each.probabilities or {}).values()) for each in predictor.predict(images[:5])]
+    torch.testing.assert_close(found, torch.tensor(wanted))
+
+
+def test_objects_that_other_processes_lack_are_refused_before_the_first_run(
+    images: Path, tmp_path: Path
+) -> None:
+    base, model = small(images, method="fedavg", model__hidden=()), WithNorm(3, (1, 6, 6))
+    with pytest.raises(InvalidInput, match=r"^workers is 2; it must be 1 or auto, because the mod"):
+        run(base.replace(workers=2), tmp_path / "run", model=model)
+    with pytest.raises(InvalidInput, match=r"^jobs is 2; it must be 1, .* a model of this program"):
+        compare(base, ["fedavg"], tmp_path / "both", seeds=[0, 1], jobs=2, model=model)
+    with pytest.raises(
+        InvalidInput, match=r"^model is WithNorm\( .*run\(\.\.\., model=\.\.\.\) takes"
+    ):
+        Experiment(model=model)
 
 
 def test_missing_models_are_refused(finished: RunResult, images: Path, tmp_path: Path) -> None:

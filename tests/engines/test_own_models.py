@@ -27,6 +27,7 @@ from small_experiments import assert_close_results, assert_same_results, read_re
 pytestmark = [pytest.mark.whole]
 
 NORM, DROPOUT, PLAIN = "own_models:WithNorm", "own_models:with_dropout", "own_models:Plain"
+FLAT_NORM = "own_models:with_flat_norm"
 TRAINED = {name: cls for name, cls in built_in_methods().items() if cls.trains}
 WITH_STATISTICS = [
     name for name, cls in TRAINED.items() if not issubclass(cls, PartialModel | TwoModels)
@@ -63,7 +64,7 @@ def train_by_hand(experiment: Experiment) -> Tensors:
             own = copy.deepcopy(model).train()
             lr, momentum = experiment.train.learning_rate(number), experiment.train.momentum
             optimizer = torch.optim.SGD(own.parameters(), lr, momentum)
-            for batch in draw_batches(client, experiment, number):
+            for batch in draw_batches(client, experiment, number, least=2):
                 optimizer.zero_grad()
                 logits = own(client.inputs[batch].reshape(-1, 1, 6, 6))
                 cross_entropy(logits, client.labels[batch]).backward()  # type: ignore[no-untyped-call]
@@ -140,6 +141,17 @@ def test_fedbn_keeps_normalization_with_its_statistics(images: Path, tmp_path: P
     sent = read_records(path)[-1]["sent"]["parameters"]
     kept = sum(value.numel() for name, value in first.items() if name.startswith("norm."))
     assert sent == sum(value.numel() for value in first.values()) - kept
+
+
+def test_batch_normalization_meets_no_single_sample_where_there_are_more(
+    images: Path, tmp_path: Path
+) -> None:
+    # 60 images: each client has 20, in batches of 19 and 1.
+    settings = {"partition__kind": "iid", "clients": 3, "train__batch_size": 19}
+    experiment = experiment_of(images, "fednova", FLAT_NORM, **settings)
+    assert all(record["loss"] for record in read_records(run(experiment, tmp_path / "a").path))
+    with pytest.raises(InvalidInput, match=r"cannot train on 1 samples at a time \(Expected more"):
+        run(experiment.replace(train__batch_size=1), tmp_path / "b")
 
 
 def test_running_statistics_do_not_fit_two_models_or_a_privacy_budget(

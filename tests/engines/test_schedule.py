@@ -78,6 +78,23 @@ def test_fixed_steps_are_the_first_batches_of_as_many_epochs_as_needed(
     assert size * passes == pytest.approx(sum(map(len, found)))
 
 
+@quick
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(2, 8))
+def test_single_last_sample_shares_evenly_with_the_batch_before(
+    size: int, epochs: int, batch_size: int
+) -> None:
+    experiment = make_experiment(0, epochs, batch_size)
+    plain = draw_batches(make_client(size), experiment, 1)
+    found = draw_batches(make_client(size), experiment, 1, least=2)
+    assert torch.equal(torch.cat(found), torch.cat(plain))
+    if size % batch_size != 1 or size == 1:
+        assert [b.tolist() for b in found] == [b.tolist() for b in plain]
+    else:
+        full = [batch_size] * (size // batch_size - 1)
+        last = [-(-(batch_size + 1) // 2), (batch_size + 1) // 2]
+        assert [len(b) for b in found] == [*full, *last] * epochs
+
+
 def test_hundred_updates_of_four_samples_as_in_flamby() -> None:
     # 10 samples: 33 epochs of 4, 4 and 2, then a batch of 4.
     batches = draw_batches(make_client(10), Experiment().replace(**FLAMBY), 1)

@@ -42,6 +42,18 @@ def with_dropout(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
     return WithNorm(num_classes, input_shape, dropout=0.3)
 
 
+def with_flat_norm(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    """Return a model whose batch normalization has one value per channel and sample."""
+    size = torch.Size(input_shape).numel()
+    norm = nn.Sequential(nn.Linear(size, 8), nn.BatchNorm1d(8), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *norm, nn.Linear(8, num_classes))
+
+
+def of_tokens(num_classes: int) -> nn.Module:
+    """Return a model of 5 token ids below 20."""
+    return nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(20, num_classes))
+
+
 class HeadFirst(nn.Module):
     """The classifier is registered first, but called last."""
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from encoder_experiments import pictured
 from image_sets import read_image_set
 from mpfedcl import Experiment, InvalidInput, Predictor, run
 from mpfedcl.experiment.settings import DatasetSettings
-from mpfedcl.inference.export import ExportedFile, export_run
+from mpfedcl.inference.export import ExportedFile, export_run, load_check_samples
+from own_models import of_tokens
 from small_experiments import EXAMPLES, Say, small
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("drawn_once", "own_places")]
@@ -166,6 +168,19 @@ def test_file_takes_the_features_of_an_onnx_encoder(pictures: Path, tmp_path: Pa
     assert note["input"]["shape"] == ["batch", 8]
     assert (note["input"]["encoder"], note["input"]["height"]) == ("onnx encoder.onnx", 32)
     assert note["input"]["scaling"]["mean"] == [0.0, 0.0, 0.0]
+
+
+def test_run_on_token_ids_predicts_and_exports(tmp_path: Path) -> None:
+    tokens = numpy.random.default_rng(0).integers(0, 20, (60, 5))
+    settings: dict[str, Any] = {"rounds": 1, "clients": 2, "partition": {"kind": "iid"}}
+    data, path = (tokens, tokens[:, 0] % 3), tmp_path / "run"
+    predictor = run("mp-fedcl", path, model=of_tokens, data=data, **settings).predictor()
+    answers, note = ask(export_run(predictor).path, tokens)
+    assert note["input"]["type"] == "int64"
+    assert_same_labels(predictor, tokens, answers)
+    # Without the data, ids that every vocabulary has.
+    trained = replace(predictor.trained, partition={**predictor.trained.partition, "network": True})
+    assert load_check_samples(trained, 40)[0].max() == 1
 
 
 @pytest.mark.usefixtures("small_model")

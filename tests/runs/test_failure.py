@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.dummy import DummyClassifier
 
-from mpfedcl import RunWarning, run
+from mpfedcl import Experiment, RunWarning, run
 from mpfedcl.runs.failure import _guess, describe_failure
 from mpfedcl.runs.observer import Observer
 from small_experiments import small
@@ -59,6 +59,22 @@ def test_warning_about_the_whole_run_comes_last(images: Path, tmp_path: Path) ->
     run(small(images, method="fedavg", train__lr=1e-9, rounds=1, seed=3), tmp_path / "run", watch)
     assert told[-2] == "finished"
     assert told[-1].endswith("Try more rounds or another --train.lr (now 1e-09).")
+
+
+def test_runs_with_class_weights_may_give_up_accuracy(tmp_path: Path) -> None:
+    # The feature is 0 for 160 of 200 samples of the common class, and 1 for all of the rare one.
+    x = numpy.repeat([0.0, 1.0], [160, 60])[:, None]
+    y = numpy.repeat([0, 1], [200, 20])
+    base = Experiment(method="fedavg", rounds=20, clients=2).replace(
+        model__name="linear", partition__kind="iid", train__class_weights="balanced", train__lr=0.5
+    )
+    result = run(base, tmp_path / "run", data=(x, y))
+    assert result.accuracy is not None
+    assert result.accuracy < 90
+    assert describe_failure(result.path) is None
+    # Nothing but the intercept can be learned.
+    constant = run(base, tmp_path / "constant", data=(numpy.zeros_like(x), y))
+    assert "learned nothing" in str(describe_failure(constant.path))
 
 
 def test_run_that_learned_says_nothing(images: Path, tmp_path: Path) -> None:

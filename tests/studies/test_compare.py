@@ -49,6 +49,13 @@ def by_hand(values: list[float | None]) -> str:
     return f"{fmean(known):.1f}({stdev(known):.1f})" if known else "-"
 
 
+def test_method_that_rejects_a_setting_is_found_before_the_first_run(tmp_path: Path) -> None:
+    base = Experiment().replace(train__class_weights="balanced")
+    with pytest.raises(InvalidInput, match="with method fedgauss it must be none"):
+        Comparison.prepare(base, ["fedavg", "fedgauss"], [0], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 # What it shows
 
 

@@ -3,6 +3,7 @@
 Nothing here imports torch, so that the command line shows help and errors at once.
 """
 
+import reprlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -521,6 +522,9 @@ def _describe_error(section: str, model: type[BaseModel], error: ValidationError
         allowed = f"[{section}] has {', '.join(model.model_fields)}."
         return describe_unknown_setting(field, question, allowed)
     if first["type"] == "model_type":
-        return f"{field} is {first['input']!r}; it must be a table of settings."
+        given = {"model": "run(..., model=...) takes", "dataset": "run(..., data=...) takes"}
+        hint = f"; {given[field]} objects" if field in given else ""
+        shown = " ".join(reprlib.repr(first["input"]).split())
+        return f"{field} is {shown}; it must be a table of settings{hint}."
     wanted = first["msg"].removeprefix("Input should be ").replace("a finite number", "finite")
     return f"{field} is {first['input']!r}; it must be {wanted}."

@@ -133,7 +133,8 @@ def _describe(
 
 def _describe_input(trained: TrainedRun, exported: ExportedNetwork) -> dict[str, Any]:
     input_format, encoder, columns = trained.input_format, trained.encoder, trained.columns
-    features: dict[str, Any] = {"name": "features", "type": "float32"}
+    kind = str(exported.dtype).removeprefix("torch.")
+    features: dict[str, Any] = {"name": "features", "type": kind}
     if isinstance(input_format, ArrayFormat):
         # Arrays are flattened before the graph, as they are before a built-in model.
         features["shape"] = ["batch", trained.input_size]
@@ -180,7 +181,9 @@ def load_check_samples(trained: TrainedRun, most: int) -> tuple[Samples, str]:
     shape = (most, *wanted.shape)
     if isinstance(wanted, ArrayFormat) and not wanted.holds_tokens:
         return generator.standard_normal(shape).astype(wanted.dtype), origin
-    return generator.integers(0, 256, shape, dtype=wanted.dtype), origin
+    # Every vocabulary has the token ids 0 and 1.
+    high = 2 if isinstance(wanted, ArrayFormat) else 256
+    return generator.integers(0, high, shape, dtype=wanted.dtype), origin
 
 
 def _check(
@@ -192,7 +195,9 @@ def _check(
     with WaitingBar("Checking", len(samples)) as bar:
         for first in range(0, len(samples), _SAMPLES_AT_ONCE):
             some = samples[first : first + _SAMPLES_AT_ONCE]
-            inputs = trained.inputs(some).float().numpy() if exported.takes_features else some
+            inputs = some
+            if exported.takes_features:
+                inputs = trained.inputs(some).to(exported.dtype).numpy()
             label, *_, scores = answer(inputs)
             parts.append((label, scores, *_predict(trained, exported, some)))
             bar.advance(len(some))

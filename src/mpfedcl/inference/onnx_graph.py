@@ -48,10 +48,13 @@ class ExportedNetwork(nn.Module):
         super().__init__()
         self.params, self.rule, self.sharpness = params, rule, sharpness
         is_encoded = trained.encoder is not None and not isinstance(trained.encoder, TorchEncoder)
-        self.takes_features = is_encoded or isinstance(trained.input_format, ArrayFormat)
+        arrays = trained.input_format if isinstance(trained.input_format, ArrayFormat) else None
+        self.takes_features = is_encoded or arrays is not None
+        self.dtype = torch.float32 if self.takes_features else torch.uint8
+        if arrays is not None and arrays.holds_tokens:
+            self.dtype = torch.int64
         shape = (trained.input_size,) if self.takes_features else trained.input_format.shape
-        dtype = torch.float32 if self.takes_features else torch.uint8
-        self.example = torch.zeros(2, *shape, dtype=dtype)
+        self.example = torch.zeros(2, *shape, dtype=self.dtype)
         weights, self._prepare = _choose_preprocessing(trained, params)
         self._head = trained.model
         if trained.experiment.encoder.train:
@@ -208,7 +211,7 @@ def _strip(model: Any) -> Any:
 def _exporting(fault: str) -> Iterator[None]:
     """Silence the messages of torch and onnx, and turn any of their errors into one sentence."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -27,6 +27,7 @@ from mpfedcl.inference.trained_run import (
     primary_predictor,
 )
 from mpfedcl.methods import Test
+from mpfedcl.models import ModuleModel
 from mpfedcl.models.factory import name_factory
 from mpfedcl.runs.directory import RunDirectory
 
@@ -244,8 +245,13 @@ class Predictor:
         return torch.cat([embeddings for embeddings, _ in self._apply(samples)])
 
     def inputs(self, samples: Samples | Sequence[Any]) -> Tensor:
-        """Return the model's inputs for samples: pixels, or the features of the encoder."""
-        return self.trained.inputs(numpy.stack([self.convert(each) for each in samples]))
+        """Return the model's inputs for samples: pixels, or the features of the encoder.
+
+        A user's own module gets them in the shape that it takes.
+        """
+        inputs = self.trained.inputs(numpy.stack([self.convert(each) for each in samples]))
+        model = self.trained.model
+        return model.shape_inputs(inputs) if isinstance(model, ModuleModel) else inputs
 
     def detect_drift(self, predictions: Sequence[Prediction]) -> Drift | None:
         """Return whether more samples are OOD than chance explains; None without a threshold."""

@@ -246,7 +246,14 @@ class ModuleModel(Model):
             is_trained = any(value.requires_grad for value in params.values())
             self._set_mode(training=is_trained)
             others = {**constants, **buffers} if is_trained else start
-            return self._run({**others, **params}, inputs)
+            try:
+                return self._run({**others, **params}, inputs)
+            except ValueError as error:
+                raise InvalidInput(
+                    f"model.name is {self._name!r}, whose module cannot train on {len(inputs)} "
+                    f"samples at a time ({explain(error)}); --train.batch-size and "
+                    "--partition.min-size must be larger."
+                ) from error
 
         return apply
 
@@ -261,11 +268,13 @@ class ModuleModel(Model):
         for each in self._evaluated:
             each.eval()
 
-    def _run(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def shape_inputs(self, inputs: Tensor) -> Tensor:
+        """Return flat inputs as the module takes them: images with channels first."""
         shaped = inputs.reshape(-1, *self._shape)
-        if self._is_image:
-            shaped = shaped.permute(0, 3, 1, 2)
-        logits = functional_call(self._module, params, (shaped,))
+        return shaped.permute(0, 3, 1, 2) if self._is_image else shaped
+
+    def _run(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = functional_call(self._module, params, (self.shape_inputs(inputs),))
         assert self._caught is not None
         embeddings, self._caught = self._caught.flatten(1), None
         return embeddings, logits

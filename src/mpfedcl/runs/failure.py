@@ -21,11 +21,17 @@ def describe_failure(path: Path) -> str | None:
     records = directory.read_records() if summary["rejected"] else []
     rejected = [reason for line in records for reason in line["clients"]["rejected"].values()]
     reasons = [each for each in rejected if any(words in each for words in _DIVERGED)]
-    rate = f"--train.lr (now {directory.read_experiment().train.lr:g})"
+    experiment = directory.read_experiment()
+    rate = f"--train.lr (now {experiment.train.lr:g})"
     advice = f" Try more rounds or another {rate}." if summary["loss"] is not None else ""
     if reasons:
         advice = f" Lower {rate}."
-    accuracy, guess = summary["accuracy"], _guess(directory.read_json("confusion.json"))
+    confusion = directory.read_json("confusion.json")
+    accuracy, guess = summary["accuracy"], _guess(confusion)
+    # Accuracy is given up on purpose for more recall of rare classes.
+    is_weighed = experiment.train.class_weights != "none" or experiment.metric != "accuracy"
+    if is_weighed and confusion is not None and not reasons and _tells_apart(confusion):
+        return None
     if guess is not None and (accuracy is None or accuracy <= guess + _ROUNDING):
         found = "no finite outputs" if accuracy is None else f"accuracy {accuracy:.1f} %"
         return (
@@ -35,6 +41,15 @@ def describe_failure(path: Path) -> str | None:
     if reasons:
         return f"Training diverged: {len(reasons)} updates were rejected ({reasons[0]}).{advice}"
     return None
+
+
+def _tells_apart(confusion: dict[str, Any]) -> bool:
+    """Return whether the mean recall of classes is above that of always the same class."""
+    recalls = []
+    for label, rows in enumerate(zip(*confusion["clients"].values(), strict=True)):
+        if total := sum(map(sum, rows)):
+            recalls.append(sum(row[label] for row in rows) / total)
+    return bool(recalls) and fmean(recalls) > 1 / len(recalls) + _ROUNDING
 
 
 def _guess(confusion: dict[str, Any] | None) -> float | None:

@@ -35,7 +35,7 @@ _MEMORY_SHARE = 2
 """The samples of all processes take at most 1 / _MEMORY_SHARE of the usable memory."""
 
 _OF_THIS_PROGRAM = (GIVEN, "__main__:")
-"""How the names of data sets begin that no other process can open."""
+"""How the names of data sets and models begin that no other process can open."""
 
 
 class RunSize(NamedTuple):
@@ -59,6 +59,11 @@ def choose_workers(experiment: Experiment) -> int:
                 "program, which other processes do not have."
             )
         return 1
+    if experiment.asked_workers > 1 and str(experiment.model.name).startswith(_OF_THIS_PROGRAM):
+        raise InvalidInput(
+            f"workers is {asked}; it must be 1 or auto, because the model is an object of this "
+            "program, which other processes do not have."
+        )
     if is_under_torchrun() or asked == 1:
         return 1 if asked == "auto" else asked
     if asked != "auto":
@@ -133,7 +138,7 @@ def _must_stay_alone(experiment: Experiment, method: type[Method]) -> bool:
         or experiment.device != "cpu"
         # Workers cannot import a method of the program that was started.
         or experiment.method.startswith("__main__:")
-        or str(experiment.model.name).startswith(("__main__:", "given:"))
+        or str(experiment.model.name).startswith(_OF_THIS_PROGRAM)
     )
 
 

@@ -99,6 +99,8 @@ class Comparison:
             found = find_method(method)
             for seed in seeds:
                 experiment = resolve(start.replace(method=method, seed=seed))
+                # What a method rejects is found before the first run.
+                found(experiment, _ANY_CLASSES)
                 if issubclass(found, OneShot) and experiment.statistics.keep == "auto":
                     # Clients do not join runs of comparisons, and their statistics take 60 MB.
                     experiment = experiment.replace(statistics__keep="pooled")

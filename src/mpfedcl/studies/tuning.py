@@ -119,6 +119,16 @@ class TuningResult(FileContent):
             raise ValueError(f"chosen is {self.chosen}; it must be the number of a trial")
         return self
 
+    def __repr__(self) -> str:
+        chosen = ", ".join(f"{n.replace('__', '.')} {v}" for n, v in self.chosen_values.items())
+        score = "no score" if self.score is None else f"{self.metric} {self.score:.4g}"
+        return (
+            f"{self.method}: trial {self.chosen} of {len(self.trials)} is chosen, {score} on "
+            f"validation samples ({chosen or 'nothing to tune'})"
+        )
+
+    __str__ = __repr__
+
     @property
     def metric(self) -> str:
         """The primary metric, which gives the scores."""

@@ -26,20 +26,26 @@ def draw_batches(
     experiment: Experiment,
     round_number: int,
     training: LocalTraining | None = None,
+    least: int = 1,
 ) -> list[Tensor]:
     """Return the samples of each step: a new order in each epoch, whose last batch is shorter.
 
-    Without `training`, each batch that the experiment asks for serves one step.
+    Without `training`, each batch that the experiment asks for serves one step. If the last batch
+    has fewer than `least` samples, the last two batches share theirs evenly.
     """
     training = training or LocalTraining.of(experiment.train, round_number)
     size = min(len(client.labels), experiment.train.batch_size)
-    per_epoch = -(-len(client.labels) // size)
+    sizes = [len(batch) for batch in torch.split(torch.arange(len(client.labels)), size)]
+    if sizes[-1] < least and len(sizes) > 1:
+        both = sum(sizes[-2:])
+        sizes[-2:] = both - both // 2, both // 2
+    per_epoch = len(sizes)
     count = training.epochs * per_epoch + training.batches
     batches: list[Tensor] = []
     for epoch in range(-(-count // per_epoch)):
         key = generator(experiment.seed, round_number, client.name, "batches", epoch)
         order = torch.randperm(len(client.labels), generator=key).to(client.labels.device)
-        batches += torch.split(order, size)
+        batches += torch.split(order, sizes)
     return [batch for batch in batches[:count] for _ in range(training.repeats)]
 
 

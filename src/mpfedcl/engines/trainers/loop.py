@@ -48,7 +48,9 @@ class LoopTrainer(Trainer):
         begun, memory = method.begin(context)
         context = replace(context, memory=memory)
         training = method.local_training(round_number)
-        batches = draw_batches(client, self._experiment, task.number, training)
+        # Batch normalization cannot train on a single sample.
+        least = 2 if self._model.buffers else 1
+        batches = draw_batches(client, self._experiment, task.number, training, least)
         params = {n: v.detach().clone().requires_grad_() for n, v in begun.items()}
         optimizer = make_optimizer(params, self._experiment.train, training[:2])
         losses = torch.zeros((), dtype=torch.float64, device=client.inputs.device)
