@@ -17,6 +17,7 @@ from mpfedcl.core.files import unused_folder
 from mpfedcl.core.progress import show_rounds
 from mpfedcl.data.objects import give
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, TUNED_RULE, Experiment
+from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.inference.calibration import calibrate
 from mpfedcl.inference.export import ExportedFile, export_run
 from mpfedcl.inference.membership import warn_of_joined_clients
@@ -25,7 +26,7 @@ from mpfedcl.inference.onnx_graph import ExportRule
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.inference.trained_run import reject_changed
 from mpfedcl.methods import Method, PredictorName, find_method, name_method
-from mpfedcl.models.factory import name_factory
+from mpfedcl.models.factory import give_again, is_model, name_factories, name_factory
 from mpfedcl.report.card import write_card
 from mpfedcl.report.export import write_comparison, write_report
 from mpfedcl.report.result_folders import find_result_folders
@@ -68,6 +69,8 @@ def run(
         observer: Notified of each round; it can also stop the run.
         model: Your own model instead of `model.name`: a function that returns a torch.nn.Module,
             given those of num_classes and input_shape that it has as parameters; or a module.
+            A dictionary by client, or by pattern such as `clinic-*`, gives clients different
+            models, for methods that share no parameters.
         data: Your own data instead of `dataset.name`: a dictionary by client, or one data set to be
             split by `partition`. A data set is (x, y) arrays, a torch or Hugging Face Dataset, a
             frame, or a pair (train, test) of these.
@@ -94,10 +97,16 @@ def run(
 
 
 def _add_model(settings: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Return settings with a user's model, or with the section `model`."""
+    """Return settings with a user's model, one for each client, or the section `model`."""
     if model is None:
         return settings
     if isinstance(model, dict):
+        if model.keys().isdisjoint(ModelSettings.model_fields) and all(
+            map(is_model, model.values())
+        ):
+            model = {"clients": model}
+        if isinstance(model.get("clients"), dict):
+            model = {**model, "clients": name_factories(model["clients"])}
         return {**settings, "model": model}
     return {**settings, "model__name": name_factory(model)}
 
@@ -176,7 +185,7 @@ def resume(
     if data is not None:
         give(RunDirectory(folder).read_experiment(), data, groups)
     if model is not None:
-        name_factory(model, RunDirectory(folder).read_experiment().model.name)
+        give_again(model, RunDirectory(folder).read_experiment().model)
     with _watch(observer, progress) as watching:
         return resume_simulation(folder, changes, watching, CALLBACKS)
 

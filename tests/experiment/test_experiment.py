@@ -1,5 +1,6 @@
 """Experiments as data: TOML there and back, defaults, and a sentence for each kind of mistake."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ experiments = st.fixed_dictionaries(
         "dbscan__eps": st.none() | positive(),
         "validation__max_norm": positive(1e300),
         "model__hidden": st.lists(st.integers(1, 65_536), max_size=4).map(tuple),
+        "model__clients": st.none() | st.dictionaries(names, st.sampled_from(["mlp", "a:b"])),
     },
 )
 
@@ -388,3 +390,48 @@ def test_every_public_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) ->
         "--predictors",
     ]:
         assert flag in shown, flag
+
+
+# Models of clients
+
+
+def test_model_of_a_client_is_by_name_then_by_pattern_then_that_of_all() -> None:
+    clients = {"lab-*": "a:b", "lab-2": "cnn", "*-3": "linear"}
+    made = Experiment(model={"name": "mlp", "hidden": (4,), "norm": "group", "clients": clients})
+    found = made.model.of_clients(["lab-1", "lab-2", "lab-3", "x-3", "x-4"])
+    names = ["a:b", "cnn", "a:b", "linear", "mlp"]
+    assert [each.name for each in found.values()] == names
+    # Each model has the settings that it takes.
+    assert [each.hidden for each in found.values()] == [(), (4,), (), (), (4,)]
+    assert [each.norm for each in found.values()] == ["none", "group", "none", "none", "none"]
+    assert Experiment().model.of_clients(["lab-1"]) == {}
+
+
+def test_models_of_clients_are_a_table_or_flags() -> None:
+    document = '[model.clients]\nnorth = "resnet8"\n"clinic-*" = "a:b"\n'
+    entries = ("north=resnet8", "clinic-*=a:b")
+    assert Experiment.parse_toml(document, NOWHERE).model.clients == entries
+    parsed = parse(["run", "--model.clients", *entries]).settings.model
+    assert parsed.clients == entries
+    assert "clients" not in tomllib.loads(Experiment().to_toml())["model"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "reason"),
+    [
+        (["north"], "model.clients is 'north'; it must be CLIENT=MODEL, such as north=resnet8."),
+        (["=mlp"], "model.clients is '=mlp'; it must be CLIENT=MODEL, such as north=resnet8."),
+        ({"a": "resnet9"}, "model.clients is 'resnet9'; it must be one of mlp, linear, cnn,"),
+        (["a=mlp", "a=cnn"], "model.clients is ('a=mlp', 'a=cnn'); it must name a client once."),
+    ],
+)
+def test_invalid_models_of_clients_are_rejected(clients: Any, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(reason)):
+        Experiment(model={"clients": clients})
+
+
+def test_image_models_of_clients_turn_the_encoder_off() -> None:
+    choices = {"dataset__name": "cifar10", "model__clients": {"a": "resnet8"}}
+    assert Experiment().replace(**choices).resolved().encoder.name == "none"
+    with pytest.raises(InvalidInput, match="'resnet8', which takes images; with encoder"):
+        Experiment().replace(encoder__name="resnet18", **choices).resolved()

@@ -35,7 +35,7 @@ from mpfedcl.network.transport import (
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
-HONEST = Introduction("a", ("x", "y"), (3, 0), 2, 9, "e", "vectors", (4, 5, 3), True)
+HONEST = Introduction("a", ("x", "y"), (3, 0), 2, 9, "e", "vectors", (4, 5, 3), True, "", 7)
 
 
 def introduce(**changes: Any) -> Introduction:
@@ -56,6 +56,7 @@ def test_introduction_contains_all_fields() -> None:
         "image_shape": [4, 5, 3],
         "own_data": True,
         "model": "",
+        "embedding_size": 7,
     }
     assert HONEST.num_samples == 3
     # Under a privacy budget counts are not sent, and all clients have equal weight.

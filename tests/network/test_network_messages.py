@@ -56,6 +56,7 @@ UP: dict[str, dict[str, type]] = {
         "image_shape": list,
         "own_data": bool,
         "model": str,
+        "embedding_size": int,
     },
     "query.secure": {"advert": dict, "sealed": dict, "seeds": dict, "keys": dict},
     "train": {

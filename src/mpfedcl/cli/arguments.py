@@ -26,7 +26,7 @@ class Command:
 
 
 _T = TypeVar("_T")
-_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH"}
+_METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "NAME", Path: "PATH", ...: "..."}
 
 COMMANDS: dict[str, Command] = {}
 """All commands by name, in the order of the overview."""

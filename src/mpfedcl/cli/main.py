@@ -264,7 +264,7 @@ def _import_own_methods(words: Sequence[str], *, from_files: bool) -> dict[str, 
     """
     # The word after the value of --method may be a file.
     said = [*_values_of("--method", words)[:1], *_values_of("--methods", words)]
-    flags = ("--track", "--metric", "--dataset.name", "--model.name", "--models")
+    flags = ("--track", "--metric", "--dataset.name", "--model.name", "--models", "--model.clients")
     imports = any(":" in name for flag in flags for name in _values_of(flag, words))
     if imports or not all(map(is_built_in, said)):
         allow_current_folder()

@@ -40,6 +40,7 @@ from mpfedcl.data.tables import (
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import encoder_data_folders
 from mpfedcl.experiment.datasets import find_specification
+from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models import Model, ModuleModel
 from mpfedcl.models.encoders.encoder import Encoder, Features, PixelScaling, find_encoder
 from mpfedcl.models.encoders.random_filters import RandomFilters
@@ -259,6 +260,17 @@ def load_data_and_model(
     experiment: Experiment, device: torch.device, load: Loader = load_federated_data
 ) -> tuple[FederatedData, Model]:
     """Return the clients' data and the model that fits them: on samples, features, or both."""
+    data, model, _ = load_data_and_models(experiment, device, load)
+    return data, model
+
+
+def load_data_and_models(
+    experiment: Experiment, device: torch.device, load: Loader = load_federated_data
+) -> tuple[FederatedData, Model, dict[str, Model]]:
+    """Return also the models by client, if `model.clients` gives them different ones.
+
+    The model of all is then that of the first client.
+    """
     settings = experiment.encoder
     uses_encoder = settings.name not in (None, "none")
     if not uses_encoder and (settings.train or settings.weights is not None):
@@ -296,12 +308,6 @@ def load_data_and_model(
             data.partition["image_shape"] = list(shape)
         elif data.test_inputs.dtype == torch.int64:
             data.partition["holds_tokens"] = True
-            if ":" not in str(experiment.model.name):
-                raise InvalidInput(
-                    f"model.name is {experiment.model.name!r}, which takes numbers, but the "
-                    f"samples are {ArrayFormat(shape, 'int64')}; it must be a model of your own, "
-                    "or measured integers must be given as floats."
-                )
     else:
         # Recorded, so that a run is not resumed with other weights.
         data.partition["encoder"] = encoder.fingerprint
@@ -310,18 +316,36 @@ def load_data_and_model(
             data.partition["image_shape"] = list(encoder.preprocessing.image_shape)
     is_image = encoder is None and not data.holds_arrays
     takes_integers = not data.test_inputs.is_floating_point() and not settings.train
-    model = make_model(
-        experiment,
-        encoder,
-        shape,
-        data.num_classes,
-        is_image=is_image,
-        takes_integers=takes_integers,
-    )
-    if isinstance(model, ModuleModel):
-        # Recorded, so that a run is not resumed or used with another module.
-        data.partition["model"] = model.fingerprint
-    return data, model
+
+    def make(settings: ModelSettings) -> Model:
+        if "holds_tokens" in data.partition and ":" not in str(settings.name):
+            raise InvalidInput(
+                f"model.name is {settings.name!r}, which takes numbers, but the samples are "
+                f"{ArrayFormat(shape, 'int64')}; it must be a model of your own, or measured "
+                "integers must be given as floats."
+            )
+        return make_model(
+            experiment.replace(model=settings),
+            encoder,
+            shape,
+            data.num_classes,
+            is_image=is_image,
+            takes_integers=takes_integers,
+        )
+
+    # Recorded, so that a run is not resumed or used with another module.
+    if not experiment.model.clients:
+        model = make(experiment.model)
+        if isinstance(model, ModuleModel):
+            data.partition["model"] = model.fingerprint
+        return data, model, {}
+    experiment.model.check_clients(data.names)
+    wanted = experiment.model.of_clients(data.names)
+    made = {settings: make(settings) for settings in dict.fromkeys(wanted.values())}
+    prints = {s: each.fingerprint for s, each in made.items() if isinstance(each, ModuleModel)}
+    data.partition["models"] = {name: prints[s] for name, s in wanted.items() if s in prints}
+    models = {name: made[settings] for name, settings in wanted.items()}
+    return data, models[data.names[0]], models
 
 
 def find_experiment_encoder(

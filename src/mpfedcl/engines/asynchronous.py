@@ -99,7 +99,7 @@ class DispatchingEngine(InProcessEngine, ArrivalEngine):
             self._answers[client] = TrainedClient(
                 self._data.client(client),
                 self._model,
-                {name: parts["params"][name] for name in self._initial},
+                {name: parts["params"][name] for name in self._assembly.initial},
                 averaged=None if is_withheld else parts["averaged"],
                 state=parts["state"],
                 loss=loss,

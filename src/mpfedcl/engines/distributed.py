@@ -5,7 +5,6 @@ processes add up their sums of models and gather prototypes and the names of cli
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from safetensors.torch import load
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.engines.in_process import InProcessEngine
-from mpfedcl.engines.trainers import describe_training
+from mpfedcl.engines.trainers import join_trainings
 from mpfedcl.engines.worker_group import WorkerGroup
 from mpfedcl.methods import TESTS, Test
 from mpfedcl.prototypes import PrototypePool
@@ -53,12 +52,7 @@ class DistributedEngine(InProcessEngine):
     def remarks(self) -> dict[str, Any]:
         """Return how the clients of the round were trained, in all processes."""
         parts = map(json.loads, self._group.gather(json.dumps(super().remarks()).encode()))
-        trainings = [part["training"] for part in parts if part]
-        reasons = [each for training in trainings for each in training.pop("fallback", [])]
-        counts: Counter[str] = Counter()
-        for training in trainings:
-            counts.update(training)
-        training = describe_training(counts, list(dict.fromkeys(reasons)))
+        training = join_trainings(part["training"] for part in parts if part)
         return {"training": training} if training else {}
 
     def evaluate(

@@ -14,7 +14,7 @@ from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines.client_states import ClientStates
 from mpfedcl.engines.evaluation import ClientEvaluation
-from mpfedcl.engines.trainers import TrainerChoice
+from mpfedcl.engines.trainers import TrainerChoice, TrainersByModel
 from mpfedcl.engines.trainers.augmentation import Augmentation
 from mpfedcl.engines.trainers.base import (
     ClientTask,
@@ -57,17 +57,18 @@ class InProcessEngine(Engine):
 
     def __init__(self, assembly: Assembly, data: FederatedData) -> None:
         self.members = Members(data.sizes)
+        self._assembly = assembly
         self._experiment = assembly.experiment
         self._method = assembly.method
         self._model = assembly.model
         self._data = data
-        self._initial = assembly.initial
         self._clock = assembly.clock
         self._processors = ProcessorChain(assembly.experiment)
-        self._trainers = TrainerChoice(assembly)
+        self._trainers = TrainersByModel(assembly) if assembly.clients else TrainerChoice(assembly)
         self._augmentation = Augmentation.of(assembly.experiment, data)
         self._rule = prototype_rule(assembly.method)
-        size = sum(value.numel() for value in assembly.initial.values())
+        parts = {assembly, *map(assembly.of, data.names)}
+        size = max(sum(value.numel() for value in each.initial.values()) for each in parts)
         self._clients_at_once = max(1, min(CLIENTS_AT_ONCE, _VALUES_AT_ONCE // size))
         self._has_local_parameters = not all(map(self._method.shared, assembly.initial))
         like = next(iter(assembly.initial.values()))
@@ -232,7 +233,8 @@ class InProcessEngine(Engine):
                 trained, index = self._trained[name]
                 yield name, trained.params(index)
             elif name in self._local_parameters:
-                yield name, {**self._initial, **shared, **self._local_parameters[name]}
+                initial = self._assembly.of(name).initial
+                yield name, {**initial, **shared, **self._local_parameters[name]}
 
     def state(self) -> Tensors:
         """Return the local parameters, the method's states and the unsent updates, by client."""
@@ -254,7 +256,8 @@ class InProcessEngine(Engine):
         }
 
     def _make_task(self, client: ClientData, broadcast: Broadcast) -> ClientTask:
-        start = {**self._initial, **self._local_parameters.get(client.name, {}), **broadcast.params}
+        part, kept = self._assembly.of(client.name), self._local_parameters.get(client.name, {})
+        start = {**part.initial, **kept, **broadcast.params}
         units = broadcast.units.get(client.name, {})
         if units:
             # In a network of ReLUs this suffices: zeros have no gradient and stay zero.
@@ -262,7 +265,7 @@ class InProcessEngine(Engine):
             start |= {n: start[n].masked_fill(~mask, 0) for n, mask in masks.items()}
         state = self._states.get(client.name)
         if state is None:
-            state = self._method.init_client(split_buffers(start, self._model)[0])
+            state = part.method.init_client(split_buffers(start, part.model)[0])
         own = self._method.describe(client.labels)
         number = broadcast.round if broadcast.dispatch is None else broadcast.dispatch
         weights = None

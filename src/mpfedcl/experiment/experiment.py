@@ -241,27 +241,28 @@ class Experiment(settings.Settings):
 
     def _check_model(self, spec: DatasetSpecification) -> None:
         """Reject what does not fit the model's inputs, as far as the settings determine them."""
-        name, encoder = self.model.name, self.encoder.name
+        names, encoder = self.model.names, self.encoder.name
         if self.train.augment != "none" and (encoder != "none" or not spec.holds_images):
             place = f"encoder.name {encoder!r}" if spec.holds_images else f"data set {spec.name!r}"
             raise InvalidInput(
                 f"train.augment is {self.train.augment!r}, which takes images; with {place} it "
                 "must be none."
             )
-        if name in IMAGE_MODELS and not spec.holds_images:
-            raise InvalidInput(
-                f"model.name is {name!r}, which takes images; for dataset.name {spec.name!r} it "
-                "must be mlp, linear or your own."
-            )
-        if name in IMAGE_MODELS and encoder != "none":
-            raise InvalidInput(
-                f"model.name is {name!r}, which takes images; with encoder.name {encoder!r} it "
-                "must be mlp, linear or your own, or encoder.name must be none."
-            )
-        if self.encoder.train and name != "mlp":
-            raise InvalidInput(
-                f"model.name is {name!r}; with encoder.train it must be mlp or left out."
-            )
+        for name in names:
+            if name in IMAGE_MODELS and not spec.holds_images:
+                raise InvalidInput(
+                    f"model.name is {name!r}, which takes images; for dataset.name {spec.name!r} "
+                    "it must be mlp, linear or your own."
+                )
+            if name in IMAGE_MODELS and encoder != "none":
+                raise InvalidInput(
+                    f"model.name is {name!r}, which takes images; with encoder.name {encoder!r} "
+                    "it must be mlp, linear or your own, or encoder.name must be none."
+                )
+            if self.encoder.train and name != "mlp":
+                raise InvalidInput(
+                    f"model.name is {name!r}; with encoder.train it must be mlp or left out."
+                )
 
     def _default_encoder(
         self, spec: DatasetSpecification, method_defaults: Mapping[str, Any]
@@ -280,8 +281,8 @@ class Experiment(settings.Settings):
 
     @property
     def _takes_samples(self) -> bool:
-        """Whether the model was chosen to take samples as they are."""
-        return self.model.name not in (None, "mlp", "linear")
+        """Whether a model was chosen that takes samples as they are."""
+        return not {"mlp", "linear"}.issuperset(self.model.names)
 
     def _brings_arrays(self) -> bool:
         is_open = self.dataset.name == "folder" and self.encoder.name is None

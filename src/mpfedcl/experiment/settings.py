@@ -4,6 +4,8 @@ Nothing here imports torch, so that the command line shows help and errors at on
 """
 
 import reprlib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -305,6 +307,28 @@ class AggregationSettings(Settings):
     fraction is trimmed at each end, or excluded by Krum."""
 
 
+_TAKEN_BY = {"hidden": ("mlp", "cnn"), "norm": ("cnn",)}
+"""The models that take a setting."""
+_ModelsOfClients = Annotated[
+    tuple[str, ...] | None,
+    BeforeValidator(
+        lambda value: (
+            tuple(f"{client}={name}" for client, name in value.items())
+            if isinstance(value, Mapping)
+            else value
+        )
+    ),
+]
+"""A mapping in Python and in a file is also taken as its CLIENT=MODEL entries."""
+
+
+def _takes(model: str | None, field: str) -> bool:
+    """Return whether a model takes a setting."""
+    if field == "embedding":
+        return model not in MODELS[:3]
+    return model is None or model in _TAKEN_BY[field]
+
+
 class ModelSettings(Settings):
     """The model that clients train, on pixels or on features of the encoder."""
 
@@ -326,31 +350,79 @@ class ModelSettings(Settings):
     share: _Patterns = ()
     """Patterns of the names of trained parameters to send; the others stay with each client, whose
     personalized model then predicts [default: all that the method sends]."""
+    clients: _ModelsOfClients = None
+    """Other models for some clients, as north=resnet8 or clinic-*=package.module:function, whose
+    embeddings are of equal size; a name comes before a pattern, and `hidden`, `norm` and
+    `embedding` apply to the models that take them. For methods that share no parameters: fedpcl,
+    fedproto, local, and mp-fedcl with --no-share-model [default: all have the same]."""
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        name = self.name
-        if name is None:
-            return self
         known = (*MODELS, *entry_points("mpfedcl.models"))
-        if name not in known and ":" not in name:
+        if odd := [each for each in self.clients or () if not all(each.rpartition("="))]:
             raise InvalidInput(
-                f"model.name is {name!r}; it must be one of {', '.join(known)}, or "
-                f"package.module:function{did_you_mean(name, known)}."
+                f"model.clients is {odd[0]!r}; it must be CLIENT=MODEL, such as north=resnet8."
             )
-        fitting = {"hidden": ("mlp", "cnn"), "norm": ("cnn",)}
-        for field, models in fitting.items():
-            if name not in models and (value := getattr(self, field)) not in ((), "none"):
+        of_clients = self.names_by_client
+        given = [("model.name", self.name), *(("model.clients", n) for n in of_clients.values())]
+        for field, name in given:
+            if name is not None and name not in known and ":" not in name:
+                raise InvalidInput(
+                    f"{field} is {name!r}; it must be one of {', '.join(known)}, or "
+                    f"package.module:function{did_you_mean(name, known)}."
+                )
+        if len(of_clients) < len(self.clients or ()):
+            raise InvalidInput(f"model.clients is {self.clients!r}; it must name a client once.")
+        if self.name is None:
+            return self
+        for field, models in _TAKEN_BY.items():
+            value = getattr(self, field)
+            if value not in ((), "none") and not any(_takes(each, field) for each in self.names):
                 raise InvalidInput(
                     f"model.{field} is {value!r}; it must be left out, because model.name is "
-                    f"{name!r} and only {' and '.join(models)} take it."
+                    f"{self.name!r} and only {' and '.join(models)} take it."
                 )
-        if name in MODELS[:3] and self.embedding is not None:
+        if self.embedding is not None and not any(_takes(n, "embedding") for n in self.names):
             raise InvalidInput(
                 f"model.embedding is {self.embedding!r}; it must be left out, because model.name "
-                f"is {name!r}, whose embedding is the last hidden layer."
+                f"is {self.name!r}, whose embedding is the last hidden layer."
             )
         return self
+
+    @property
+    def names_by_client(self) -> dict[str, str]:
+        """The names of models by client or pattern."""
+        return {client: name for client, _, name in (e.rpartition("=") for e in self.clients or ())}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all models."""
+        return list(dict.fromkeys([*filter(None, [self.name]), *self.names_by_client.values()]))
+
+    def of_clients(self, clients: Iterable[str]) -> dict[str, "ModelSettings"]:
+        """Return the settings of each client's model."""
+        given = self.names_by_client
+        patterns = {pattern: name for pattern, name in given.items() if set(pattern) & set("*?[")}
+
+        def find(client: str) -> ModelSettings:
+            fitting = (name for each, name in patterns.items() if fnmatchcase(client, each))
+            name = given.get(client) or next(fitting, self.name)
+            fields = ("hidden", "norm", "embedding")
+            taken = {field: getattr(self, field) for field in fields if _takes(name, field)}
+            return ModelSettings(name=name, **taken)
+
+        return {client: find(client) for client in clients} if given else {}
+
+    def check_clients(self, clients: Iterable[str]) -> None:
+        """Reject names and patterns that fit no client."""
+        known = sorted(clients)
+        for each in sorted(self.names_by_client.keys() - set(known)):
+            if not any(fnmatchcase(client, each) for client in known):
+                raise InvalidInput(
+                    f"model.clients names {each!r}, which fits no client; the clients are "
+                    f"{', '.join(known[:12])}{' ...' if len(known) > 12 else ''}"
+                    f"{did_you_mean(each, known)}."
+                )
 
 
 class ValidationSettings(Settings):

@@ -69,7 +69,7 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
         rows = torch.arange(len(models.test_inputs), device=models.test_inputs.device)
         rows = _choose(rows, _MOST_IMAGES)
         kind = primary_predictor(models.method, "global_test", space)
-        content["global"] = _measure(models, space, kind, models.averaged, rows, None)
+        content["global"] = _measure(models, space, kind, None, models.averaged, rows, None)
     fair = _IMAGES_OF_ALL_CLIENTS // max(1, len(models.local_tests))
     most = min(_MOST_IMAGES_OF_A_CLIENT, max(_FEWEST_IMAGES_OF_A_CLIENT, fair))
     kind = primary_predictor(models.method, "local_test", space)
@@ -78,7 +78,7 @@ def calibrate(models: FinalModels) -> Iterator[tuple[str, Tensors]]:
         if kind.prior == "labels":
             prior = log_prior(torch.tensor(models.label_counts[name]))
         seen = None if space is None else space.seen_by(models.method, name)
-        if (found := _measure(models, seen, kind, params, rows, prior)) is not None:
+        if (found := _measure(models, seen, kind, name, params, rows, prior)) is not None:
             clients[name] = found
         yield name, params
     content["clients"] = dict(sorted(clients.items()))
@@ -122,15 +122,16 @@ def _measure(
     models: FinalModels,
     space: DistanceSpace | None,
     kind: PredictorKind,
+    client: str | None,
     params: Tensors,
     rows: Tensor,
     prior: Tensor | None,
 ) -> dict[str, Any] | None:
-    """Measure the distances and scores of test samples with one model."""
+    """Measure the distances and scores of test samples with the model of a client or of all."""
     if not len(rows):
         return None
     batches = (models.test_inputs[part] for part in torch.split(rows, INPUTS_AT_ONCE))
-    points, logits = apply_to_batches(models.method, models.model, params, batches)
+    points, logits = apply_to_batches(models.method, models.model_of(client), params, batches)
     distances = scores = None
     if space is not None:
         _, distances = space.prototypes.nearest(space.project(points))

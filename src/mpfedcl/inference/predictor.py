@@ -28,7 +28,7 @@ from mpfedcl.inference.trained_run import (
 )
 from mpfedcl.methods import Test
 from mpfedcl.models import ModuleModel
-from mpfedcl.models.factory import name_factory
+from mpfedcl.models.factory import give_again
 from mpfedcl.runs.directory import RunDirectory
 
 _SAMPLES_AT_ONCE = 256
@@ -194,11 +194,11 @@ class Predictor:
             client, false_alarms, coverage: As for the class.
             held_out: Labeled samples to calibrate the model on; calibration.json keeps the result.
             weights: The encoder's file, if it has moved since the run.
-            model: As for `run`, if the run used an object that has no importable name.
+            model: As for `run`, if the run used objects that have no importable name.
         """
         run, client = find_run(Path(path), client)
         if model is not None:
-            name_factory(model, RunDirectory(run).read_experiment().model.name)
+            give_again(model, RunDirectory(run).read_experiment().model)
         trained = load_trained_run(run, weights=weights)
         if held_out is not None:
             cls(trained, client)._calibrate(held_out)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from mpfedcl.data.samples import ArrayFormat, ImageFormat, SampleFormat, Samples
 from mpfedcl.data.tables import TableColumns
 from mpfedcl.engines.hardware import cap_threads
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.methods import (
     ClosedForm,
     Method,
@@ -73,11 +74,17 @@ class TrainedRun:
     """The frozen encoder; with `experiment.encoder.train` it is part of the model instead."""
     input_size: int
     """The number of values that a head takes per sample."""
-    model: Model
+    model_of: Callable[[str | None], Model]
+    """Returns the model of a client, or the global one."""
     pool: PrototypePool | None
     """The prototypes of all clients; None for a method that shares none."""
     client: str | None = None
     """The client whose point of view this is, as `seen_by` returns it."""
+
+    @property
+    def model(self) -> Model:
+        """The model from this point of view."""
+        return self.model_of(self.client)
 
     @cached_property
     def reference(self) -> PrototypePool | None:
@@ -124,7 +131,7 @@ class TrainedRun:
         if client is not None and client not in self.clients:
             raise InvalidInput(f"client is {client!r}; it must be {self._name_clients()}.")
         file = "model.safetensors" if client is None else model_file(client)
-        return read_model(self.path / file, self.model)
+        return read_model(self.path / file, self.model_of(client))
 
     def inputs(self, samples: Samples) -> Tensor:
         """Return the model's inputs for samples in `input_format`."""
@@ -193,33 +200,57 @@ def load_trained_run(path: Path | str, *, weights: Path | None = None) -> Traine
     else:
         input_format, input_size = encoder_input_format(encoder), encoder.feature_size
     method = find_method(experiment.method)(experiment, len(classes))
-    if isinstance(method, ClosedForm):
-        model = method.make_model(input_size)
-    else:
-        model = make_model(
-            experiment,
-            encoder,
-            input_format.shape if encoder is None else (input_size,),
-            len(classes),
-            is_image=encoder is None and isinstance(input_format, ImageFormat),
-            takes_integers=isinstance(input_format, ArrayFormat) and input_format.holds_tokens,
-        )
-        if isinstance(model, ModuleModel) and model.fingerprint != partition.get("model"):
-            raise InvalidInput(
-                f"model.name is {experiment.model.name!r}, whose code or constants have changed "
-                f"since the run in {path}; it must be the model that the run was trained with."
-            )
+    shape = input_format.shape if encoder is None else (input_size,)
     file, pool = path / "pool.safetensors", None
     if file.is_file():
         pool = read_pool(file, len(classes), prototype_rule(method).num_prototypes)
-    if pool is not None and pool.dimension != model.embedding_size:
-        raise InvalidInput(
-            f"{file} has vectors of {pool.dimension} values; the model's have "
-            f"{model.embedding_size}, so it must be the file that the run wrote."
-        )
+
+    @cache
+    def make(settings: ModelSettings, fingerprint: str | None) -> Model:
+        if isinstance(method, ClosedForm):
+            model = method.make_model(input_size)
+        else:
+            model = make_model(
+                experiment.replace(model=settings),
+                encoder,
+                shape,
+                len(classes),
+                is_image=encoder is None and isinstance(input_format, ImageFormat),
+                takes_integers=isinstance(input_format, ArrayFormat) and input_format.holds_tokens,
+            )
+        if isinstance(model, ModuleModel) and model.fingerprint != fingerprint:
+            raise InvalidInput(
+                f"model.name is {settings.name!r}, whose code or constants have changed "
+                f"since the run in {path}; it must be the model that the run was trained with."
+            )
+        if pool is not None and pool.dimension != model.embedding_size:
+            raise InvalidInput(
+                f"{file} has vectors of {pool.dimension} values; the model's have "
+                f"{model.embedding_size}, so it must be the file that the run wrote."
+            )
+        return model
+
+    def model_of(client: str | None) -> Model:
+        found = experiment.model.of_clients([client] if client else [])
+        if client not in found:
+            return make(experiment.model, partition.get("model"))
+        return make(found[client], (partition.get("models") or {}).get(client))
+
+    if not experiment.model.clients:
+        # Invalid files are rejected at once.
+        model_of(None)
     names = tuple(str(name) for name in classes)
     return TrainedRun(
-        path, experiment, method, names, partition, input_format, encoder, input_size, model, pool
+        path,
+        experiment,
+        method,
+        names,
+        partition,
+        input_format,
+        encoder,
+        input_size,
+        model_of,
+        pool,
     )
 
 

@@ -1,7 +1,7 @@
 """Make the model of an experiment: on samples, on features, or with a trained encoder."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from mpfedcl.core.rng import generator, seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.names import IMAGE_MODELS
+from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models.base import Model
 from mpfedcl.models.cnn import Cnn
 from mpfedcl.models.encoders.encoder import Encoder
@@ -141,6 +142,32 @@ def name_factory(model: Any, name: str | None = None) -> str:
         name = next(each for each in names if each not in taken)
     _GIVEN[name] = factory
     return name
+
+
+def is_model(value: Any) -> bool:
+    """Return whether a value can be a user's model: a name, a function, a class or a module."""
+    return isinstance(value, str) or callable(value)
+
+
+def name_factories(models: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of models by client; an object that several clients have gets one name."""
+    names = {id(each): name_factory(each) for each in {id(e): e for e in models.values()}.values()}
+    return {client: names[id(each)] for client, each in models.items()}
+
+
+def give_again(model: Any, settings: ModelSettings) -> None:
+    """Let this process find a run's models, given the same objects as to the run."""
+    if not isinstance(model, Mapping):
+        name_factory(model, settings.name)
+        return
+    known = settings.names_by_client
+    for client, each in model.items():
+        if client not in known:
+            raise InvalidInput(
+                f"model has {client!r}; it must have the clients that the run was begun with: "
+                f"{', '.join(known) or 'none'}."
+            )
+        name_factory(each, known[client])
 
 
 def _is_importable(path: str, model: Callable[..., Any]) -> bool:

@@ -66,6 +66,8 @@ class DataFormat(NamedTuple):
     """Set if the model or encoder depends on size and color of the images."""
     model: str = ""
     """The fingerprint of a user's own model."""
+    embedding_size: int = 0
+    """Set if clients have different models."""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -97,6 +99,8 @@ class Introduction:
     """Whether the client has its own samples instead of a share of the experiment's data set."""
     model: _Text = ""
     """Fingerprint of its own model; empty for a built-in one."""
+    embedding_size: Annotated[int, Field(strict=True, ge=0, le=_LARGEST_INPUT)] = 0
+    """Values of an embedding of its model."""
 
     @property
     def num_samples(self) -> int:

@@ -1,7 +1,7 @@
 """The parts of a federation, assembled once for simulation, server, client and tests."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from mpfedcl.privacy.private_rounds import check_budget
 from mpfedcl.rounds.record import Clock
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Assembly:
     """An experiment's method and model with the initial parameters."""
 
@@ -43,6 +43,13 @@ class Assembly:
     """Zeros with the shapes and types of the statistics that clients send."""
     device: torch.device
     clock: Clock
+    clients: Mapping[str, "Assembly"] = field(default_factory=dict)
+    """The parts of each client, if clients have different models; then `model` and `initial` of
+    this assembly are those of one of them, because no parameter is shared."""
+
+    def of(self, client: str | None) -> "Assembly":
+        """Return the parts of a client; None: those of the server."""
+        return self.clients.get(client or "", self)
 
 
 def assemble(
@@ -55,6 +62,7 @@ def assemble(
     method_class: type[Method] | None = None,
     initial: Tensors | None = None,
     public: tuple[Tensor, Tensor] | None = None,
+    models: Mapping[str, Model] | None = None,
 ) -> Assembly:
     """Make the method and the initial parameters of a resolved experiment.
 
@@ -66,6 +74,7 @@ def assemble(
         method_class: Replaces the method that the experiment names.
         initial: Replaces the random initial parameters.
         public: Inputs and labels of the server's public samples.
+        models: The models by client, if they differ.
     """
     device = device or torch.device("cpu")
     kind = method_class or find_method(experiment.method)
@@ -100,7 +109,27 @@ def assemble(
         raise _no_part(method, "it sends all parameters")
     if template:
         template |= {name: value for name, value in buffers.items() if method.shared(name)}
+    if experiment.model.clients and template:
+        raise clients_models_error(experiment)
     nothing = torch.zeros(0, input_size, dtype=dtype, device=device)
+    parts: dict[Model, Assembly] = {}
+    settings = experiment.model.of_clients(models or {})
+    for name, each in (models or {}).items():
+        if each.embedding_size != model.embedding_size:
+            raise InvalidInput(
+                f"model.clients gives {next(iter(models or {}))} embeddings of "
+                f"{model.embedding_size} values and {name} of {each.embedding_size}; they must be "
+                "of equal size, because prototypes are compared."
+            )
+        if each not in parts:
+            parts[each] = assemble(
+                experiment.replace(model=settings[name]),
+                each,
+                num_classes=num_classes,
+                input_size=input_size,
+                device=device,
+                method_class=method_class,
+            )
     return Assembly(
         experiment,
         method,
@@ -110,6 +139,16 @@ def assemble(
         collect_statistics(method, nothing, torch.zeros(0, dtype=torch.int64, device=device)),
         device,
         Clock(),
+        {name: parts[each] for name, each in (models or {}).items()},
+    )
+
+
+def clients_models_error(experiment: Experiment) -> InvalidInput:
+    """Return the error of `model.clients` for a method whose clients share parameters."""
+    return InvalidInput(
+        f"model.clients is {(experiment.model.clients or ('',))[0]!r}, but clients of method "
+        f"{experiment.method!r} must have the same model; the method must share no parameters: "
+        "fedpcl, fedproto, local, or mp-fedcl with --no-share-model."
     )
 
 

@@ -112,6 +112,8 @@ class Partition(FileContent):
     """The fingerprint of the encoder."""
     model: str | None = None
     """The fingerprint of a user's own model."""
+    models: dict[str, str] | None = None
+    """The fingerprints by client, if clients have different models."""
     objects: str | None = None
     """The fingerprint of data from Python."""
     image_shape: list[int] | None = None
@@ -178,6 +180,7 @@ class NetworkRun(FileContent):
     samples: Literal["images", "vectors"] = "images"
     image_shape: list[_Count] = Field(default_factory=list)
     model: str = ""
+    embedding_size: int = 0
 
 
 SCHEMAS: dict[str, type[FileContent]] = {

@@ -54,7 +54,8 @@ class HasModels:
 
     def _model(self, client: str | None) -> nn.Module:
         trained = import_module("mpfedcl.inference.trained_run").load_trained_run(self.path)
-        return as_module(trained.model, trained.parameters(client))
+        params = trained.parameters(client)
+        return as_module(trained.model_of(client), params)
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +104,8 @@ class FinalModels:
     directory: RunDirectory
     round: int
     method: Method
-    model: Model
+    model_of: Callable[[str | None], Model]
+    """Returns the model of a client, or the global one."""
     pool: PrototypePool | None
     averaged: Tensors | None
     personal: Iterator[tuple[str, Tensors]]

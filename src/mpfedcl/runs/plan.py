@@ -17,17 +17,27 @@ from mpfedcl.data.objects import use_objects
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.descriptions import describe_missing_encoder
 from mpfedcl.experiment.names import METRICS
-from mpfedcl.methods import Asynchronous, ClosedForm, Method, find_method
+from mpfedcl.methods import (
+    Asynchronous,
+    ClosedForm,
+    Method,
+    OneShot,
+    PartialModel,
+    TwoModels,
+    find_method,
+)
 from mpfedcl.models import Model
 from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.ledger import FOLDER, read_ledger
 from mpfedcl.privacy.private_rounds import release_sensitivity
 from mpfedcl.privacy.secure_aggregation import LEAST_CLIENTS, check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import fix_noise
+from mpfedcl.rounds.assembly import clients_models_error
 from mpfedcl.rounds.evaluation import Workload, settle_evaluation
 from mpfedcl.rounds.metrics import find_own_metric
 from mpfedcl.rounds.systems import check_clock, check_timing, refuse_over_network
 
+_ANY_CLASSES = 2
 _SLACK = 1 + 1e-6
 """Rounding of a privacy budget."""
 
@@ -65,6 +75,7 @@ def plan(experiment: Experiment, *, over_network: bool = False, run: Path | None
         check_timing(method, experiment)
         check_clock(method, experiment)
         check_secure_aggregation(experiment)
+    _check_models_of_clients(method, experiment)
     if asked.rounds not in (experiment.rounds, Experiment.model_fields["rounds"].default):
         notices.append(
             f"rounds is {asked.rounds}, but {experiment.method} is a one-shot method: one round is "
@@ -78,6 +89,15 @@ def plan(experiment: Experiment, *, over_network: bool = False, run: Path | None
         )
         experiment = experiment.replace(rounds=rounds)
     return Plan(fix_noise(experiment), tuple(notices))
+
+
+def _check_models_of_clients(kind: type[Method], experiment: Experiment) -> None:
+    """Reject different models for methods whose clients share parameters."""
+    if experiment.model.clients:
+        others = Asynchronous | OneShot | PartialModel | TwoModels
+        is_plain = kind.trains and not issubclass(kind, others)
+        if not is_plain or kind(experiment, _ANY_CLASSES).shares_model:
+            raise clients_models_error(experiment)
 
 
 def _plan_over_network(method: type[Method], experiment: Experiment) -> Experiment:

@@ -8,7 +8,7 @@ from typing import Any
 from mpfedcl.core.errors import InvalidInput, LostWorker, RunCutShort
 from mpfedcl.core.files import unused_folder
 from mpfedcl.data.client_split import is_same_partition
-from mpfedcl.data.loading import load_data_and_model
+from mpfedcl.data.loading import load_data_and_models
 from mpfedcl.engines import DispatchingEngine, DistributedEngine, InProcessEngine
 from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.engines.worker_group import WorkerGroup, assign_clients, is_worker, open_worker_group
@@ -109,7 +109,7 @@ class _Simulation(RunLoop):
         self._group = group
         # The cache of features lets one process encode the samples while the others wait.
         with shared_inputs(group is not None):
-            self._data, model = load_data_and_model(experiment, device)
+            self._data, model, models = load_data_and_models(experiment, device)
             if group is not None:
                 # Encoding may take longer than any exchange.
                 group.wait()
@@ -124,6 +124,7 @@ class _Simulation(RunLoop):
             input_size=self._data.input_size,
             device=device,
             public=self._data.public,
+            models=models,
         )
         if experiment.secure_aggregation:
             check_enough_clients(experiment, len(self._data.sizes))
@@ -158,7 +159,7 @@ class _Simulation(RunLoop):
             directory=directory,
             round=record.round,
             method=self._method,
-            model=self._assembly.model,
+            model_of=lambda client: self._assembly.of(client).model,
             pool=self._pool,
             averaged=self._round_loop.global_model,
             personal=self._personal_models(),
@@ -184,11 +185,13 @@ class _Simulation(RunLoop):
                 "federation start --resume."
             )
         now, before = self._data.partition, directory.read_json("partition.json")
-        if before is not None and before.get("model") != now.get("model"):
-            raise InvalidInput(
-                f"model.name is {self._experiment.model.name!r}, whose code or constants have "
-                f"changed since {directory.path} was started; it must be the same model."
-            )
+        for field in ("model", "models"):
+            if before is not None and before.get(field) != now.get(field):
+                names = ", ".join(self._experiment.model.names)
+                raise InvalidInput(
+                    f"model.name is {names!r}, whose code or constants have changed since "
+                    f"{directory.path} was started; it must be the same model."
+                )
         if before is not None and not is_same_partition(before, now):
             raise InvalidInput(
                 f"{directory.path} was started with other data; images and encoder must be the "

@@ -138,7 +138,7 @@ def _must_stay_alone(experiment: Experiment, method: type[Method]) -> bool:
         or experiment.device != "cpu"
         # Workers cannot import a method of the program that was started.
         or experiment.method.startswith("__main__:")
-        or str(experiment.model.name).startswith(_OF_THIS_PROGRAM)
+        or any(name.startswith(_OF_THIS_PROGRAM) for name in experiment.model.names)
     )
 
 

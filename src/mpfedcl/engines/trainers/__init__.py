@@ -1,7 +1,7 @@
 """The trainer of each client: one that the experiment names, or by one rule."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +178,46 @@ class TrainerChoice:
                 f"({_shorten(error)}): CONTRIBUTING.md, under Add a method, says what a loss may "
                 "do under torch.func.vmap, and --engine loop trains without it."
             ) from error
+
+
+class TrainersByModel:
+    """Trains clients with different models, those of one model together."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._choices = {e: TrainerChoice(e) for e in dict.fromkeys(assembly.clients.values())}
+
+    def begin_round(self) -> None:
+        """Reset the counts."""
+        for choice in self._choices.values():
+            choice.begin_round()
+
+    def describe_round(self) -> dict[str, Any]:
+        """Return the number of clients by trainer, and why chosen trainers were not used."""
+        return join_trainings(choice.describe_round() for choice in self._choices.values())
+
+    def train(
+        self, tasks: Sequence[ClientTask], round_number: int, received: object
+    ) -> list[TrainedClients]:
+        """Train the clients, each by its trainer."""
+        alike: dict[Assembly, list[ClientTask]] = {}
+        for task in tasks:
+            alike.setdefault(self._assembly.of(task.client.name), []).append(task)
+        return [
+            trained
+            for assembly, some in alike.items()
+            for trained in self._choices[assembly].train(some, round_number, received)
+        ]
+
+
+def join_trainings(trainings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return one remark for clients that were trained in several places."""
+    counts: Counter[str] = Counter()
+    reasons: list[str] = []
+    for training in trainings:
+        reasons += training.pop("fallback", [])
+        counts.update(training)
+    return describe_training(counts, list(dict.fromkeys(reasons)))
 
 
 def describe_training(counts: Mapping[str, int], fallbacks: Sequence[str]) -> dict[str, Any]:

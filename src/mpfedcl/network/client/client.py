@@ -107,7 +107,7 @@ class NetworkClient:
             self.loaded = (experiment, *self._load(experiment, device))
         _, data, model = self.loaded
         if kind == "hello":
-            return self._introduce(data, tells_counts=experiment.tells_counts)
+            return self._introduce(data, model, tells_counts=experiment.tells_counts)
         assembly = assemble(
             experiment,
             model,
@@ -225,6 +225,9 @@ class NetworkClient:
                 f"method is {experiment.method!r}; it must be built in or among this client's "
                 "--methods."
             )
+        if settings.name in (own := experiment.model.of_clients([settings.name])):
+            # The models of other clients need not be installed here.
+            experiment = experiment.replace(model=own[settings.name])
         model = experiment.model.name or ""
         if model and model not in (*MODELS, *settings.models):
             raise ClientRefusal(
@@ -298,7 +301,7 @@ class NetworkClient:
         if known and odd and sample_index.names_classes:
             raise ClientRefusal(f"it has the class {odd[0]!r}, which the experiment does not have.")
 
-    def _introduce(self, data: FederatedData, *, tells_counts: bool) -> Message:
+    def _introduce(self, data: FederatedData, model: Model, *, tells_counts: bool) -> Message:
         return Introduction(
             name=self._settings.name,
             classes=data.class_names,
@@ -310,6 +313,7 @@ class NetworkClient:
             image_shape=tuple(data.partition.get("image_shape", ())),
             own_data=self._settings.share is None,
             model=str(data.partition.get("model", "")),
+            embedding_size=model.embedding_size,
         ).to_message()
 
     def _told_counts(self, data: FederatedData) -> tuple[int, ...]:

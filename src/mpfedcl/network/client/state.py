@@ -156,7 +156,7 @@ def _write(
     experiment = method.experiment
     name, (counts,) = data.names[0], data.label_counts().tolist()
     directory.write_experiment(experiment)
-    shapes = ("input_shape", "holds_tokens", "encoder", "image_shape", "columns")
+    shapes = ("input_shape", "holds_tokens", "encoder", "image_shape", "columns", "model")
     directory.write_partition(
         {
             "classes": list(data.class_names),

@@ -84,7 +84,7 @@ class ClientRegistry:
         self._wait_for(wanted, "waiting for clients")
         if self.data_format is None and self.members:
             # The most common one: a single misconfigured client must not exclude the others.
-            counts = Counter(self.members[name].data_format for name in sorted(self.members))
+            counts = Counter(self._format_of(self.members[name]) for name in sorted(self.members))
             self.data_format = counts.most_common(1)[0][0]
         odd = {name: self._check_format(each) for name, each in self.members.items()}
         self.exclude({name: reason for name, reason in odd.items() if reason})
@@ -200,11 +200,20 @@ class ClientRegistry:
         encoder = self._experiment.encoder.name
         if member.samples == "vectors" and encoder not in (None, "none"):
             return f"it has vectors, but encoder.name is {encoder!r}, and encoders take images"
+        if self._experiment.model.clients and not member.embedding_size:
+            return "it does not report the size of its model's embeddings"
         return self._check_format(member)
+
+    def _format_of(self, member: Introduction) -> DataFormat:
+        """Return what all clients must share: models, or the size of embeddings if they differ."""
+        found = member.data_format
+        if not self._experiment.model.clients:
+            return found
+        return found._replace(model="", embedding_size=member.embedding_size)
 
     def _check_format(self, member: Introduction) -> str | None:
         wanted = self.data_format
-        if wanted is None or member.data_format == wanted:
+        if wanted is None or self._format_of(member) == wanted:
             return None
         if member.samples != wanted.samples:
             return f"it has {member.samples}, the others {wanted.samples}"
@@ -220,7 +229,12 @@ class ClientRegistry:
             return (
                 f"its images are {own}, the others' {others}: images must be of one size and color"
             )
-        if member.model != wanted.model:
+        if (own_size := self._format_of(member).embedding_size) != wanted.embedding_size:
+            return (
+                f"its embeddings have {own_size} values, the others' {wanted.embedding_size}: "
+                "models may differ, but not in the size of embeddings"
+            )
+        if member.model != wanted.model and not self._experiment.model.clients:
             return "its model is not the others': all must have the same version of its code"
         return "its encoder is not the others'"
 

@@ -16,7 +16,7 @@ from mpfedcl.engines.hardware import cap_threads, find_device
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import Asynchronous
 from mpfedcl.methods.messages import Broadcast, Failure, Update
-from mpfedcl.models import Model, ModuleModel
+from mpfedcl.models import Mlp, Model, ModuleModel
 from mpfedcl.models.factory import make_model
 from mpfedcl.network.packing import DataFormat
 from mpfedcl.network.server.asynchronous import AsynchronousEngine
@@ -191,6 +191,11 @@ class _NetworkRun:
         }
         if encoders:
             content["encoder"] = encoders.pop()
+        if data_format.model:
+            content["model"] = data_format.model
+        elif experiment.model.clients:
+            known = {name: each.model for name, each in members.items() if each.model}
+            content["models"] = dict(sorted({**(before.get("models") or {}), **known}.items()))
         if data_format.samples == "vectors":
             content["input_shape"] = [data_format.input_size]
         if data_format.image_shape:
@@ -221,6 +226,9 @@ def make_network_model(
     experiment: Experiment, data_format: DataFormat, device: torch.device
 ) -> Model:
     """Return the model for the clients' data format."""
+    if experiment.model.clients:
+        # Only clients have models then; the size of prototypes is all that the server needs.
+        return Mlp((1, data_format.embedding_size), len(experiment.dataset.classes))
     encoder, is_trained = None, experiment.encoder.train
     if is_trained:
         encoder = find_experiment_encoder(experiment, device)
