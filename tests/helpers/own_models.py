@@ -120,3 +120,29 @@ class Convolution(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.embed(images))
         return logits
+
+
+class Series(nn.Module):
+    """A convolution over series [channels, length]."""
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(input_shape[0], 4, 3, padding=1)
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, series: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(self.conv(series)).mean(2))
+        return logits
+
+
+class Tokens(nn.Module):
+    """The mean of the embeddings of 20 words."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 6)
+        self.head = nn.Linear(6, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.words(tokens).mean(1))
+        return logits

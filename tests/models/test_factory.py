@@ -60,6 +60,9 @@ def test_module_is_where_training_starts(images: Path, tmp_path: Path) -> None:
         module.head.bias.fill_(5.0)
     settings = {"rounds": 1, "train__lr": 1e-9, "method": "fedavg"}
     result = run(small(images).replace(**settings), tmp_path / "run", model=module)
+    # The object itself is not touched.
+    assert module.training
+    assert not module.head._forward_pre_hooks
     found = Predictor.load(result.path, model=module).params["head.bias"]
     assert torch.allclose(found, torch.full((3,), 5.0))
 

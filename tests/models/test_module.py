@@ -215,6 +215,22 @@ def fails(num_classes: int) -> nn.Module:
     raise RuntimeError("no weights\nin the file")
 
 
+class OnlyInTraining(nn.Module):
+    """Returns more than logits while it trains, as some vision models do."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, num_classes)
+
+    def forward(self, inputs: Tensor) -> Any:
+        logits = self.head(inputs)
+        return (logits, logits) if self.training else logits
+
+
+def only_in_training(num_classes: int) -> nn.Module:
+    return OnlyInTraining(num_classes)
+
+
 def no_linear(num_classes: int) -> nn.Module:
     return nn.Conv1d(7, num_classes, 1)
 
@@ -235,6 +251,7 @@ def nothing_to_train(num_classes: int) -> nn.Module:
         (nothing_to_train, {}, "has no parameters to train; at least one must require gradients."),
         (returns(torch.zeros(2, 4)), {}, "returns a tensor [2, 4] for 2 samples; it must return l"),
         (returns(None), {}, "returns nothing for 2 samples; it must return logits [2, 3], one for"),
+        (only_in_training, {}, "returns a tuple for 2 samples; it must return logits [2, 3]"),
         (returns((1, 2)), {}, "returns a tuple for 2 samples; it must return logits [2, 3]"),
         (WithNorm, {}, "fails (ValueError: not enough values to unpack (expected 3, got 1)); it m"),
         (lambda num_classes: nn.Linear(4, num_classes), {}, "fails on samples [2, 7] of torch.flo"),

@@ -35,7 +35,7 @@ from mpfedcl.network.transport import (
 )
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
-HONEST = Introduction("a", ("x", "y"), (3, 0), 2, 9, "e", "vectors", (4, 5, 3), True, "", 7)
+HONEST = Introduction("a", ("x", "y"), (3, 0), 2, 9, "e", "images", (4, 5, 3), True, "", 7)
 
 
 def introduce(**changes: Any) -> Introduction:
@@ -52,7 +52,7 @@ def test_introduction_contains_all_fields() -> None:
         "test": 2,
         "input_size": 9,
         "encoder": "e",
-        "samples": "vectors",
+        "samples": "images",
         "image_shape": [4, 5, 3],
         "own_data": True,
         "model": "",
@@ -61,14 +61,14 @@ def test_introduction_contains_all_fields() -> None:
     assert HONEST.num_samples == 3
     # Under a privacy budget counts are not sent, and all clients have equal weight.
     assert introduce(train=[]).num_samples == 1
-    assert HONEST.data_format == DataFormat(9, "e", "vectors", (4, 5, 3))
+    assert HONEST.data_format == DataFormat(9, "e", "images", (4, 5, 3))
 
 
 def test_data_format_is_read_from_federation_json() -> None:
     least = DataFormat.from_json({"input_size": 9, "encoder": "e", "run": "r"})
     assert least == DataFormat(9, "e", "images", ())
-    whole = {"input_size": 9, "encoder": "", "samples": "vectors", "image_shape": [4, 5]}
-    assert DataFormat.from_json(whole) == DataFormat(9, "", "vectors", (4, 5))
+    whole = {"input_size": 9, "encoder": "", "samples": "images", "image_shape": [4, 5]}
+    assert DataFormat.from_json(whole) == DataFormat(9, "", "images", (4, 5))
 
 
 @pytest.mark.parametrize(

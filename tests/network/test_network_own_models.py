@@ -3,18 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from bad_answers import arrays
 from federations import (
     LoopbackFederation,
     assert_same_personal_models,
     assert_same_predictors,
     float64_experiment,
+    is_training,
 )
+from flwr.app import Message as FlowerMessage
 from torch import nn
 
 import own_models
 from equivalent_runs import assert_close_tensors, load_results
-from mpfedcl import run
+from mpfedcl import Predictor, run
 from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.plugins import entry_points
 from small_experiments import read_records
@@ -105,3 +109,41 @@ def test_other_code_at_the_server_is_rejected_before_training(
     monkeypatch.setattr(own_models, "with_dropout", older_at_the_clients)
     with pytest.raises(InvalidInput, match="not the same model at the server and at the clients"):
         federation.serve()
+
+
+@pytest.mark.parametrize("model", ["own_models:Series", "own_models:Tokens"])
+def test_series_and_tokens_keep_their_shape(tmp_path: Path, model: str) -> None:
+    draw = numpy.random.default_rng(0)
+    labels = numpy.arange(90) % 3
+    samples: Any
+    if model.endswith("Series"):
+        samples = draw.normal(size=(90, 2, 7)) + labels[:, None, None]
+    else:
+        samples = draw.integers(0, 6, (90, 5)) + 7 * labels[:, None]
+    (tmp_path / "set").mkdir()
+    numpy.savez(tmp_path / "set" / "a.npz", x_train=samples, y_train=labels)
+    changes = {"model__name": model, "model__hidden": (), "partition__test": "matched"}
+    experiment = float64_experiment(tmp_path / "set", "fedavg", **changes)
+    found = LoopbackFederation(experiment, tmp_path, models=model).serve().path
+    wanted = run(experiment, tmp_path / "simulation").path
+    ours, theirs = load_results(found), load_results(wanted)
+    assert_close_tensors(ours["model.safetensors"], theirs["model.safetensors"], 1e-10)
+    predictions = Predictor.load(found).predict(samples)
+    assert [each.label for each in predictions] == [
+        each.label for each in Predictor.load(wanted).predict(samples)
+    ]
+
+
+def test_negative_running_variance_is_rejected(images: Path, tmp_path: Path) -> None:
+    def spoil(client: str, request: FlowerMessage, reply: FlowerMessage) -> Any:
+        name = "averaged/norm.running_var"
+        if client != "client-1" or not is_training(reply):
+            return reply
+        return arrays(lambda found: {**found, name: -found[name]})(request, reply)
+
+    experiment = float64_experiment(images, "fedavg", **CHANGES)
+    path = LoopbackFederation(experiment, tmp_path, spoil, models=MODEL).serve().path
+    for record in read_records(path):
+        assert record["clients"]["rejected"] == {
+            "client-1": "tensor norm.running_var holds a variance below 0"
+        }

@@ -1,7 +1,9 @@
 """Make the model of an experiment: on samples, on features, or with a trained encoder."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from mpfedcl.core.plugins import entry_points, import_function, load
 from mpfedcl.core.rng import generator, seed_for
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.datasets import GIVEN
 from mpfedcl.experiment.names import IMAGE_MODELS
 from mpfedcl.experiment.settings import ModelSettings
 from mpfedcl.models.base import Model
@@ -103,7 +106,7 @@ def find_factory(name: str) -> Factory:
     """Return the factory that `model.name` names."""
     if name in _GIVEN:
         return _GIVEN[name]
-    if name.startswith("given:"):
+    if name.startswith(GIVEN):
         raise InvalidInput(
             f"model.name is {name!r}, an object of another process; the same object must be given "
             "again: mpfedcl.resume(path, model=...)."
@@ -123,8 +126,8 @@ def name_factory(model: Any, name: str | None = None) -> str:
     if isinstance(model, str):
         return model
     if isinstance(model, nn.Module):
-        initial = model
-        factory: Factory = lambda: initial  # noqa: E731
+        # A copy: training changes its mode, type and hooks.
+        factory: Factory = partial(copy.deepcopy, model)
         plain = type(model).__name__
     elif callable(model):
         factory, plain = model, getattr(model, "__name__", type(model).__name__)
@@ -138,7 +141,7 @@ def name_factory(model: Any, name: str | None = None) -> str:
         )
     if name is None:
         taken = [each for each, found in _GIVEN.items() if found is not factory]
-        names = (f"given:{plain}" + (f"-{n}" if n else "") for n in range(len(taken) + 1))
+        names = (f"{GIVEN}{plain}" + (f"-{n}" if n else "") for n in range(len(taken) + 1))
         name = next(each for each in names if each not in taken)
     _GIVEN[name] = factory
     return name

@@ -153,9 +153,11 @@ class ModuleModel(Model):
         self._module.eval()
         logits = self._call(inputs)
         embedding, wanted = self._caught, [_TRIAL_SIZE, num_classes]
-        if not isinstance(logits, Tensor) or list(logits.shape) != wanted:
+        is_odd = [not isinstance(e, Tensor) or list(e.shape) != wanted for e in (trained, logits)]
+        if any(is_odd):
+            odd = trained if is_odd[0] else logits
             raise InvalidInput(
-                f"model.name is {self._name!r}, whose module returns {_describe(logits)} for "
+                f"model.name is {self._name!r}, whose module returns {_describe(odd)} for "
                 f"{_TRIAL_SIZE} samples; it must return logits {wanted}, one for each class."
             )
         if not isinstance(embedding, Tensor) or len(embedding) != _TRIAL_SIZE:
@@ -275,7 +277,11 @@ class ModuleModel(Model):
 
     def _run(self, params: Tensors, inputs: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(self._module, params, (self.shape_inputs(inputs),))
-        assert self._caught is not None
+        if self._caught is None:
+            raise InvalidInput(
+                f"model.name is {self._name!r}, whose module does not always call the layer of its "
+                "embedding; it must."
+            )
         embeddings, self._caught = self._caught.flatten(1), None
         return embeddings, logits
 

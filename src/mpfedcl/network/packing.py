@@ -31,7 +31,7 @@ _LARGEST_INPUT = 2**22
 _PROTOTYPES = ("vectors", "labels", "counts")
 _POOL = (*_PROTOTYPES, "owners")
 
-SampleKind = Literal["images", "vectors"]
+SampleKind = Literal["images", "vectors", "tokens"]
 
 
 def _check_printable(text: str) -> str:
@@ -63,7 +63,8 @@ class DataFormat(NamedTuple):
     encoder: str
     samples: SampleKind = "images"
     image_shape: tuple[int, ...] = ()
-    """Set if the model or encoder depends on size and color of the images."""
+    """Set if the model or encoder depends on size and color of the images, and for arrays of more
+    than one axis."""
     model: str = ""
     """The fingerprint of a user's own model."""
     embedding_size: int = 0
@@ -94,7 +95,8 @@ class Introduction:
     """Fingerprint of its encoder; empty without one."""
     samples: SampleKind
     image_shape: Annotated[tuple[_Side, ...], Field(max_length=3), _FIRST_ERROR]
-    """Set if the model or encoder depends on size and color of the images."""
+    """Set if the model or encoder depends on size and color of the images, and for arrays of more
+    than one axis."""
     own_data: _Flag
     """Whether the client has its own samples instead of a share of the experiment's data set."""
     model: _Text = ""
@@ -128,7 +130,8 @@ class Introduction:
         if found.train and sum(found.train) < 1:
             raise MessageError("train must have at least one image")
         shape = found.image_shape
-        if shape and (ImageFormat.from_shape(shape) is None or math.prod(shape) > _LARGEST_INPUT):
+        is_odd = found.samples == "images" and ImageFormat.from_shape(shape) is None
+        if shape and (is_odd or math.prod(shape) > _LARGEST_INPUT):
             raise MessageError(
                 f"image_shape is {list(shape)}; it must be [height, width] or [height, width, 3] "
                 f"of at most {_LARGEST_INPUT} values in total, or []"

@@ -26,6 +26,7 @@ from mpfedcl.rounds.aggregation.by_distances import weiszfeld
 from mpfedcl.rounds.assembly import Assembly
 from mpfedcl.rounds.processors.clip import squared_change
 
+_VARIANCES = "running_var"
 LARGEST_LOSS = 1e12
 """Largest absolute loss of a client, so that the mean over clients stays finite."""
 LARGEST_SUM = 1e100
@@ -125,6 +126,11 @@ class UpdateValidator:
             return "a tensor holds values that are not finite"
         if math.sqrt(squares) > self._max_norm:
             return f"the model changed by {math.sqrt(squares):.3g}; at most {self._max_norm:g}"
+        if isinstance(averaged, dict):
+            for name, value in averaged.items():
+                # Of batch normalization; their square root would be NaN.
+                if name.endswith(_VARIANCES) and bool((value < 0).any()):
+                    return f"tensor {name} holds a variance below 0"
         return None
 
     def _check_sums(self, update: Update) -> str | None:

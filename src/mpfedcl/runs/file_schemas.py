@@ -177,7 +177,7 @@ class NetworkRun(FileContent):
     """The identifier of the run for its clients."""
     input_size: Annotated[int, Field(ge=1, lt=2**31)]
     encoder: str
-    samples: Literal["images", "vectors"] = "images"
+    samples: Literal["images", "vectors", "tokens"] = "images"
     image_shape: list[_Count] = Field(default_factory=list)
     model: str = ""
     embedding_size: int = 0

@@ -178,8 +178,8 @@ class JobPool:
             if self._options.jobs not in ("auto", 1):
                 raise InvalidInput(
                     f"jobs is {self._options.jobs}; it must be 1, because other processes cannot "
-                    "import an object, or a method or model of a notebook: define it in a file to "
-                    "run several at a time."
+                    "import a method or a model of this program: define it in a file to run "
+                    "several at a time."
                 )
             self._jobs = 1
         if not self._jobs and todo:
@@ -242,9 +242,10 @@ def _stays_in_process(experiment: Experiment) -> bool:
     """Return whether other processes cannot import the method or the model."""
     # A process imports the script that started it, but no notebook.
     has_file = hasattr(sys.modules["__main__"], "__file__")
-    names = (experiment.method, str(experiment.model.name))
+    models = experiment.model.names
+    names = (experiment.method, *models)
     is_of_notebook = any(name.startswith("__main__:") for name in names) and not has_file
-    return is_of_notebook or names[1].startswith(GIVEN)
+    return is_of_notebook or any(name.startswith(GIVEN) for name in models)
 
 
 def order_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:

@@ -41,6 +41,7 @@ from mpfedcl.network.client.state import ClientStateStore, save_final_models
 from mpfedcl.network.packing import (
     Introduction,
     ReportedEvaluation,
+    SampleKind,
     name_dispatch,
     pack_part_update,
     pack_update,
@@ -309,8 +310,8 @@ class NetworkClient:
             test=len(data.test_labels) if tells_counts else 0,
             input_size=data.input_size,
             encoder=str(data.partition.get("encoder", "")),
-            samples="vectors" if data.holds_arrays else "images",
-            image_shape=tuple(data.partition.get("image_shape", ())),
+            samples=_kind_of_samples(data),
+            image_shape=_shape_of_samples(data),
             own_data=self._settings.share is None,
             model=str(data.partition.get("model", "")),
             embedding_size=model.embedding_size,
@@ -320,6 +321,17 @@ class NetworkClient:
         """Return the sample count of each class; counts below min_cluster_size are sent as 0."""
         least = self._settings.min_cluster_size
         return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
+
+
+def _kind_of_samples(data: FederatedData) -> SampleKind:
+    if not data.holds_arrays:
+        return "images"
+    return "tokens" if data.partition.get("holds_tokens") else "vectors"
+
+
+def _shape_of_samples(data: FederatedData) -> tuple[int, ...]:
+    shape = tuple(data.partition.get("input_shape", ()) if data.holds_arrays else ())
+    return shape if len(shape) > 1 else tuple(data.partition.get("image_shape", ()))
 
 
 class ClientTrainer:

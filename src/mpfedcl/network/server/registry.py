@@ -198,8 +198,9 @@ class ClientRegistry:
             odd = sorted(set(member.classes) - set(known))
             return f"it has the class {odd[0]!r}; the classes are {shorten_list(known)}"
         encoder = self._experiment.encoder.name
-        if member.samples == "vectors" and encoder not in (None, "none"):
-            return f"it has vectors, but encoder.name is {encoder!r}, and encoders take images"
+        if member.samples != "images" and encoder not in (None, "none"):
+            what = member.samples
+            return f"it has {what}, but encoder.name is {encoder!r}, and encoders take images"
         if self._experiment.model.clients and not member.embedding_size:
             return "it does not report the size of its model's embeddings"
         return self._check_format(member)
@@ -221,14 +222,13 @@ class ClientRegistry:
             rule = {
                 "images": "images must be of one size, or go through the same encoder",
                 "vectors": "vectors must be of one width",
+                "tokens": "texts must have one number of tokens",
             }[wanted.samples]
             sizes = f"{member.input_size} values, the others' {wanted.input_size}"
             return f"its inputs have {sizes}: {rule}"
         own, others = (" x ".join(map(str, e)) for e in (member.image_shape, wanted.image_shape))
         if own and others and own != others:
-            return (
-                f"its images are {own}, the others' {others}: images must be of one size and color"
-            )
+            return f"its {wanted.samples} are {own}, the others' {others}: they must be of one size"
         if (own_size := self._format_of(member).embedding_size) != wanted.embedding_size:
             return (
                 f"its embeddings have {own_size} values, the others' {wanted.embedding_size}: "

@@ -116,7 +116,7 @@ class _NetworkRun:
         self._registry.exclude(odd)
         assert self._registry.data_format is not None
         self._format = self._registry.data_format
-        if self._format.samples == "vectors":
+        if self._format.samples != "images":
             experiment = experiment.replace(encoder__name="none")
         if all(member.own_data for member in self._registry.members.values()):
             # Such clients have local test sets.
@@ -196,9 +196,10 @@ class _NetworkRun:
         elif experiment.model.clients:
             known = {name: each.model for name, each in members.items() if each.model}
             content["models"] = dict(sorted({**(before.get("models") or {}), **known}.items()))
-        if data_format.samples == "vectors":
-            content["input_shape"] = [data_format.input_size]
-        if data_format.image_shape:
+        if data_format.samples != "images":
+            content["input_shape"] = list(data_format.image_shape or [data_format.input_size])
+            content |= {"holds_tokens": True} if data_format.samples == "tokens" else {}
+        elif data_format.image_shape:
             content["image_shape"] = list(data_format.image_shape)
         if content != before:
             directory.write_partition(content)
@@ -237,13 +238,15 @@ def make_network_model(
                 "encoder.weights are not those of the clients; with encoder.train all must begin "
                 "with the same."
             )
-    is_encoded = data_format.samples == "vectors" or experiment.encoder.name not in (None, "none")
+    is_encoded = experiment.encoder.name not in (None, "none")
+    shape = () if is_encoded else data_format.image_shape
     model = make_model(
         experiment,
         encoder,
-        (data_format.input_size,) if is_encoded else data_format.image_shape,
+        shape or (data_format.input_size,),
         len(experiment.dataset.classes),
-        is_image=not is_encoded,
+        is_image=data_format.samples == "images" and not is_encoded,
+        takes_integers=data_format.samples == "tokens",
     )
     if isinstance(model, ModuleModel) and model.fingerprint != data_format.model:
         raise InvalidInput(
