@@ -13,6 +13,7 @@ from mpfedcl.methods.messages import Update
 from mpfedcl.privacy import private_rounds
 from mpfedcl.privacy.private_rounds import ALL_CLIENTS
 from mpfedcl.rounds.loop import RoundLoop
+from mpfedcl.rounds.metrics import MetricTables, measure_fairness
 from small_experiments import build_federation, save_images, small, tensors_of
 
 pytestmark = pytest.mark.whole
@@ -213,6 +214,20 @@ def test_sampled_clients_are_not_recorded(tmp_path: Path) -> None:
     assert private.private.ledger is not None
     assert private.private.ledger.sampling == 0.5
     assert 0.5 < private.private.ledger.spent < 5
+
+
+def test_rows_of_many_clients_are_not_recorded(images: Path) -> None:
+    private = federation(images, "fedavg", fraction=0.5, privacy__noise=2.0)
+    record = private.run_round(evaluate=True)
+    assert private.private is not None
+    rows = {"accuracy_per_client": {"client-1": 50.0}, "accuracy_spread": measure_fairness([50.0])}
+    metrics = MetricTables(local_test={}, global_test={}, per_client={"client-1": {}})
+    for measured in (None, metrics):
+        many = record.model_copy(update={**rows, "metrics": measured})
+        redacted = private.private.redact(many, 1)
+        assert redacted.accuracy_per_client == {}
+        assert redacted.metrics is None or redacted.metrics.per_client == {}
+        assert (redacted.metrics is None) == (measured is None)
 
 
 def test_round_without_clients_still_releases_noise(

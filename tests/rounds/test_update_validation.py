@@ -21,6 +21,7 @@ from tampered_updates import (
     with_sums,
 )
 
+from mpfedcl.data.loading import load_data_and_model
 from mpfedcl.engines import Engine
 from mpfedcl.methods import Server
 from mpfedcl.methods.fedavg import FedAvg
@@ -28,7 +29,14 @@ from mpfedcl.methods.messages import Update
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.loop import RoundLoop
 from mpfedcl.rounds.record import RoundRecord
-from small_experiments import METHODS, assert_same_tensors, build_federation, small, tensors_of
+from small_experiments import (
+    METHODS,
+    assemble_federation,
+    assert_same_tensors,
+    build_federation,
+    small,
+    tensors_of,
+)
 
 pytestmark = pytest.mark.whole
 
@@ -79,6 +87,18 @@ def test_weights_that_the_method_does_not_share_are_rejected(images: Path, metho
     )
     (record,) = run_rounds(federation, 1)
     assert BIAS in record.clients.rejected[VICTIM]
+
+
+def test_negative_running_variance_is_rejected(images: Path) -> None:
+    experiment = small(images, "fedavg", model__name="own_models:WithNorm")
+    data, model = load_data_and_model(experiment.resolved(), torch.device("cpu"))
+    variance = "norm.running_var"
+    tamper = with_sums(lambda sums: {**sums, variance: -sums[variance]})
+    federation = assemble_federation(
+        experiment.resolved(), data, model, lambda engine: TamperingEngine(engine, tamper)
+    )
+    for record in run_rounds(federation):
+        assert record.clients.rejected[VICTIM] == f"tensor {variance} holds a variance below 0"
 
 
 def test_unknown_client_is_rejected_and_the_replaced_one_is_missing(

@@ -361,7 +361,7 @@ def unpack_evaluation(values: Mapping[str, Any], num_classes: int) -> ReportedEv
         metrics = {name: metrics.get(name) for name in METRICS}
     found = _parse(_EVALUATION, {**values, "table": known, "metrics": metrics})
     rows, width = found.confusion, num_classes + 1
-    if rows and (len(rows) != num_classes or any(len(row) != width for row in rows)):
+    if rows is not None and (len(rows) != num_classes or any(len(e) != width for e in rows)):
         raise MessageError(f"confusion must be [{num_classes}][{width}] counts")
     return found
 
