@@ -72,7 +72,7 @@ def test_prediction_names_the_shape_that_a_run_takes(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"an array is an array float16 \[4, 3\]; .* \[3, 4\]"):
         predictor.predict(x.transpose(0, 2, 1))
     exported = export_run(predictor, tmp_path / "model.onnx")
-    assert exported.note["input"]["shape"] == ["batch", 12]
+    assert exported.note["input"]["shape"] == ["batch", 3, 4]
     assert exported.note["checked"]["from"] == "test arrays of folder"
     assert exported.note["checked"]["labels_differ"] == 0
     card = (run.path / "CARD.md").read_text()

@@ -1,6 +1,8 @@
-"""Export of a run's model as one ONNX file, which is checked before it is written."""
+"""Export of a run's model as one file of ONNX or torch, which is checked before it is written."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import ArrayFormat, Samples
 from mpfedcl.data.tables import use_columns
-from mpfedcl.inference import onnx_graph as network
+from mpfedcl.inference import onnx_graph, torch_program
 from mpfedcl.inference.onnx_graph import (
     ExportedFunction,
     ExportedNetwork,
@@ -36,6 +38,7 @@ _TABLE = (
 _TIE = 1e-5
 """Two classes closer than this are tied; relative to scores above 1."""
 _ROUNDING = 1e-4
+_SUFFIXES = (".onnx", ".pt2")
 _SAMPLES_CHECKED = 200
 _SAMPLES_AT_ONCE = 50
 
@@ -56,11 +59,12 @@ def export_run(
     rule: ExportRule | None = None,
     folder: Path | None = None,
 ) -> ExportedFile:
-    """Write a run's model as one ONNX file, if the file predicts as PyTorch does.
+    """Write a run's model as one file of ONNX or torch, if the file predicts as the run does.
 
     Args:
         predictor: The run, with its global model or a client's.
-        out: The file [default: in `exported` in `folder`].
+        out: The file, whose name ends in .onnx or in .pt2 for a program of `torch.export`
+            [default: an ONNX file in `exported` in `folder`].
         rule: The decision rule [default: that of the run's primary predictor].
         folder: The folder of the default file [default: the run's].
     """
@@ -75,13 +79,26 @@ def export_run(
     path = out or (folder or trained.path) / "exported" / name
     if path.is_dir():
         raise InvalidInput(f"out is {str(path)!r}; it must be a file, and this is a folder.")
-    network.require_packages()
+    if path.suffix not in _SUFFIXES:
+        raise InvalidInput(
+            f"out is {str(path)!r}; its name must end in .onnx, or in .pt2 for torch.export."
+        )
+    is_onnx = path.suffix == ".onnx"
+    if is_onnx:
+        onnx_graph.require_packages()
     exported, prior = _make_network(predictor, rule)
     note = _describe(predictor, exported, prior)
-    graph = network.make_graph(exported, note["input"]["name"], list(note["outputs"]))
-    answer = network.open_graph(graph, note["input"]["name"])
+    program = onnx_graph.trace(exported)
+    pack: Callable[[dict[str, Any]], bytes]
+    if is_onnx:
+        graph = onnx_graph.make_graph(program, note["input"]["name"], list(note["outputs"]))
+        pack = partial(onnx_graph.pack_graph, graph)
+        answer = onnx_graph.open_graph(graph, note["input"]["name"])
+    else:
+        pack = partial(torch_program.pack_program, program)
+        answer = torch_program.open_program(pack(note))
     note["checked"] = _check(trained, exported, answer)
-    content = network.pack_graph(graph, note)
+    content = pack(note)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
     return ExportedFile(path, len(content), note)
@@ -136,8 +153,7 @@ def _describe_input(trained: TrainedRun, exported: ExportedNetwork) -> dict[str,
     kind = str(exported.dtype).removeprefix("torch.")
     features: dict[str, Any] = {"name": "features", "type": kind}
     if isinstance(input_format, ArrayFormat):
-        # Arrays are flattened before the graph, as they are before a built-in model.
-        features["shape"] = ["batch", trained.input_size]
+        features["shape"] = ["batch", *input_format.shape]
         if columns is None:
             return {**features, "scaling": "none: values as they are"}
         return {**features, "scaling": _TABLE, "columns": columns.to_json()["columns"]}
@@ -197,7 +213,8 @@ def _check(
             some = samples[first : first + _SAMPLES_AT_ONCE]
             inputs = some
             if exported.takes_features:
-                inputs = trained.inputs(some).to(exported.dtype).numpy()
+                flat = trained.inputs(some).to(exported.dtype)
+                inputs = flat.reshape(-1, *exported.example.shape[1:]).numpy()
             label, *_, scores = answer(inputs)
             parts.append((label, scores, *_predict(trained, exported, some)))
             bar.advance(len(some))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.nn.functional import embedding
 
 from mpfedcl.core.errors import InvalidInput, explain
@@ -34,12 +35,13 @@ ExportedFunction = Callable[[NDArray[Any]], list[NDArray[Any]]]
 
 
 class ExportedNetwork(nn.Module):
-    """Maps images as bytes [B, h, w] or [B, h, w, 3], or features [B, n], to label and scores.
+    """Maps images as bytes [B, h, w] or [B, h, w, 3], or features [B, ...], to label and scores.
 
     By prototype: label [B], distance [B] and scores [B, C], the negative distance to the nearest
     prototype of each class. By classifier: label and softmax. All in float32.
 
-    Runs on arrays take features, and so do runs whose encoder is no network in torch.
+    Runs on arrays take features in the shape of the arrays, such as [B, channels, length] of
+    series, and runs whose encoder is no network in torch take the encoder's features [B, n].
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class ExportedNetwork(nn.Module):
         self.dtype = torch.float32 if self.takes_features else torch.uint8
         if arrays is not None and arrays.holds_tokens:
             self.dtype = torch.int64
-        shape = (trained.input_size,) if self.takes_features else trained.input_format.shape
+        shape = (trained.input_size,) if is_encoded else trained.input_format.shape
         self.example = torch.zeros(2, *shape, dtype=self.dtype)
         weights, self._prepare = _choose_preprocessing(trained, params)
         self._head = trained.model
@@ -137,7 +139,8 @@ def _choose_preprocessing(trained: TrainedRun, params: Tensors) -> tuple[Tensors
         # The weights of a trained encoder are part of the model; batch statistics never are.
         return {**encoder.tensors, **own}, prepare
     if encoder is not None or isinstance(trained.input_format, ArrayFormat):
-        return {}, lambda _, features: features
+        # Models take flat inputs, which the user's own modules reshape.
+        return {}, lambda _, features: features.flatten(1) if features.dim() > 2 else features
     mean, deviation = pixel_constants(trained.experiment)
     return {}, lambda _, images: (images.float().flatten(1) / 255 - mean) / deviation
 
@@ -145,12 +148,16 @@ def _choose_preprocessing(trained: TrainedRun, params: Tensors) -> tuple[Tensors
 # The ONNX graph
 
 
-def make_graph(network: ExportedNetwork, name: str, outputs: list[str]) -> Any:
-    """Return the network as an ONNX model (a ModelProto) for batches of any size."""
+def trace(network: ExportedNetwork) -> ExportedProgram:
+    """Return the network as a program of torch, for batches of any size."""
     batch = {"images": {0: torch.export.Dim("batch", min=1)}}
-    with _exporting("it cannot be traced"):
-        program = torch.export.export(network.eval(), (network.example,), dynamic_shapes=batch)
-    with _exporting("it cannot be written as ONNX"):
+    with exporting("it cannot be traced"):
+        return torch.export.export(network.eval(), (network.example,), dynamic_shapes=batch)
+
+
+def make_graph(program: ExportedProgram, name: str, outputs: list[str]) -> Any:
+    """Return the network as an ONNX model (a ModelProto) for batches of any size."""
+    with exporting("it cannot be written as ONNX"):
         exported = torch.onnx.export(
             program, dynamo=True, input_names=[name], output_names=outputs, verbose=False
         )
@@ -163,7 +170,7 @@ def pack_graph(model: Any, note: dict[str, Any]) -> bytes:
     del model.metadata_props[:]
     entry = model.metadata_props.add()
     entry.key, entry.value = NOTE, json.dumps(note, allow_nan=False)
-    with _exporting("it is too large for one ONNX file"):
+    with exporting("it is too large for one ONNX file"):
         content: bytes = model.SerializeToString(deterministic=True)
     return content
 
@@ -208,7 +215,7 @@ def _strip(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _exporting(fault: str) -> Iterator[None]:
+def exporting(fault: str) -> Iterator[None]:
     """Silence the messages of torch and onnx, and turn any of their errors into one sentence."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
