@@ -12,12 +12,12 @@ from report_documents import document_of, groups_in
 from scipy import stats
 from test_document import write_comparison
 
-from mpfedcl import load
+from mpfedcl import load, run
 from mpfedcl.methods import TESTS
 from mpfedcl.report.document import MOST_CLIENTS, describe_heat
 from mpfedcl.report.drawings import comparison_drawings, differences_drawing
 from mpfedcl.report.figures import style_of
-from small_experiments import Json
+from small_experiments import Json, read_records, small
 
 Values = dict[str, list[float | None]]
 
@@ -43,6 +43,33 @@ def groups_of(values: Values) -> list[Json]:
         }
         for name, numbers in values.items()
     ]
+
+
+def lines_of(drawing: Any) -> dict[str, list[float]]:
+    axes = drawing.figure().axes[0]
+    return {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+
+
+@pytest.mark.usefixtures("small_models")
+def test_rounds_show_the_primary_metric(images: Path, tmp_path: Path) -> None:
+    paths = []
+    for method in ("fedavg", "local"):
+        experiment = small(images, method, rounds=3, metric="nll", evaluate_every=1)
+        paths.append(run(experiment, tmp_path / method).path)
+    several, one = document_of(*paths), document_of(paths[0])
+    for document in (several, one):
+        groups = groups_in(document)
+        drawing = comparison_drawings(groups, is_ranked=True)["accuracy"]
+        assert drawing.title == "NLL per round"
+        assert drawing.figure().axes[0].get_ylabel() == "NLL"
+        found = lines_of(drawing)
+        assert list(found) == ["fedavg", "local"] if len(groups) > 1 else [*found]
+        for path, values in zip(paths, found.values(), strict=False):
+            records = read_records(path)
+            assert values == pytest.approx([each["metric"]["local_test"] for each in records])
+    # Groups with several metrics have accuracy in common.
+    mixed = [{**groups_in(several)[0], "metric": "macro_f1"}, groups_in(several)[1]]
+    assert comparison_drawings(mixed, is_ranked=False)["accuracy"].title == "Accuracy per round"
 
 
 THREE: Values = {

@@ -138,6 +138,28 @@ def test_its_front_matter_is_what_model_hubs_read(tmp_path: Path) -> None:
     ]
 
 
+def test_it_has_the_primary_metric_and_all_metrics(images: Path, tmp_path: Path) -> None:
+    run(small(images, "fedavg", metric="macro_f1"), tmp_path / "run")
+    card, summary = Card(tmp_path / "run"), read_summary(tmp_path / "run")
+    tests = [summary["metrics"][test] for test in ("local_test", "global_test")]
+    value = f"{tests[0]['macro_f1']:.1f}"
+    assert f"Primary metric: **macro F1 {value} %** over the samples of all local" in card.text
+    assert f"accuracy **{percent(summary['accuracy'])} %** on the local test sets" in card.text
+    assert "evaluated clients the accuracy is" in card.text
+    (result,) = card.front["model-index"][0]["results"]
+    assert card.front["metrics"] == ["macro_f1", "accuracy"]
+    assert [metric["value"] for metric in result["metrics"][:2]] == [
+        pytest.approx(each["macro_f1"], abs=1e-4) for each in tests
+    ]
+    heads, *rows = card.table(1)
+    # All clients share one test set.
+    assert heads == ["metric", "test set"]
+    assert tests[0] == tests[1]
+    assert rows[0][0] == "accuracy in %"
+    assert rows[2] == ["macro F1 in %", f"{value}*"]
+    assert rows[4] == ["NLL", f"{tests[0]['nll']:.3f}"]
+
+
 @pytest.mark.parametrize("method", ["mp-fedcl", "fedproto", "local", "fedavg"])
 def test_its_commands_mean_the_run(method: str, tmp_path: Path) -> None:
     experiment = Experiment(method=method, rounds=1, seed=7, partition={"alpha": 0.5})

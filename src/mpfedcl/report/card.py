@@ -11,10 +11,11 @@ from mpfedcl.core.files import write_atomically
 from mpfedcl.data.samples import ArrayFormat
 from mpfedcl.experiment.datasets import find_specification
 from mpfedcl.experiment.descriptions import describe_budget, describe_partition
+from mpfedcl.experiment.names import metric_title
 from mpfedcl.methods import Method
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.report.run import RunRecords, federation_command, run_command
-from mpfedcl.report.tables import predictors_table, text_table
+from mpfedcl.report.tables import metrics_table, predictors_table, text_table
 from mpfedcl.report.wording import (
     PREDICTOR_TITLES,
     TEST_TITLES,
@@ -22,8 +23,10 @@ from mpfedcl.report.wording import (
     describe_mean,
     describe_server_model,
     deviation,
+    name_value,
     percent,
     printable_name,
+    tests_differ,
 )
 from mpfedcl.runs.directory import RunDirectory
 
@@ -78,6 +81,8 @@ class _Card:
             if file.is_file()
         }
         evaluated = (self.summary["accuracy_per_client"] or {}).items()
+        self.metrics = None if self.summary["metric"] == "accuracy" else self.summary["metrics"]
+        """All metrics, if another one than accuracy is primary."""
         self.accuracies = {name: value for name, value in evaluated if value is not None}
 
     def text(self) -> str:
@@ -106,6 +111,16 @@ class _Card:
             for test, predictor in self.run.predictors.items()
             if (value := self.summary["predictors"][test][predictor]) is not None
         ]
+        primary = self.summary["metric"]
+        metrics[:0] = [
+            {
+                "type": printable_name(primary),
+                "name": f"{printable_name(metric_title(primary))} on the {title}, last round",
+                "value": round(value, 4),
+            }
+            for test, title in TEST_TITLES.items()
+            if self.metrics and (value := self.metrics[test].get(primary)) is not None
+        ]
         result = {
             "task": {"type": task},
             "dataset": {"name": data, "type": data},
@@ -116,7 +131,7 @@ class _Card:
             "pipeline_tag": task,
             "tags": ["federated-learning", task, printable_name(self.run.method_name)],
             "datasets": [data],
-            "metrics": ["accuracy"],
+            "metrics": list(dict.fromkeys(each["type"] for each in metrics)) or ["accuracy"],
             "model-index": [{"name": printable_name(self.title), "results": [result]}],
         }
         lines = [
@@ -144,6 +159,13 @@ class _Card:
             )
         if self.run.is_network:
             more += describe_server_model(summary["predictors"], self.run.predictors)
+        accuracy = f"accuracy **{percent(summary['accuracy'])} %** on the local test sets"
+        primary = f"Primary metric: {accuracy}"
+        if self.metrics:
+            value = name_value(summary["metric"], self.metrics["local_test"].get(summary["metric"]))
+            primary = f"Primary metric: **{escape_markdown(value)}** over the samples of all local "
+            primary += f"test sets; {accuracy}"
+        judged = PREDICTOR_TITLES[summary["predictor"]]
         return (
             f"# {escape_markdown(self.title)}\n\n"
             f"{self.noun.capitalize()} classifiers {'trained' if self.trains else 'fitted'} by "
@@ -152,8 +174,7 @@ class _Card:
             f"Method: {escape_markdown(self.run.method_name)}, "
             f"{escape_markdown(self.method.summary)}. {effort}, {len(clients):,} clients, "
             f"seed {summary['seed']}, settings in `experiment.toml`.\n\n"
-            f"Primary metric: accuracy **{percent(summary['accuracy'])} %** on the local test sets "
-            f"in the last round (predictor {PREDICTOR_TITLES[summary['predictor']]}){over}.\n"
+            f"{primary} in the last round (predictor {judged}){over}.\n"
             + "".join(f"{each}\n" for each in more)
         )
 
@@ -203,13 +224,18 @@ class _Card:
             text_table(table).markdown(),
             "A dash: the method has no such predictor.\n",
         ]
+        if (found := self.run.metrics) is not None:
+            shared = not tests_differ(found["local_test"], found["global_test"])
+            every = metrics_table(found, self.summary["metric"], shared=shared)
+            lines.append(text_table(every).markdown())
         if values := list(self.accuracies.values()):
             worst = min(self.accuracies, key=lambda name: self.accuracies[name])
             lowest = f"Worst client: {escape_markdown(worst)} with {percent(min(values))} %."
             if len(set(values)) == 1 < len(values):
                 lowest = "All of them have the same accuracy."
             lines.append(
-                f"Over the {len(values):,} evaluated clients the primary metric is "
+                f"Over the {len(values):,} evaluated clients the "
+                f"{'accuracy' if self.metrics else 'primary metric'} is "
                 f"{percent(fmean(values))} % with a standard deviation of "
                 f"{percent(deviation(values))} (ddof 1). {lowest}\n"
             )

@@ -25,12 +25,11 @@ from mpfedcl.report.run import (
     describe_settings,
     find_worst_client_and_class,
 )
-from mpfedcl.report.tables import cell, predictors_table
+from mpfedcl.report.tables import METRIC_NOTE, cell, metrics_table, predictors_table
 from mpfedcl.report.tuning import describe_tuning
 from mpfedcl.report.wording import (
     ONE_TEST,
     PREDICTOR_TITLES,
-    TEST_TITLES,
     choose_evenly,
     describe_mean,
     describe_server_model,
@@ -41,7 +40,6 @@ from mpfedcl.report.wording import (
     known_values,
     mean_and_deviation,
     metric_digits,
-    metric_value,
     name_seeds,
     title_tests,
 )
@@ -63,11 +61,6 @@ _FAIRNESS_TITLES = {
     "best_decile": "best tenth",
     "std": "std",
 }
-_METRIC_NOTE = (
-    "On local test sets over the samples of all clients together, on the global test set the mean "
-    "over clients. NLL, Brier score and ECE: smaller is better. *: the primary metric."
-)
-
 OnRun = Callable[[str], None]
 """Called with the name of each run before it is read."""
 
@@ -140,7 +133,7 @@ def describe_single_run(run: RunRecords) -> Json:
         "title": f"{run.method_name} on {run.data[0]}",
         "about": _describe_setup([run]),
         "groups": _describe_groups([run]),
-        "tables": [run_predictors_table(run), *run_metrics_table(run)],
+        "tables": [run_predictors_table(run), *_tables_of_metrics(run)],
         "details": [_describe_in_detail(run)],
     }
 
@@ -254,6 +247,9 @@ def _describe_seed_group(name: str, runs: Sequence[RunRecords], style: MethodSty
         "seeds": [run.experiment.seed for run in runs],
         "curves": {
             "accuracy": accuracy,
+            "metric": {
+                test: _mean_curve([_metric_by_round(run, test) for run in runs]) for test in TESTS
+            },
             "loss": _mean_curve([{line.round: line.loss for line in run.rounds} for run in runs]),
             "megabytes": _mean_curve([_megabytes_by_round(run) for run in runs]),
             "virtual_seconds": _mean_curve([_clock_by_round(run) for run in runs]),
@@ -267,6 +263,11 @@ def _accuracy_by_round(run: RunRecords, test: Any, predictor: Any) -> dict[int, 
     """Return a predictor's accuracy in the rounds in which it was evaluated."""
     tables = {line.round: line.accuracy.get(test, {}) for line in run.rounds if line.accuracy}
     return {number: table[predictor] for number, table in tables.items() if predictor in table}
+
+
+def _metric_by_round(run: RunRecords, test: Any) -> dict[int, float | None]:
+    """Return the primary metric in the rounds that have it; none if it is accuracy."""
+    return {line.round: line.metric.get(test) for line in run.rounds if line.metric}
 
 
 def _mean_curve(several: Sequence[dict[int, float | None]]) -> Json | None:
@@ -494,23 +495,12 @@ def _megabytes(count: float) -> str:
     return f"{count / 1e6:,.1f}" if not 0 < count < 50_000 else f"{count / 1e6:.3f}"
 
 
-def run_metrics_table(run: RunRecords) -> list[Json]:
+def _tables_of_metrics(run: RunRecords) -> list[Json]:
     """Return the table of all metrics of one run; none if the run has none."""
     if (found := run.metrics) is None:
         return []
     shared = run.has_shared_test and run.predictors["local_test"] == run.predictors["global_test"]
-    tests: dict[Any, str] = {"local_test": "test set"} if shared else TEST_TITLES
-    rows = [
-        [cell(metric_title(name))]
-        + [
-            cell(metric_value(name, found[test].get(name)), strong=name == run.experiment.metric)
-            for test in tests
-        ]
-        for name in found["local_test"]
-    ]
-    caption = "Metrics of the primary predictor in the last round"
-    columns = ["metric", *tests.values()]
-    return [{"caption": caption, "columns": columns, "rows": rows, "notes": [_METRIC_NOTE]}]
+    return [metrics_table(found, run.experiment.metric, shared=shared)]
 
 
 def _metric_tables(groups: Sequence[Json]) -> list[Json]:
@@ -533,7 +523,7 @@ def _metric_tables(groups: Sequence[Json]) -> list[Json]:
             "later": True,
             "columns": ["method", *map(metric_title, names)],
             "rows": rows,
-            "notes": [_METRIC_NOTE],
+            "notes": [METRIC_NOTE],
         })  # fmt: skip
     return tables
 

@@ -102,7 +102,7 @@ def draw_lines(
     axes.set(xlabel=x, ylabel=y)
     if "%" in y:
         axes.set_ylim(0, 100)
-    elif lines:
+    elif lines and all(min(line["mean"]) >= 0 for line in lines):
         axes.set_ylim(bottom=0)
     if x == "round":
         mark_rounds(axes)
@@ -110,12 +110,21 @@ def draw_lines(
         axes.set_xlim(left=0)
 
 
-def accuracy_drawing(groups: Sequence[Json], axis: str = "round", title: str = "") -> Drawing:
-    """Return accuracy per round, or over its costs: a line per method, or per predictor of one."""
+def metric_drawing(
+    groups: Sequence[Json], axis: str = "round", title: str = "", metric: str | None = None
+) -> Drawing:
+    """Return a metric per round, or over its costs: a line per method, or per predictor of one.
+
+    By default the primary metric; accuracy if the groups have several. Only accuracy is recorded
+    of all predictors.
+    """
+    primary = {group["metric"] for group in groups}
+    metric = metric or (primary.pop() if len(primary) == 1 else "accuracy")
     known = [group for group in groups if axis == "round" or group["curves"][axis]]
-    by_test = {test: _accuracy_lines(known, test, axis) for test in title_tests(groups)}
+    by_test = {test: _metric_lines(known, test, axis, metric) for test in title_tests(groups)}
+    y = "accuracy (%)" if metric == "accuracy" else escape_math(metric_title(metric))
     panels = [
-        Panel(partial(draw_lines, lines=by_test[test], x=_AXES[axis]), heading)
+        Panel(partial(draw_lines, lines=by_test[test], x=_AXES[axis], y=y), heading)
         for test, heading in title_tests(groups).items()
     ]
     names = {key for lines in by_test.values() for line in lines for key in line}
@@ -125,13 +134,18 @@ def accuracy_drawing(groups: Sequence[Json], axis: str = "round", title: str = "
     if "lost" in names:
         notes.append("✗: a seed diverged and has no value.")
     over = "per round" if axis == "round" else f"by {_AXES[axis]}"
-    return Drawing(title or f"Accuracy {over}", " ".join(notes), panels, legend=True)
+    measured = metric_title(metric).removesuffix(" in %")
+    measured = measured[:1].upper() + measured[1:]
+    return Drawing(title or f"{measured} {over}", " ".join(notes), panels, legend=True)
 
 
-def _accuracy_lines(groups: Sequence[Json], test: str, axis: str) -> list[Json]:
+def _metric_lines(groups: Sequence[Json], test: str, axis: str, metric: str) -> list[Json]:
     lines = []
     for group in groups:
         curves, primary = group["curves"]["accuracy"][test], group["judged_by"][test]
+        if metric != "accuracy":
+            curve = group["curves"]["metric"][test]
+            curves = {primary: curve} if curve else {}
         # A predictor that was evaluated only in the last round is in the table.
         drawn = [name for name in curves if len(curves[name]["x"]) > 1] or list(curves)
         if len(groups) > 1:
@@ -359,13 +373,13 @@ def _draw_map(axes: Axes, found: Json) -> None:
 def comparison_drawings(groups: Sequence[Json], *, is_ranked: bool) -> dict[str, Drawing]:
     """Return the figures of several groups by name; without a ranking there are no differences."""
     found = {
-        "accuracy": accuracy_drawing(groups),
+        "accuracy": metric_drawing(groups),
         "differences": differences_drawing(groups) if is_ranked else None,
         "clients": client_heat_drawing(groups),
         "costs": costs_drawing(groups),
     }
     if any(group["curves"]["virtual_seconds"] for group in groups):
-        found["accuracy-over-time"] = accuracy_drawing(groups, "virtual_seconds")
+        found["accuracy-over-time"] = metric_drawing(groups, "virtual_seconds")
     return {name: drawing for name, drawing in found.items() if drawing}
 
 

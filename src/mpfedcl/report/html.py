@@ -13,12 +13,12 @@ import numpy
 
 from mpfedcl.core.json_files import Json
 from mpfedcl.report.drawings import (
-    accuracy_drawing,
     clients_drawing,
     comparison_drawings,
     confusion_drawing,
     loss_drawing,
     map_drawing,
+    metric_drawing,
     run_partition_drawing,
 )
 from mpfedcl.report.figures import Drawing
@@ -211,14 +211,16 @@ def _search_blocks(section: Json) -> list[Markup]:
 
 
 def _show_rounds(groups: Sequence[Json]) -> Markup:
-    """Return accuracy per round, with loss and accuracy by costs on request."""
+    """Return the primary metric per round, with loss, accuracy and costs on request."""
     folded = {"Training loss": loss_drawing(groups)}
+    if {group["metric"] for group in groups} - {"accuracy"}:
+        folded["Accuracy"] = metric_drawing(groups, metric="accuracy")
     for axis, title in _COST_AXES.items():
         costs = [curve for group in groups if (curve := group["curves"][axis])]
         if any(max(curve["mean"]) > 0 for curve in costs):
-            folded[title] = accuracy_drawing(groups, axis)
+            folded[title] = metric_drawing(groups, axis)
     return show_figure(
-        accuracy_drawing(groups),
+        metric_drawing(groups),
         (
             details(title, show_drawing(drawing, titled=False))
             for title, drawing in folded.items()

@@ -18,7 +18,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.descriptions import describe_partition
 from mpfedcl.methods import TESTS
 from mpfedcl.report.document import compare_runs, primary_by_seed, run_predictors_table
-from mpfedcl.report.drawings import accuracy_drawing, comparison_drawings, run_partition_drawing
+from mpfedcl.report.drawings import comparison_drawings, metric_drawing, run_partition_drawing
 from mpfedcl.report.figures import Drawing, DrawnFigure
 from mpfedcl.report.html import show_table, tag
 from mpfedcl.report.result_folders import ResultFolder, find_result_folders, find_tuning_files
@@ -310,7 +310,7 @@ class LoadedRun(Loaded, HasModels):
         """accuracy; partition, if it is known."""
         groups = compare_runs([self._records])["groups"]
         title = f"{self._records.method_name} on {self._records.data[0]}"
-        accuracy = accuracy_drawing(groups, title=title)
+        accuracy = metric_drawing(groups, title=title)
         return Offers({"accuracy": accuracy, **_partition_of(self._records)})
 
     def _summary(self) -> tuple[str, Json]:

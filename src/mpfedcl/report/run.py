@@ -176,7 +176,8 @@ class RunRecords:
     @property
     def metrics(self) -> dict[Test, MetricValues] | None:
         """All metrics on both test sets, if the run has them."""
-        found = self.rounds[-1].metrics if self.rounds else None
+        last = self.rounds[-1] if self.rounds else self.summary
+        found = last.metrics if last else None
         if found is None:
             return None
         return {"local_test": found.local_test, "global_test": found.global_test}

@@ -34,6 +34,10 @@ _BETWEEN = 3
 """Characters between two columns; as many are at the two edges together, less one."""
 _WIDTH = 100
 _MOST_CLIENTS = 20
+METRIC_NOTE = (
+    "On local test sets over the samples of all clients together, on the global test set the mean "
+    "over clients. NLL, Brier score and ECE: smaller is better. *: the primary metric."
+)
 _NUMBER = re.compile(r"[-·]\*?|[▲≈+-]?[\d,]+(\.\d+)?(\([\d.]+\))?(✗\d+)?\*?")
 
 
@@ -156,6 +160,24 @@ def predictors_table(caption: str, values: Mapping[Any, Any], judged: Mapping[An
     ]
     columns = ["predictor", *titles.values()]
     return {"caption": caption, "columns": columns, "rows": rows, "notes": notes}
+
+
+def metrics_table(
+    found: Mapping[Any, Mapping[str, float | None]], metric: str, *, shared: bool
+) -> Json:
+    """Return all metrics of a run on both test sets, or on one that all clients share.
+
+    `metric` is the primary one.
+    """
+    tests = {"local_test": "test set"} if shared else TEST_TITLES
+    rows = [
+        [cell(metric_title(name))]
+        + [cell(metric_value(name, found[t].get(name)), strong=name == metric) for t in tests]
+        for name in found["local_test"]
+    ]
+    caption = "Metrics of the primary predictor in the last round"
+    columns = ["metric", *tests.values()]
+    return {"caption": caption, "columns": columns, "rows": rows, "notes": [METRIC_NOTE]}
 
 
 def clients_table(

@@ -79,6 +79,17 @@ def metric_value(metric: str, value: float | None) -> str:
     return "-" if value is None else f"{value:.{metric_digits(metric)}f}"
 
 
+def name_value(metric: str, value: float | None) -> str:
+    """Return a metric with its value in a sentence.
+
+    Example:
+        >>> name_value("macro_f1", 71.24), name_value("nll", 0.5), name_value("accuracy", None)
+        ('macro F1 71.2 %', 'NLL 0.500', 'accuracy -')
+    """
+    unit = " %" if is_in_percent(metric) and value is not None else ""
+    return f"{metric_title(metric).removesuffix(' in %')} {metric_value(metric, value)}{unit}"
+
+
 def mean_and_deviation(values: Sequence[float | None], digits: int = 1) -> str:
     """Return mean(std) over seeds; a dash if no seed has a number.
 

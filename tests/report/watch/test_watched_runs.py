@@ -17,11 +17,11 @@ from mpfedcl.report.document import build_document
 from mpfedcl.report.html import section_blocks
 from mpfedcl.report.result_folders import find_result_folders
 from mpfedcl.report.watch import pages
-from mpfedcl.report.watch.pages import show_comparison, show_run
+from mpfedcl.report.watch.pages import show_comparison, show_list, show_run
 from mpfedcl.report.watch.runs import WatchedRun, WatchedRuns
 from mpfedcl.runs.directory import RunDirectory
 from parsed_html import Page
-from small_experiments import small
+from small_experiments import read_records, small
 
 pytestmark = pytest.mark.whole
 
@@ -92,8 +92,23 @@ def test_states_of_runs(tmp_path: Path) -> None:
 def test_list_shows_values_of_the_run(images: Path, tmp_path: Path) -> None:
     result = run(small(images, rounds=3), tmp_path / "runs" / "mine")
     found = look(WatchedRuns(tmp_path))["mine"]
-    assert found.seen["accuracy"] == pytest.approx(result.accuracy, abs=0.006)
+    assert found.seen["value"] == pytest.approx(result.accuracy, abs=0.006)
     assert (found.seen["round"], found.seen["planned"], found.folder) == (3, 3, "runs")
+
+
+def test_pages_show_the_primary_metric(images: Path, tmp_path: Path) -> None:
+    for metric in ("macro_f1", "nll"):
+        run(small(images, "fedavg", rounds=2, metric=metric), tmp_path / metric)
+    watcher = WatchedRuns(tmp_path)
+    shown = {metric: page_of(watcher, metric) for metric in ("macro_f1", "nll")}
+    values = {name: read_records(tmp_path / name)[-1]["metric"]["local_test"] for name in shown}
+    words = {"macro_f1": f"macro F1 {values['macro_f1']:.1f} %", "nll": f"NLL {values['nll']:.3f}"}
+    listed = str(show_list(watcher))
+    for name, titles in (("macro_f1", "Macro F1 per round"), ("nll", "NLL per round")):
+        assert f"Round 2 of 2, {words[name]}" in shown[name]
+        assert words[name] in listed
+        assert titles in shown[name]
+        assert "<summary>Accuracy</summary>" in shown[name]
 
 
 def test_new_runs_appear_and_deleted_ones_disappear(tmp_path: Path) -> None:
@@ -172,7 +187,7 @@ def test_damaged_file_does_not_affect_other_runs(tmp_path: Path, name: str, cont
     watcher = WatchedRuns(tmp_path)
     seen = look(watcher)
     assert seen["sound"].state == "finished"
-    assert seen["sound"].seen["accuracy"] == pytest.approx(
+    assert seen["sound"].seen["value"] == pytest.approx(
         sum(accuracy_of(3, place) for place in range(3)) / 3, abs=0.01
     )
     # Without records, a run looks as if it had only begun.

@@ -18,10 +18,11 @@ from mpfedcl.report.watch.runs import (
     WatchedRuns,
     read_records,
 )
+from mpfedcl.report.wording import name_value
 
 MOST_COMPARED = 20
 _MOST_ROWS = 500
-_COLUMNS = ("compare", "run", "state", "method", "rounds", "accuracy", "changed")
+_COLUMNS = ("compare", "run", "state", "method", "rounds", "metric", "changed")
 
 
 # The list
@@ -71,7 +72,7 @@ def _order(run: WatchedRun) -> tuple[bool, float, str]:
 
 def _show_heading(name: str) -> Markup:
     shown = tag("span", name, class_="unseen") if name == "compare" else name
-    return tag("th", shown, scope="col", class_="number" if name == "accuracy" else None)
+    return tag("th", shown, scope="col", class_="number" if name == "metric" else None)
 
 
 def _show_row(run: WatchedRun) -> Markup:
@@ -93,13 +94,13 @@ def _show_row(run: WatchedRun) -> Markup:
         scope="row",
         class_="where",
     )
-    method, rounds, accuracy = None, None, "-"
+    method, rounds, value = None, None, "-"
     if seen:
         planned, done = str(seen["planned"]), str(seen["round"])
         method = seen["method"], tag("small", seen["about"])
         bar = tag("progress", max=planned, value=done, aria_label="rounds done")
         rounds = bar, tag("small", f"{done} of {planned}")
-        accuracy = _show_accuracy(seen["accuracy"])
+        value = name_value(seen["metric"], seen["value"])
     changed = datetime.fromtimestamp(run.changed).isoformat(" ", "minutes")
     return tag(
         "tr",
@@ -108,7 +109,7 @@ def _show_row(run: WatchedRun) -> Markup:
         tag("td", _show_state(run), class_="state-cell"),
         tag("td", method, class_="method-cell"),
         tag("td", rounds, class_="progress-cell"),
-        tag("td", accuracy, class_="number accuracy-cell"),
+        tag("td", value, class_="number metric-cell"),
         tag("td", changed, class_="changed-cell"),
     )
 
@@ -116,10 +117,6 @@ def _show_row(run: WatchedRun) -> Markup:
 def _show_state(run: WatchedRun) -> Markup:
     """Return the state of a run as a word with a sign."""
     return tag("span", run.state, class_=f"state {run.state}")
-
-
-def _show_accuracy(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} %"
 
 
 # A run
@@ -134,8 +131,8 @@ def show_run(watched: WatchedRuns, name: str) -> Markup | None:
     about, said = "", run.trouble
     if seen:
         about = f" {seen['method']} on {seen['about']}"
-        accuracy = _show_accuracy(seen["accuracy"])
-        said = f"Round {seen['round']} of {seen['planned']}, accuracy {accuracy}"
+        value = name_value(seen["metric"], seen["value"])
+        said = f"Round {seen['round']} of {seen['planned']}, {value}"
     if run.trouble:
         parts.append(tag("p", run.trouble, class_="warning"))
     elif run.records.rounds:

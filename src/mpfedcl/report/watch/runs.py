@@ -127,7 +127,8 @@ class WatchedRun:
             "planned": experiment.rounds,
             "round": rounds[-1].round if rounds else 0,
             "seconds": sum(rounds[-1].seconds.values()) if rounds else 0.0,
-            "accuracy": _last_accuracy(rounds),
+            "metric": experiment.metric,
+            "value": _last_value(rounds, experiment.metric),
             "counts": {
                 "updates rejected": sum(len(each.clients.rejected) for each in rounds),
                 "answers missing": sum(len(each.clients.missing) for each in rounds),
@@ -141,8 +142,11 @@ class WatchedRun:
         return max((each.changed / 1e9 for each in self.version if each), default=0.0)
 
 
-def _last_accuracy(rounds: Sequence[RoundRecord]) -> float | None:
-    """Return the mean accuracy over clients in the last evaluated round."""
+def _last_value(rounds: Sequence[RoundRecord], metric: str) -> float | None:
+    """Return the primary metric on the local test sets in the last round that has it."""
+    if metric != "accuracy":
+        values = (each.metric["local_test"] for each in reversed(rounds) if each.metric)
+        return next((each for each in values if each is not None), None)
     spreads = (measure_spread(each) for each in reversed(rounds))
     return next((each.mean for each in spreads if each is not None), None)
 
