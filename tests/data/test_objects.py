@@ -1,6 +1,7 @@
 """Data from Python: each form gives the run that the same samples give as files."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import mpfedcl
 from mpfedcl import Experiment
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, RunWarning
 from mpfedcl.core.tensors import load_tensors
 from mpfedcl.data.loading import load_data_and_model, load_federated_data
 from mpfedcl.data.objects import give, use_objects
@@ -145,6 +155,87 @@ def test_forms_of_the_same_samples_give_the_same_inputs(form: Any) -> None:
     assert torch.equal(found.table.inputs, wanted.table.inputs)
     assert torch.equal(found.table.labels, wanted.table.labels)
     assert torch.equal(found.test_inputs, wanted.test_inputs)
+
+
+def test_loaders_give_what_they_read_once() -> None:
+    def collate(samples: Any) -> Any:
+        x, y = zip(*samples, strict=True)
+        length = max(map(len, x))
+        padded = [numpy.pad(each, (0, length - len(each))) for each in x]
+        return torch.from_numpy(numpy.stack(padded)), torch.tensor(y)
+
+    x, y = draw(0)
+    other = draw(1)
+    series = [(x[n][: 2 + n % 4], int(y[n])) for n in range(len(x))]
+    halves: list[Any] = [series[:20], series[20:]]
+    padded = [tuple(numpy.asarray(each) for each in collate(some)) for some in halves]
+    wanted = load_federated_data(resolve(give(BASE, {"north": tuple(padded), "south": other})))
+    loaders: list[Any] = [
+        DataLoader(half, batch_size=4, shuffle=True, collate_fn=collate) for half in halves
+    ]
+    found = load_federated_data(resolve(give(BASE, {"north": tuple(loaders), "south": other})))
+    assert torch.equal(found.table.inputs, wanted.table.inputs)
+    assert torch.equal(found.test_inputs, wanted.test_inputs)
+    chosen = DataLoader(Pairs(x, y), sampler=SubsetRandomSampler([7, 3, 5, 4, 0, 1, 2]))
+    rows = [0, 1, 2, 3, 4, 5, 7]
+    wanted = load_federated_data(resolve(give(BASE, {"north": (x[rows], y[rows]), "south": other})))
+    found = load_federated_data(resolve(give(BASE, {"north": chosen, "south": other})))
+    assert torch.equal(found.table.inputs, wanted.table.inputs)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield numpy.zeros(5, "float32"), 0
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda _: DataLoader(Endless()), "is a DataLoader of an IterableDataset; its Dataset mus"),
+        (
+            lambda d: DataLoader(d, sampler=WeightedRandomSampler([1.0] * len(d), len(d))),
+            "is a DataLoader with a WeightedRandomSampler, which does not read each sample once;",
+        ),
+        (
+            lambda d: DataLoader(d, sampler=RandomSampler(d, replacement=True)),
+            "is a DataLoader with a RandomSampler, which",
+        ),
+        (
+            lambda d: DataLoader(d, batch_sampler=[[0, 1], [1, 2]]),
+            "is a DataLoader with a list, which does not read",
+        ),
+        (
+            lambda d: DataLoader(d, collate_fn=lambda samples: samples[0][1] / "x"),
+            "whose collate function fails on all 30 samples at once (TypeError: ",
+        ),
+        (
+            lambda d: DataLoader(d, collate_fn=lambda _: {"x": 1}),
+            "whose collate function returns {'x': 1}; it must return a pair (inputs, labels)",
+        ),
+    ],
+)
+def test_loaders_that_do_not_read_each_sample_once_are_refused(make: Any, complaint: str) -> None:
+    sentence = refusal({"north": make(Pairs(*draw(0))), "south": draw(1)})
+    assert sentence.startswith("data['north'] ")
+    assert complaint in sentence
+
+
+def test_labels_from_one_are_noticed(tmp_path: Path) -> None:
+    (x, y), (z, w) = draw(0), draw(1)
+    from_one = {"a": (x, y + 1), "b": (z, w + 1)}
+    told = "The labels are 1 to 3 and never 0, so class 0 is empty: labels count from 0. Subtract 1"
+    found = load_federated_data(resolve(give(BASE, from_one)))
+    assert found.class_names == ("0", "1", "2", "3")
+    assert [each for each in found.notices if each.startswith(told)]
+    by_file = save(tmp_path / "files", {"a": ((x, y + 1), (x, y + 1)), "b": ((z, w + 1), None)})
+    with pytest.warns(RunWarning, match=told):
+        mpfedcl.run(by_file, tmp_path / "run")
+    gap = [2 * (each // 2) + 1 for each in (y, w)]
+    for data in ({"a": (x, y), "b": (z, w + 1)}, {"a": (x, gap[0]), "b": (z, gap[1])}):
+        assert not load_federated_data(resolve(give(BASE, data))).notices
+    named = BASE.replace(dataset__classes=("none", "cat", "dog", "eel"))
+    assert not load_federated_data(resolve(give(named, from_one))).notices
 
 
 def test_pictures_of_a_dataset_become_the_images_of_a_file(tmp_path: Path) -> None:
@@ -385,7 +476,7 @@ def test_command_line_takes_a_function_in_any_number_of_workers(
     experiment = Experiment.from_toml(Path("run-2", "experiment.toml"))
     assert (experiment.workers, experiment.partition.kind) == (2, "natural")
     for name, complaint in (
-        ("own_sites:fail", "which fails (KeyError: 'no such site'); it must be a function"),
+        ("own_sites:fail", f"which fails (KeyError: 'no such site' at {tmp_path}/own_sites.py:11)"),
         ("own_sites:number", "dataset.name is 'own_sites:number'; it must name a function"),
         ("own_sites:absent", "it must name an importable package.module:function"),
     ):

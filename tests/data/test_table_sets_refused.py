@@ -84,6 +84,8 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "column 'patientID' has another whole number in most rows, as ids do; columns must "
         "hold numbers, or words that repeat. --dataset.drop patientID leaves it out.",
     ),
+    "row numbers": ("row_id,y\n" + "".join(f"{n},0\n" for n in range(40)), {}, "as ids do; colu"),
+    "numbered visits": ("Visitid,y\n" + "".join(f"{n},0\n" for n in range(40)), {}, "as ids do;"),
     "dates": (
         "seen on,y\n2020-01-01,0\n,1\n2020-01-02 10:30,1\n",
         {},
@@ -143,6 +145,13 @@ def test_invalid_tables_give_a_one_line_error(tmp_path: Path, case: str) -> None
     assert complaint.format(path=path) in sentence
     assert sentence.endswith(".")
     assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", ["fluid", "Acid", "thyroid", "COVID", "grid", "Lipid"])
+def test_words_that_end_like_an_id_are_measurements(tmp_path: Path, name: str) -> None:
+    rows = "".join(f"{n},{n % 2}\n" for n in range(60))
+    found = open_table(save_table(tmp_path / "t.csv", f"{name},y\n{rows}"))
+    assert found.class_names == ("0", "1")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.xlsx"])

@@ -1,5 +1,6 @@
 """A user's module as a model: its tensors, embedding, modes and fingerprint."""
 
+import inspect
 import re
 from typing import Any
 
@@ -245,7 +246,7 @@ def nothing_to_train(num_classes: int) -> nn.Module:
         (
             fails,
             {},
-            "'mine', which fails (RuntimeError: no weights); it must return a torch",
+            "'mine', which fails (RuntimeError: no weights at /",
         ),
         (lambda: 3, {}, "'mine', which returns a int; it must return a torch.nn.Module."),
         (nothing_to_train, {}, "has no parameters to train; at least one must require gradients."),
@@ -253,7 +254,11 @@ def nothing_to_train(num_classes: int) -> nn.Module:
         (returns(None), {}, "returns nothing for 2 samples; it must return logits [2, 3], one for"),
         (only_in_training, {}, "returns a tuple for 2 samples; it must return logits [2, 3]"),
         (returns((1, 2)), {}, "returns a tuple for 2 samples; it must return logits [2, 3]"),
-        (WithNorm, {}, "fails (ValueError: not enough values to unpack (expected 3, got 1)); it m"),
+        (
+            WithNorm,
+            {},
+            "fails (ValueError: not enough values to unpack (expected 3, got 1) at /",
+        ),
         (lambda num_classes: nn.Linear(4, num_classes), {}, "fails on samples [2, 7] of torch.flo"),
         (lambda: nn.ReLU(), {}, "has no parameters to train"),
         (HeadFirst, {"embedding": "body"}, "model.embedding is 'body'; it must name a submodule o"),
@@ -265,6 +270,28 @@ def test_unfit_modules_are_rejected_in_one_line(
     with pytest.raises(InvalidInput, match=re.escape(message)) as caught:
         model_of(factory, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_errors_of_own_code_name_its_file_and_line() -> None:
+    number = inspect.getsourcelines(fails)[1] + 1
+    place = re.escape(f"{__file__}:{number}")
+    with pytest.raises(InvalidInput, match=rf"no weights at {place}\); it must return a torch"):
+        model_of(fails)
+
+
+def test_errors_of_torch_name_the_line_of_the_module_that_called_it() -> None:
+    class Misfit(nn.Module):
+        def __init__(self, num_classes: int) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, num_classes)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            logits: Tensor = self.layer(inputs)
+            return logits
+
+    number = inspect.getsourcelines(Misfit.forward)[1] + 1
+    with pytest.raises(InvalidInput, match=rf"RuntimeError: mat1 .* at {__file__}:{number}\)"):
+        model_of(Misfit)
 
 
 def test_modules_without_linear_layers_need_a_named_embedding() -> None:

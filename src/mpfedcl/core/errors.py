@@ -1,6 +1,8 @@
 """Errors that end a command with a one-line message."""
 
 import errno
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,6 +35,21 @@ def explain(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error)
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".:")
+
+
+_NOT_OF_A_USER = {"mpfedcl", "torch", "numpy", *sys.stdlib_module_names}
+
+
+def explain_user_code(error: BaseException) -> str:
+    """Return the type, the reason and the place of an error of a user's code, for a message.
+
+    The place is the innermost line outside this package, torch, numpy and Python's own modules.
+    """
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _NOT_OF_A_USER:
+            place = f" at {frame.f_code.co_filename}:{line}"
+    return f"{type(error).__name__}: {explain(error)}{place}"
 
 
 @contextmanager

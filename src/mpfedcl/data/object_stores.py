@@ -13,10 +13,20 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
 from torch.utils.data import Subset as TorchSubset
 
-from mpfedcl.core.errors import InvalidInput, enumerate_names, explain
+from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_user_code
 from mpfedcl.core.images import resize_images
 from mpfedcl.data.image_files import convert_image, is_colored
 from mpfedcl.data.samples import (
@@ -160,7 +170,7 @@ def _read_pairs(dataset: Any, rows: Sequence[int], shown: str) -> list[tuple[Arr
     except Exception as error:
         raise InvalidInput(
             f"{shown} fails when samples {rows[0]:,} to {rows[-1]:,} are read "
-            f"({type(error).__name__}: {explain(error)}); each must be a pair (input, label)."
+            f"({explain_user_code(error)}); each must be a pair (input, label)."
         ) from error
     pairs = []
     for row, item in zip(rows, items, strict=True):
@@ -182,7 +192,7 @@ def _read_pairs(dataset: Any, rows: Sequence[int], shown: str) -> list[tuple[Arr
 def open_source(value: Any, shown: str, dataset: DatasetSettings) -> Source:
     """Open an object; its samples stay where they are."""
     if isinstance(value, DataLoader):
-        value = value.dataset
+        value = _open_loader(value, shown)
     if hasattr(value, "select_columns") and hasattr(value, "features"):
         value = _HuggingFacePairs.of(value, dataset.label, shown)
     elif dataset.label is not None:
@@ -197,6 +207,44 @@ def open_source(value: Any, shown: str, dataset: DatasetSettings) -> Source:
     if not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
         raise InvalidInput(f"{shown} is {_shorten(value)}; data must be {FORMS}.")
     return _open_dataset(value, dataset, shown)
+
+
+def _open_loader(loader: "DataLoader[Any]", shown: str) -> Any:
+    """Return the samples of a DataLoader as a Dataset, or as arrays from its collate function."""
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        raise InvalidInput(
+            f"{shown} is a DataLoader of an IterableDataset; its Dataset must have __getitem__ and "
+            "__len__, because clients read samples by number."
+        )
+    batches = loader.batch_sampler
+    sampler: Any = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
+    reads_once = isinstance(sampler, SequentialSampler | RandomSampler) and not getattr(
+        sampler, "replacement", False
+    )
+    if isinstance(sampler, SubsetRandomSampler):
+        dataset = TorchSubset(dataset, sorted(sampler.indices))
+    elif not reads_once or len(sampler) != len(dataset):
+        raise InvalidInput(
+            f"{shown} is a DataLoader with a {type(sampler).__name__}, which does not read each "
+            "sample once; give the samples as a torch.utils.data.Subset instead."
+        )
+    if loader.collate_fn in (default_collate, default_convert):
+        return dataset
+    # Once on all samples, so that what is padded has one length.
+    try:
+        batch = loader.collate_fn([dataset[row] for row in range(len(dataset))])
+    except Exception as error:
+        raise InvalidInput(
+            f"{shown} is a DataLoader whose collate function fails on all {len(dataset):,} samples "
+            f"at once ({explain_user_code(error)}); it must return a pair (inputs, labels)."
+        ) from error
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not is_array(batch[0]):
+        raise InvalidInput(
+            f"{shown} is a DataLoader whose collate function returns {_shorten(batch)}; it must "
+            "return a pair (inputs, labels) of arrays."
+        )
+    return tuple(batch)
 
 
 def _open_arrays(x: Any, y: Any, shown: str) -> Source:

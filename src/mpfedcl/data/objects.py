@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from mpfedcl.core.errors import InvalidInput, enumerate_names, explain, explain_faults
+from mpfedcl.core.errors import InvalidInput, enumerate_names, explain_faults, explain_user_code
 from mpfedcl.core.plugins import import_function
 from mpfedcl.data.npz_archive import MOST_CLASSES
 from mpfedcl.data.object_stores import FORMS, Source, digest, is_array, open_source
@@ -135,8 +135,8 @@ def _open_result(function: Any, dataset: DatasetSettings) -> OpenedObjects:
         raise
     except Exception as error:
         raise InvalidInput(
-            f"dataset.name is {dataset.name!r}, which fails ({type(error).__name__}: "
-            f"{explain(error)}); it must be a function without arguments that returns {FORMS}."
+            f"dataset.name is {dataset.name!r}, which fails ({explain_user_code(error)}); it "
+            f"must be a function without arguments that returns {FORMS}."
         ) from error
     return _open(data, None, dataset)
 
@@ -163,10 +163,7 @@ def _open(data: Any, groups: Any, dataset: DatasetSettings) -> OpenedObjects:
         # A DatasetDict of Hugging Face.
         data = (data["train"], data.get("test"))
     if hasattr(data, "load_partition"):
-        with explain_faults("data", "a partitioner with num_partitions and a data set"):
-            count = int(data.num_partitions)
-        width = len(str(count - 1))
-        data = {f"client-{n:0{width}}": data.load_partition(n) for n in range(count)}
+        data = _open_partitioner(data)
     by_client = data if isinstance(data, Mapping) else {"": data}
     if not by_client:
         raise InvalidInput("data is an empty dictionary; it must have at least one client.")
@@ -208,6 +205,20 @@ def _open(data: Any, groups: Any, dataset: DatasetSettings) -> OpenedObjects:
         index = replace(index, domains=domains)
     fingerprint = digest([json.dumps([told, index.class_names]).encode()])
     return OpenedObjects(index, names_clients, has_test, fingerprint)
+
+
+def _open_partitioner(given: Any) -> dict[str, Any]:
+    """Return the data by client of a partitioner of flwr-datasets, or of its FederatedDataset."""
+    wanted = "a partitioner of flwr-datasets with a data set, or a FederatedDataset with one"
+    with explain_faults("data", wanted):
+        if hasattr(given, "partitioners"):
+            ((split, partitioner),) = given.partitioners.items()
+            # Downloads the data set and gives it to the partitioner.
+            given.load_partition(0, split)
+            given = partitioner
+        count = int(given.num_partitions)
+        width = len(str(count - 1))
+        return {f"client-{n:0{width}}": given.load_partition(n) for n in range(count)}
 
 
 def _split_pair(name: str, value: Any) -> Iterator[_Part]:
@@ -258,14 +269,15 @@ def _index(
         found.setdefault(part.domain, []).append(Subset(rows, source.labels))
         begin += len(rows)
     domains = tuple(DomainIndex(name or "data", *subsets) for name, subsets in found.items())
+    names, notices = (class_names, ()) if class_names else name_classes(domains)
     return SampleIndex(
         dataset.name if ":" in dataset.name else "data",
-        class_names or name_classes(domains),
+        names,
         domains,
         JoinedSampleStore([source.store for source in sources]),
         first.array_format,
         names_classes=bool(class_names),
-        notices=tuple(notice for source in sources for notice in source.notices),
+        notices=(*notices, *(notice for source in sources for notice in source.notices)),
     )
 
 

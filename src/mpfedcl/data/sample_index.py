@@ -128,13 +128,16 @@ def index_archives(
             f"{first.path} has the classes {enumerate_names(own_names)}; those of {spec.name} must "
             f"be {', '.join(spec.class_names)}."
         )
+    given = spec.class_names or own_names
+    names, notices = (given, ()) if given else name_classes(domains)
     return SampleIndex(
         dataset.name,
-        spec.class_names or own_names or name_classes(domains),
+        names,
         tuple(domains),
         JoinedSampleStore(stores),
         first.array_format,
         names_classes=bool(own_names),
+        notices=notices,
     )
 
 

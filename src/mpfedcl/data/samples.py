@@ -372,12 +372,18 @@ class SampleIndex:
         return str(self.array_format or "images")
 
 
-def name_classes(domains: Sequence[DomainIndex]) -> tuple[str, ...]:
-    """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do."""
-    largest = max(
-        int(subset.labels.max())
-        for domain in domains
-        for subset in (domain.train, domain.test)
-        if subset is not None and len(subset.labels)
+def name_classes(domains: Sequence[DomainIndex]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return "0", "1", ... up to the largest label, padded so that they sort as numbers do.
+
+    Also return a notice if the labels seem to be counted from 1.
+    """
+    subsets = (each for domain in domains for each in (domain.train, domain.test))
+    present = numpy.unique(numpy.concatenate([s.labels for s in subsets if s is not None]))
+    largest = int(present[-1])
+    names = tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))
+    if len(present) < 2 or not numpy.array_equal(present, numpy.arange(1, largest + 1)):
+        return names, ()
+    return names, (
+        f"The labels are 1 to {largest:,} and never 0, so class {names[0]} is empty: labels count "
+        "from 0. Subtract 1 from them, unless class 0 exists and only has no samples here.",
     )
-    return tuple(str(label).zfill(len(str(largest))) for label in range(largest + 1))

@@ -7,6 +7,7 @@ the rows of another. Each client may also standardize by its own training rows, 
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -611,11 +612,18 @@ def _refuse_useless_columns(sample_index: SampleIndex, label: str, root: Path) -
 
 
 _SENTENCES = "sentences"
+_ID = re.compile(
+    r"(?i:(^|[^a-z])u?u?id$)|[a-z]I[dD]$"
+    r"|(?i:(account|case|client|customer|device|patient|person|record|row|sample|study|subject"
+    r"|user|visit)id$)"
+)
+"""The end of a column name that marks an id: a word of its own, or after what is numbered. A
+"fluid" is none."""
 
 
 def _judge_numbers(column: "polars.Series", different: int) -> str | None:
     """Return what makes numbers useless: ids; `different` is counted within each site."""
-    is_id = column.name.lower().endswith("id") and 2 * different > len(column)
+    is_id = bool(_ID.search(column.name)) and 2 * different > len(column)
     is_whole = column.n_unique() > _MANY and bool((column == column.floor()).all())
     return "another whole number in most rows, as ids do" if is_id and is_whole else None
 

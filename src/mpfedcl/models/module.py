@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.errors import InvalidInput, explain, explain_user_code
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.models.base import Apply, Model, apply_in_pieces
 from mpfedcl.models.patterns import find_matches
@@ -184,8 +184,8 @@ class ModuleModel(Model):
         except Exception as error:
             raise InvalidInput(
                 f"model.name is {self._name!r}, whose module fails on samples "
-                f"{list(inputs.shape)} of {inputs.dtype} ({type(error).__name__}: "
-                f"{explain(error)}); it must return logits [samples, classes]."
+                f"{list(inputs.shape)} of {inputs.dtype} ({explain_user_code(error)}); it must "
+                "return logits [samples, classes]."
             ) from error
 
     @property
@@ -303,8 +303,8 @@ def _call_factory(
         raise
     except Exception as error:
         raise InvalidInput(
-            f"model.name is {name!r}, which fails ({type(error).__name__}: {explain(error)}); it "
-            "must return a torch.nn.Module, given "
+            f"model.name is {name!r}, which fails ({explain_user_code(error)}); it must return a "
+            "torch.nn.Module, given "
             f"{' and '.join(f'{n}={v}' for n, v in given.items()) or 'nothing'}."
         ) from error
     if not isinstance(module, nn.Module):

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.core.errors import InvalidInput, explain_user_code
 from mpfedcl.core.json_files import FileContent
 from mpfedcl.core.plugins import import_function
 from mpfedcl.experiment.names import METRICS, is_in_percent
@@ -263,7 +263,7 @@ def _apply_own(own: OwnMetric, metric: str, shares: Tensor, labels: Tensor) -> f
     # A user's function may fail in any way.
     except Exception as error:
         raise InvalidInput(
-            f"metric is {metric!r}, which failed ({type(error).__name__}: {explain(error)}); it "
+            f"metric is {metric!r}, which failed ({explain_user_code(error)}); it "
             "must return a number for probabilities [n, C] and labels [n]."
         ) from None
     try:
