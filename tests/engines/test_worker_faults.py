@@ -201,6 +201,28 @@ def test_bad_input_is_one_line_with_workers(tmp_path: Path) -> None:
     assert "workers is 0" in ended.stderr
 
 
+@pytest.mark.parametrize("fails_in", ["both", "worker"])
+def test_error_of_own_code_is_one_line_with_workers(
+    images: Path, tmp_path: Path, fails_in: str
+) -> None:
+    """Both processes make the model; only the leader prints, also what the worker alone found."""
+    condition = "'MPFEDCL_WORKER' in os.environ" if fails_in == "worker" else "True"
+    (tmp_path / "odd.py").write_text(
+        "import os\nfrom torch import nn\n"
+        "def model(num_classes):\n"
+        f"    if {condition}:\n"
+        "        raise KeyError('no weights')\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(36, num_classes))\n"
+    )
+    words = ["run", *flags(images, clients=4, workers=2), "--model.name", "odd:model"]
+    ended = call(*words, "--out", "run", cwd=tmp_path, forked_workers=True)
+    errors = ended.stderr
+    assert ended.returncode == (2 if fails_in == "both" else 1), errors
+    assert errors.count("\n") == 1
+    assert errors.count("model.name is 'odd:model', which fails (KeyError: 'no weights'") == 1
+    assert ("a worker was lost" in errors) == (fails_in == "worker")
+
+
 def test_worker_without_data_reports_the_folder(
     tmp_path: Path, commands: list[CommandProcess]
 ) -> None:

@@ -52,11 +52,16 @@ _Result = TypeVar("_Result")
 class WorkerGroup:
     """The place of this process among those that run the experiment."""
 
-    def __init__(self, timeout: float, started: Sequence["subprocess.Popen[bytes]"] = ()) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        started: Sequence["subprocess.Popen[bytes]"] = (),
+        store: Path | None = None,
+    ) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout = timeout
         """Seconds that this process waits for the others."""
-        self._started = started
+        self._started, self._store = started, store
         self._exchange: Future[object] | None = None
 
     @property
@@ -132,14 +137,16 @@ class WorkerGroup:
         raise LostWorker(f"{silent} has not answered for {timeout:g} s")
 
     def _name_ended(self) -> str | None:
-        """Return which worker has ended, unless it ended because of another one."""
-        if not self._started:
+        """Return which worker has ended and why, unless it ended because of another one."""
+        if not self._started or self._store is None:
             return None
         deadline = time.monotonic() + _ENDING_SECONDS
         while time.monotonic() < deadline:
             for rank, worker in enumerate(self._started, start=1):
                 if worker.poll() not in (None, LOST_ANOTHER):
-                    return f"process {rank} has ended"
+                    file = _fault_file(self._store, rank)
+                    fault = f": {file.read_text('utf-8').rstrip('.')}" if file.exists() else ""
+                    return f"process {rank} has ended{fault}"
             time.sleep(0.02)
         return None
 
@@ -195,6 +202,17 @@ def is_worker() -> bool:
     return MEMBERSHIP in os.environ or (is_under_torchrun() and os.environ["RANK"] != "0")
 
 
+def leave_fault(fault: str) -> None:
+    """Tell the leader why this worker ends: only the leader prints, and its own error first."""
+    rank, _, store = os.environ[MEMBERSHIP].split(":", 2)
+    with contextlib.suppress(OSError):
+        _fault_file(Path(store), int(rank)).write_text(fault, "utf-8", "backslashreplace")
+
+
+def _fault_file(store: Path, rank: int) -> Path:
+    return store.with_name(f"fault-{rank}")
+
+
 def assign_clients(work: Mapping[str, int], num_processes: int) -> list[list[str]]:
     """Return each process's clients, in name order, so that all have about the same work.
 
@@ -244,7 +262,7 @@ def _member(
         raise LostWorker(f"not all processes were there after {patience:g} s") from None
     except (RuntimeError, ConnectionError) as error:
         raise LostWorker(f"the processes cannot connect: {str(error).splitlines()[0]}") from None
-    group = WorkerGroup(timeout, workers)
+    group = WorkerGroup(timeout, workers, store)
     try:
         yield group
     except BaseException:

@@ -10,17 +10,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Work until the leader has finished; the leader reports."""
+    """Work until the leader has finished; the leader reports, also this process's invalid input."""
     end_with_leader()
     # Only now: they take seconds to load, in which the leader may be killed.
     from mpfedcl.core.errors import InvalidInput, LostWorker
-    from mpfedcl.engines.worker_group import LOST_ANOTHER
+    from mpfedcl.engines.worker_group import LOST_ANOTHER, leave_fault
     from mpfedcl.runs.simulation import follow
 
     try:
         follow()
     except InvalidInput as error:
-        print(f"mpfedcl: a worker cannot continue: {error}", file=sys.stderr)
+        leave_fault(str(error))
         return 2
     except LostWorker:
         return LOST_ANOTHER
