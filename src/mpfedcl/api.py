@@ -26,7 +26,7 @@ from mpfedcl.inference.onnx_graph import ExportRule
 from mpfedcl.inference.predictor import Predictor
 from mpfedcl.inference.trained_run import reject_changed
 from mpfedcl.methods import Method, PredictorName, find_method, name_method
-from mpfedcl.models.factory import give_again, is_model, name_factories, name_factory
+from mpfedcl.models.factory import given_again, is_model, name_factories, name_factory
 from mpfedcl.report.card import write_card
 from mpfedcl.report.export import write_comparison, write_report
 from mpfedcl.report.result_folders import find_result_folders
@@ -184,9 +184,8 @@ def resume(
     reject_changed(folder)
     if data is not None:
         give(RunDirectory(folder).read_experiment(), data, groups)
-    if model is not None:
-        give_again(model, RunDirectory(folder).read_experiment().model)
-    with _watch(observer, progress) as watching:
+    read = RunDirectory(folder).read_experiment
+    with given_again(model, read), _watch(observer, progress) as watching:
         return resume_simulation(folder, changes, watching, CALLBACKS)
 
 
@@ -382,11 +381,12 @@ def export(
     client: str | None = None,
     rule: ExportRule | None = None,
 ) -> ExportedFile:
-    """Export the model of a finished run as one ONNX file, as `mpfedcl export` does.
+    """Export the model of a finished run as one file, as `mpfedcl export` does.
 
     Args:
         result: The run.
-        file: The file [default: in exported/ in the run's folder].
+        file: The file: .onnx, or .pt2 for `torch.export` [default: .onnx in exported/ in the run's
+            folder].
         client: The client whose personalized model is exported; by default the global model.
         rule: "prototype" or "classifier" [default: the run's primary predictor].
 

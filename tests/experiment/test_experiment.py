@@ -259,6 +259,11 @@ def test_class_of_a_method_is_taken_by_its_name() -> None:
         ({"prototypes__per_class": True}, "prototypes.per_class is True; it must be"),
         ({"nonsense": 1}, "nonsense is not a setting; mpfedcl run --help lists all settings."),
         ({"train__lrr": 1}, "train.lrr is not a setting; did you mean train.lr?"),
+        (
+            {"train.lr": 0.05},
+            'train.lr is not a setting; did you mean train={"lr": 0.05} or train__lr?',
+        ),
+        ({"train.lrr": 0.05}, "train.lrr is not a setting; did you mean train.lr?"),
         ({"train": 3}, "train is 3; it must be a table of settings."),
         (
             {"train__speed": 1},

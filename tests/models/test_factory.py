@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,42 @@ def test_run_of_an_object_is_resumed_and_used_with_the_same_object_only(
     assert_same_results(resume(begun, rounds=3, model=lambda **kw: Plain(**kw)).path, whole)
     with pytest.raises(InvalidInput, match="whose code or constants have changed"):
         Predictor.load(begun, model=WithNorm)
+
+
+def test_rejected_object_does_not_replace_the_one_of_the_run(images: Path, tmp_path: Path) -> None:
+    result = run(small(images), tmp_path / "begun", model=lambda **kw: Plain(**kw))
+    pixels = numpy.zeros((1, 6, 6), numpy.uint8)
+    before = result.predictor().predict(pixels)
+    for use in (partial(resume, rounds=3), Predictor.load):
+        with pytest.raises(InvalidInput, match="whose code or constants have changed"):
+            use(result.path, model=WithNorm)
+        assert result.predictor().predict(pixels) == before
+    assert resume(result.path, rounds=3).summary is not None
+
+
+def test_models_of_timm(images: Path, tmp_path: Path) -> None:
+    """Without timm there is one line; with it a run, its prediction and what is refused."""
+    experiment = small(images, "fedavg", rounds=1, model__name="timm:test_resnet")
+    try:
+        import timm
+    # Without torchvision, or with one that does not fit torch.
+    except (ImportError, RuntimeError):
+        with pytest.raises(InvalidInput, match=r"which needs timm \(.*`pip install 'mpfedcl\[v"):
+            run(experiment, tmp_path / "run")
+        return
+    result = run(experiment, tmp_path / "run")
+    pixels = numpy.zeros((2, 6, 6), numpy.uint8)
+    own = timm.create_model("test_resnet", num_classes=3, in_chans=1)
+    assert result.global_model.state_dict().keys() == own.state_dict().keys()
+    assert len(result.predictor().predict(pixels)) == 2
+    for name, complaint in (
+        ("test_resnett", "did you mean timm:test_resnet"),
+        ("hf-hub:owner/name", "it must be timm: and a name of timm.list_models"),
+    ):
+        with pytest.raises(InvalidInput, match=complaint):
+            find_factory(f"timm:{name}")
+    with pytest.raises(InvalidInput, match=r"takes images as they are; samples are \[5\]"):
+        find_factory("timm:test_resnet")(num_classes=2, input_shape=(5,))
 
 
 def test_changed_code_is_noticed(

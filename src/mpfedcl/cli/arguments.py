@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from mpfedcl.experiment import Experiment
 
@@ -115,6 +115,20 @@ _RunWithModels = Annotated[
 ]
 _MovedWeights = Annotated[
     Path | None, _open("FILE", "Weights of the encoder, if the file has moved since the run.")
+]
+_OwnMethod = Annotated[
+    str | None,
+    _open("TEXT", "Your own method that the run has, so that the current folder is searched."),
+]
+_OwnModels = Annotated[
+    tuple[str, ...],
+    # One name each time: words after it are samples.
+    UseAppendAction,
+    arg(
+        name="model.name",
+        help="Your own models that the run has (package.module:function), so that the current "
+        "folder is searched.",
+    ),
 ]
 _Federation = Annotated[Path, Positional, arg(metavar="DIR", help="Folder of the federation.")]
 _Share = Annotated[
@@ -349,12 +363,14 @@ class Predict:
     csv: Path | None = None
     """Write a CSV file with a row per sample instead of printing them: a table's own columns,
     `predicted`, and `probability_<class>` or, if the nearest prototype decides, `distance`."""
+    method: _OwnMethod = None
+    own_models: _OwnModels = ()
     json: bool = False  # Print a JSON object per line and image; unreadable images have an `error`.
 
 
-@_command("export", "finished_runs", "export the model of a finished run as ONNX")
+@_command("export", "finished_runs", "export the model of a finished run as ONNX or torch.export")
 class Export:
-    """Export the model of a finished run as one ONNX file, for programs without mpfedcl.
+    """Export the model of a finished run as one file, for programs without mpfedcl.
 
     The file is compared with PyTorch on test images, and is not written if they disagree. Encoders
     in torch are inside; with others the file takes their features instead of images. Examples:
@@ -368,7 +384,11 @@ class Export:
     """Client whose personalized model is exported [default: as for predict]."""
     false_alarms: float = 0.05  # As for predict, for the threshold in the metadata.
     weights: _MovedWeights = None
-    out: Path | None = None  # Output file [default: in exported/ in the run's folder].
+    out: Path | None = None
+    """Output file: .onnx, or .pt2 for torch.export [default: .onnx in exported/ in the run's
+    folder]."""
+    method: _OwnMethod = None
+    own_models: _OwnModels = ()
     json: _Json = False
 
 
@@ -398,6 +418,8 @@ class Join:
     """For a client that has already joined: ignore its old prototypes or statistics; with --add
     they are replaced."""
     weights: _MovedWeights = None
+    method: _OwnMethod = None
+    own_models: _OwnModels = ()
     json: _Json = False
 
 

@@ -30,7 +30,7 @@ from mpfedcl.cli.arguments import (
     flag_type,
 )
 from mpfedcl.core.errors import InvalidInput, LostWorker
-from mpfedcl.core.plugins import allow_current_folder
+from mpfedcl.core.plugins import allow_current_folder, import_from_current_folder
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, TUNED_RULE, Experiment
 from mpfedcl.experiment.method_settings import is_declared, sections_of
 from mpfedcl.experiment.names import (
@@ -181,6 +181,13 @@ def parse(argv: list[str]) -> Any:
     rules = settings_rules(sections)
     parse_words = partial(_parse_words, command, f"mpfedcl {name}", words, rules)
     parsed = parse_words()
+    if "own_models" in names:
+        for field, own in (
+            ("method", parsed.method),
+            *(("model.name", n) for n in parsed.own_models),
+        ):
+            if own is not None and ":" in own:
+                import_from_current_folder(field, own)
     file: Path | None = getattr(parsed, "file", None)
     resumed: Path | None = getattr(parsed, "resume", None)
     if getattr(parsed, "tuned", None) is not None:

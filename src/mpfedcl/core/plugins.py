@@ -47,6 +47,19 @@ def allow_current_folder() -> None:
         sys.path.insert(0, str(Path.cwd()))
 
 
+def import_from_current_folder(field: str, name: str) -> None:
+    """Import the module of a class or function that the command line names, also from this folder.
+
+    Afterwards the folder is not searched: a run directory must not choose other code in it.
+    """
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        _import(field, name, "name")
+    finally:
+        sys.path.remove(folder)
+
+
 def import_class(field: str, name: str, base: type[_Base]) -> type[_Base]:
     """Return the class that a field names; it must be a subclass of a public class of mpfedcl."""
     found = _import(field, name, "Class")

@@ -401,6 +401,10 @@ def _suggest_setting(name: str, value: Any, method: str) -> str:
         return did_you_mean(name, sections)
     known = [each for each in Experiment.model_fields if each not in sections]
     known += [f"{each}.{field}" for each, kind in sections.items() for field in kind.model_fields]
+    if name in known:
+        # As on the command line; in Python a dot is no part of a name.
+        section, _, field = name.partition(".")
+        return f' (did you mean {section}={{"{field}": {value!r:.60}}} or {section}__{field}?)'
     # The settings of other methods come second.
     others = built_in_sections().keys() - {SECTIONS.get(method, method.replace("-", "_"))}
     applying = [each for each in known if each.partition(".")[0] not in others]

@@ -334,8 +334,9 @@ class ModelSettings(Settings):
 
     name: str | None = None
     """mlp; linear (logistic regression); for images cnn (two 5 x 5 convolutions, then an mlp),
-    cnn-small (of NIID-Bench), resnet8 and resnet18 (with batch normalization); or your own,
-    package.module:function, which returns a torch.nn.Module [default: the data set's, or mlp]."""
+    cnn-small (of NIID-Bench), resnet8, resnet18 (with batch normalization) or timm:NAME (of timm,
+    with fresh weights); or your own, package.module:function, which returns a torch.nn.Module
+    [default: the data set's, or mlp]."""
     embedding: Annotated[str | None, Field(min_length=1)] = None
     """Own model, resnet and cnn-small: the submodule whose output is the embedding [default: the
     input of the last linear layer]."""

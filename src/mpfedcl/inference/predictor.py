@@ -28,7 +28,7 @@ from mpfedcl.inference.trained_run import (
 )
 from mpfedcl.methods import Test
 from mpfedcl.models import ModuleModel
-from mpfedcl.models.factory import give_again
+from mpfedcl.models.factory import given_again
 from mpfedcl.runs.directory import RunDirectory
 
 _SAMPLES_AT_ONCE = 256
@@ -197,12 +197,11 @@ class Predictor:
             model: As for `run`, if the run used objects that have no importable name.
         """
         run, client = find_run(Path(path), client)
-        if model is not None:
-            give_again(model, RunDirectory(run).read_experiment().model)
-        trained = load_trained_run(run, weights=weights)
-        if held_out is not None:
-            cls(trained, client)._calibrate(held_out)
-        return cls(trained, client, false_alarms=false_alarms, coverage=coverage)
+        with given_again(model, RunDirectory(run).read_experiment):
+            trained = load_trained_run(run, weights=weights)
+            if held_out is not None:
+                cls(trained, client)._calibrate(held_out)
+            return cls(trained, client, false_alarms=false_alarms, coverage=coverage)
 
     @property
     def has_prototypes(self) -> bool:

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from mpfedcl.models.encoders.encoder import Encoder
 from mpfedcl.models.encoders.torch_encoders import ResNetEncoder, TrainableEncoder
 from mpfedcl.models.mlp import Mlp, make_mlp
 from mpfedcl.models.module import Factory, ModuleModel
-from mpfedcl.models.networks import NETWORKS
+from mpfedcl.models.networks import NETWORKS, TIMM, find_timm_factory
 from mpfedcl.models.patterns import PartOfModel
 
 _GIVEN: dict[str, Factory] = {}
@@ -111,6 +112,8 @@ def find_factory(name: str) -> Factory:
             f"model.name is {name!r}, an object of another process; the same object must be given "
             "again: mpfedcl.resume(path, model=...)."
         )
+    if name.startswith(TIMM):
+        return find_timm_factory(name)
     if entry := entry_points("mpfedcl.models").get(name):
         factory: Factory = load(entry, "model.name")
         return factory
@@ -158,8 +161,24 @@ def name_factories(models: Mapping[str, Any]) -> dict[str, str]:
     return {client: names[id(each)] for client, each in models.items()}
 
 
-def give_again(model: Any, settings: ModelSettings) -> None:
-    """Let this process find a run's models, given the same objects as to the run."""
+@contextmanager
+def given_again(model: Any, read: Callable[[], Experiment]) -> Iterator[None]:
+    """Let this process find a run's models, given the same objects as to the run, if any.
+
+    Objects that turn out to be others, because the block rejects them, replace none.
+    """
+    before = dict(_GIVEN)
+    try:
+        if model is not None:
+            _give_again(model, read().model)
+        yield
+    except InvalidInput:
+        _GIVEN.clear()
+        _GIVEN.update(before)
+        raise
+
+
+def _give_again(model: Any, settings: ModelSettings) -> None:
     if not isinstance(model, Mapping):
         name_factory(model, settings.name)
         return

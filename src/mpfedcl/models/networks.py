@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.errors import InvalidInput, explain
+from mpfedcl.experiment.names import did_you_mean
 
 _SMALLEST_SIDE = 16
 """Two 5 x 5 convolutions without padding, each with a pooling, leave nothing of smaller images."""
@@ -107,6 +109,40 @@ class ResNet(nn.Module):
             hidden = self.get_submodule(f"layer{stage}")(hidden)
         logits: Tensor = self.fc(torch.mean(hidden, dim=(2, 3)))
         return logits
+
+
+TIMM = "timm:"
+"""The begin of the name of a model of timm."""
+
+
+def find_timm_factory(name: str) -> Callable[..., nn.Module]:
+    """Return the factory of `timm:NAME`, with fresh weights: nothing is downloaded."""
+    try:
+        timm = import_module("timm")
+    # It needs torchvision, which fails in several ways if it was built for another torch.
+    except (ImportError, RuntimeError, OSError) as error:
+        raise InvalidInput(
+            f"model.name is {name!r}, which needs timm ({type(error).__name__}: {explain(error)}); "
+            "`pip install 'mpfedcl[vision]'` brings it."
+        ) from None
+    plain = name.removeprefix(TIMM)
+    # A run directory may name a model: no address is opened, and no file is read.
+    if not timm.is_model(plain):
+        raise InvalidInput(
+            f"model.name is {name!r}; it must be timm: and a name of timm.list_models()"
+            f"{did_you_mean(plain, timm.list_models(), TIMM)}."
+        )
+
+    def make(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        if len(input_shape) != 3:
+            raise InvalidInput(
+                f"model.name is {name!r}, which takes images as they are; samples are "
+                f"{list(input_shape)}."
+            )
+        made: nn.Module = timm.create_model(plain, num_classes=num_classes, in_chans=input_shape[0])
+        return made
+
+    return make
 
 
 NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
