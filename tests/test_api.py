@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import mpfedcl
-from mpfedcl import Experiment, InvalidInput, compare, load, resume, run, tune
+from mpfedcl import Experiment, InvalidInput, Observer, compare, load, resume, run, tune
 from mpfedcl.experiment.settings import TrainSettings
 from mpfedcl.methods.fedavg import FedAvg
 from mpfedcl.report.results import LoadedRun, LoadedSearch
-from mpfedcl.runs.observer import Observer, RunResult
+from mpfedcl.runs.observer import RunResult
 from own_models import WithNorm
 from small_experiments import Say, assert_same_run, small
 

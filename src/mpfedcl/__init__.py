@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from mpfedcl.report.results import LoadedComparison, LoadedRun, LoadedSearch, load
     from mpfedcl.report.tracking import Tracker
-    from mpfedcl.runs.observer import RunResult
+    from mpfedcl.runs.observer import Observer, RunResult
 
 _HOMES = {
     "api": ("compare", "export", "resume", "run", "tune"),
@@ -41,7 +41,7 @@ _HOMES = {
     ),
     "report.results": ("LoadedComparison", "LoadedRun", "LoadedSearch", "load"),
     "report.tracking": ("Tracker",),
-    "runs.observer": ("RunResult",),
+    "runs.observer": ("Observer", "RunResult"),
 }
 """The modules of the public names."""
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "LoadedRun",
     "LoadedSearch",
     "Method",
+    "Observer",
     "Prediction",
     "Predictor",
     "PrototypePool",
