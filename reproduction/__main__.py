@@ -18,6 +18,7 @@ STUDIES = {
     "messages": "accuracy against megabytes (docs/performance.md)",
     "out-of-distribution": "images flagged as unknown (docs/deployment.md)",
     "privacy": "the cost of a privacy budget (docs/differential-privacy.md)",
+    "har": "UCI HAR, a 1-D CNN on series and FedGauss on features (docs/natural-clients.md)",
     "hospitals": "FLamby's Fed-Heart-Disease (docs/natural-clients.md)",
     "secure-aggregation": "its cost over a network (docs/secure-aggregation.md)",
 }
