@@ -1,6 +1,7 @@
 """Tables: what is read, and what becomes of the columns."""
 
 import datetime
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mpfedcl.data.client_split import is_same_partition, split_among_clients
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.data.sample_index import open_data_set
 from mpfedcl.data.samples import SampleIndex
-from mpfedcl.data.tables import fit_columns, open_own_tables
+from mpfedcl.data.tables import TableStore, fit_columns, open_own_tables
 from mpfedcl.experiment import Experiment
 from table_files import open_table, save_table
 
@@ -375,3 +376,27 @@ def test_changed_columns_change_the_partition(tmp_path: Path) -> None:
     assert is_same_partition(before, load(path).partition)
     save_table(path, "a,y\n" + "".join(f"{n + 5},{n % 2}\n" for n in range(12)))
     assert not is_same_partition(before, load(path).partition)
+
+
+def test_time_of_a_wide_table_grows_with_its_width(tmp_path: Path) -> None:
+    """A second; by column, and with names sought in lists, 8,000 columns took twelve."""
+    names = [f"c{place}" for place in range(8000)]
+    rows = [[*(str(row * place % 7) for place in range(8000)), "ab"[row % 2]] for row in range(6)]
+    lines = [",".join(cells) for cells in [[*names, "y"], *rows]]
+    (tmp_path / "wide.csv").write_text("\n".join(lines))
+    began = time.process_time()
+    store = open_data_set(table(tmp_path / "wide.csv").dataset).store
+    assert time.process_time() - began < 7
+    assert isinstance(store, TableStore)
+    assert store.raw.columns == names
+    assert store.raw.row(2) == tuple(float(2 * place % 7) for place in range(8000))
+
+
+@pytest.mark.parametrize("names", [("^.*$", "a"), ("*", "a"), ("^a$", "a")])
+def test_column_named_like_a_pattern_is_that_column(tmp_path: Path, names: Sequence[str]) -> None:
+    lines = [",".join([*names, "y"]), "1,TRUE,no", "2,?,yes", "?,0,yes"]
+    (tmp_path / "odd.csv").write_text("\n".join(lines))
+    store = open_data_set(table(tmp_path / "odd.csv").dataset).store
+    assert isinstance(store, TableStore)
+    assert store.raw.columns == list(names)
+    assert store.raw.rows() == [(1.0, 1.0), (2.0, None), (None, 0.0)]

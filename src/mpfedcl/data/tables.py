@@ -42,6 +42,7 @@ from mpfedcl.data.table_files import (
     infer_kinds,
     is_missing_number,
     is_table_file,
+    pick_columns,
     read_table,
     require_columns,
 )
@@ -165,6 +166,7 @@ def fit_columns(
 def declare_columns(dataset: DatasetSettings) -> TableColumns | None:
     """Return the columns that the settings name, without statistics; None if they name none."""
     columns: list[NumericColumn | TextColumn] = []
+    seen: set[str] = set()
     for told in dataset.columns:
         name, sign, words = told.partition("=")
         if sign:
@@ -172,10 +174,11 @@ def declare_columns(dataset: DatasetSettings) -> TableColumns | None:
         else:
             deviation = 1.0 if dataset.standardize == "none" else 0.0
             columns.append(NumericColumn(name=name, mean=0.0, deviation=deviation))
-        if [each.name for each in columns].count(name) > 1 or name in ("", dataset.label):
+        if name in seen or name in ("", dataset.label):
             raise InvalidInput(
                 f"dataset.columns has {told!r}; each column must be named once, and not the label."
             )
+        seen.add(name)
     return TableColumns(label=str(dataset.label), columns=columns) if columns else None
 
 
@@ -492,7 +495,7 @@ def _index(
     ]
     for domain in domains if identity is None or client else ():
         check_domain_name(domain.name, root)
-    raw = everything.filter(has_label.tolist()).select(list(kinds))
+    raw = pick_columns(everything, kinds).filter(has_label.tolist())
     identity = identity or "|".join(identify_file(path) for path in frames)
     return SampleIndex(
         "table",
@@ -588,12 +591,14 @@ def _refuse_useless_columns(sample_index: SampleIndex, label: str, root: Path) -
     store = sample_index.store
     assert isinstance(store, TableStore)
     faults: dict[str, str] = {}
-    for name in store.raw.columns:
-        column = store.raw[name]
+    for column in store.raw.get_columns():
+        name, is_number = column.name, column.dtype.is_numeric()
+        if is_number and not _ID.search(name):
+            continue
         by_site = (column[each.train.rows].drop_nulls() for each in sample_index.domains)
         # Sites may number their rows alike.
         different = sum(own.n_unique() for own in by_site)
-        judge = _judge_numbers if column.dtype.is_numeric() else _judge_text
+        judge = _judge_numbers if is_number else _judge_text
         if fault := judge(column.drop_nulls(), different):
             faults[name] = fault
     if not faults:
@@ -622,8 +627,11 @@ _ID = re.compile(
 
 
 def _judge_numbers(column: "polars.Series", different: int) -> str | None:
-    """Return what makes numbers useless: ids; `different` is counted within each site."""
-    is_id = bool(_ID.search(column.name)) and 2 * different > len(column)
+    """Return what makes numbers useless: ids, if the name of the column marks them.
+
+    `different` is counted within each site.
+    """
+    is_id = 2 * different > len(column)
     is_whole = column.n_unique() > _MANY and bool((column == column.floor()).all())
     return "another whole number in most rows, as ids do" if is_id and is_whole else None
 
@@ -648,7 +656,7 @@ def _describe_gaps(
     raw: "polars.DataFrame", rows_dropped: int, root: Path, filled: str
 ) -> tuple[str, ...]:
     """Describe the missing values and their replacement in one line."""
-    gaps = [count for name in raw.columns if (count := raw[name].null_count())]
+    gaps = [count for count in raw.null_count().row(0) if count]
     told = []
     if gaps:
         told.append(
