@@ -96,6 +96,18 @@ def nested_settings(folder: Path) -> Sequence[str]:
     return ["run", "deep.toml"]
 
 
+def deep_key(folder: Path) -> Sequence[str]:
+    """Write one key of so many parts that a parser takes hours."""
+    (folder / "deep.toml").write_text(".".join("a" * 10**6) + " = 1\n")
+    return ["run", "deep.toml"]
+
+
+def endless_settings(folder: Path) -> Sequence[str]:
+    """Let settings be a link to a device that never ends."""
+    (folder / "endless.toml").symlink_to("/dev/zero")
+    return ["run", "endless.toml"]
+
+
 FILES: dict[str, Callable[[Path], Sequence[str]]] = {
     "1 MB of npz that is 1 GB": npz_bomb,
     "npz with pickled objects": pickled_images,
@@ -103,6 +115,8 @@ FILES: dict[str, Callable[[Path], Sequence[str]]] = {
     "a run that names a method here": run_with_method,
     "a run with odd records": odd_records,
     "settings nested without end": nested_settings,
+    "settings with a key of a million parts": deep_key,
+    "settings that are /dev/zero": endless_settings,
 }
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,8 +29,10 @@ from mpfedcl.cli.arguments import (
     flag_type,
 )
 from mpfedcl.core.errors import InvalidInput, LostWorker
+from mpfedcl.core.files import read_bounded
 from mpfedcl.core.plugins import allow_current_folder, import_from_current_folder
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, TUNED_RULE, Experiment
+from mpfedcl.experiment.experiment import LONGEST_DOCUMENT, parse_document
 from mpfedcl.experiment.method_settings import is_declared, sections_of
 from mpfedcl.experiment.names import (
     did_you_mean,
@@ -301,8 +302,9 @@ def _methods_in_files(words: Sequence[str]) -> Iterator[str]:
     """Yield the methods named by files of settings; parsing reports invalid files."""
     resumed = [Path(word) / "experiment.toml" for word in _values_of("--resume", words)[:1]]
     for path in [*resumed, *(Path(word) for word in words if word.endswith(".toml"))]:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            method = tomllib.loads(path.read_text(encoding="utf-8")).get("method")
+        with contextlib.suppress(OSError, ValueError, RecursionError, InvalidInput):
+            document = read_bounded(path, LONGEST_DOCUMENT).decode()
+            method = parse_document(document, path).get("method")
             if isinstance(method, str):
                 yield method
 

@@ -4,6 +4,7 @@ Nothing here imports torch, so that the command line shows help and errors at on
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -39,6 +40,10 @@ from mpfedcl.experiment.names import (
 
 PIXELS_PER_SIDE = 32
 """Size of the user's images without an encoder."""
+LONGEST_DOCUMENT = 2**22
+"""Characters of a TOML document; that of an experiment with 20,000 columns has 500,000."""
+_MOST_DOTS = 1000
+_QUOTED = re.compile(r"""\"[^\"\n]*\"|'[^'\n]*'""")
 _FIXED_BY_METHOD = (
     "rounds",
     "model__name",
@@ -343,7 +348,7 @@ class Experiment(settings.Settings):
         """
         try:
             # A run directory may be untrusted; a user's file may be a pipe.
-            content = read_bounded(path) if complete else path.read_bytes()
+            content = read_bounded(path) if complete else _read_start(path)
             document = content.decode()
         except FileNotFoundError:
             raise InvalidInput(f"{path} does not exist; give a TOML file of settings.") from None
@@ -361,15 +366,38 @@ class Experiment(settings.Settings):
     @classmethod
     def parse_toml(cls, document: str, path: Path) -> Self:
         """Read an experiment from the text of a TOML document; errors name the path."""
-        try:
-            values = tomllib.loads(document)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InvalidInput(f"{path} is not valid TOML: {error}.") from None
+        values = parse_document(document, path)
         check_format(values.pop("format", FORMAT), path)
         try:
             return cls(**values)
         except InvalidInput as error:
             raise InvalidInput(f"{path}: {error}") from None
+
+
+def _read_start(path: Path) -> bytes:
+    """Return the content of a file or pipe, or a beginning that is too long."""
+    with path.open("rb") as file:
+        return file.read(LONGEST_DOCUMENT + 1)
+
+
+def parse_document(document: str, path: Path) -> dict[str, Any]:
+    """Return the values of a TOML document; reject one that would take the parser minutes.
+
+    A server sends its experiment to clients.
+    """
+    if len(document) > LONGEST_DOCUMENT:
+        raise InvalidInput(f"{path} has more than {LONGEST_DOCUMENT:,} characters.")
+    for number, line in enumerate(document.splitlines(), 1):
+        # The parser's time grows with the square of the parts of a key, which may be quoted.
+        if line.count(".") > _MOST_DOTS and _QUOTED.sub("", line).count(".") > _MOST_DOTS:
+            raise InvalidInput(
+                f"{path} has a key of more than {_MOST_DOTS:,} parts in line {number}."
+            )
+    try:
+        return tomllib.loads(document)
+    # A ValueError also means a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not valid TOML: {error}.") from None
 
 
 def _change_settings(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
