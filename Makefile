@@ -4,13 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test test-all golden lint format unit reproduce bench bench-quick bench-peers \
-	test-browser test-federation test-federation-scale test-machines test-wheel soak fuzz coverage mutation verify wheel clean help
+	test-browser test-federation test-federation-scale test-flower test-machines test-wheel soak fuzz coverage mutation verify wheel clean help
 
 help:
 	@echo "make demo       compare five methods on the embedded data (2 to 4 minutes)"
 	@echo "make test       lint, types, and all tests except those of test-browser and test-federation"
 	@echo "make test-all   the tests again with all cases of engines, rules and methods crossed"
-	@echo "make verify     every slow suite, two at a time, one line each (about 45 minutes)"
+	@echo "make verify     every slow suite, two at a time, one line each (about an hour)"
 	@echo "make golden     all golden runs against tests/golden/golden.json (two minutes)"
 	@echo "make unit       only the quick tests: unit and property tests (a good minute)"
 	@echo "make reproduce  the paper's tables and our studies into docs/ (MPFEDCL_DATA; many hours, resumable)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-federation  a federation of processes, and its faults (a quarter of an hour)"
 	@echo "make test-federation-scale  fifty clients, killed at random, in twenty runs (an hour)"
 	@echo "make soak       a hundred kills at random moments, drop-outs in every round (a quarter of an hour)"
+	@echo "make test-flower FLWR=1.42  the network and a federation with another version of Flower (ten minutes)"
 	@echo "make test-machines  one run on two machines, each a network namespace (needs root)"
 	@echo "make test-wheel  the wheel installed without extras, and used (three minutes)"
 	@echo "make fuzz       mutated messages, files and settings against every reader (four minutes)"
@@ -126,6 +127,11 @@ mutation: $(READY)
 
 test-machines: $(READY)
 	$(BIN)/python scripts/two_machines.py
+
+# That version and what it needs are installed from the package index into build/flower.
+FLWR ?= 1.42
+test-flower: $(READY)
+	$(BIN)/python scripts/try_flower.py $(FLWR)
 
 test-wheel: $(READY)
 	$(BIN)/python scripts/try_wheel.py

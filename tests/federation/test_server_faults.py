@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from mpfedcl import run as simulate
 from mpfedcl.runs.directory import RunDirectory
-from process_federation import SUPERLINK, FaultLog, ProcessFederation, wait_until
+from process_federation import SERVER_EXECUTOR, SUPERLINK, FaultLog, ProcessFederation, wait_until
 
 pytestmark = pytest.mark.federation
 
@@ -72,6 +72,16 @@ def test_second_interrupt_stops_at_once(federation: ProcessFederation) -> None:
     wait_until(lambda: not executor.is_running(), "the run's process ends")
     # A round is recorded once clients have evaluated it, with the message of the next round.
     federation.resume(run, "--rounds", run.recorded + 2).finish()
+
+
+def test_server_ends_if_its_command_is_killed(federation: ProcessFederation) -> None:
+    assert federation.server is not None
+    federation.server.kill()
+    wait_until(
+        lambda: not federation.find(SUPERLINK) and not federation.find(SERVER_EXECUTOR),
+        "its processes end",
+    )
+    federation.repair()
 
 
 def test_run_without_clients_ends_with_a_message_and_can_be_resumed(

@@ -10,6 +10,7 @@ neither the server nor another user can run code here.
 import contextlib
 import json
 import os
+import random
 import signal
 import ssl
 import sys
@@ -24,7 +25,6 @@ import httpx
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -38,13 +38,12 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
+from mpfedcl.core.processes import end_with_parent
 from mpfedcl.network.flower.programs import LAST_WORDS
 from mpfedcl.network.flower.records import (
     LONGEST_TEXT,
@@ -56,7 +55,7 @@ from mpfedcl.network.flower.records import (
     to_records,
 )
 from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
-from mpfedcl.network.setup.keys import load_node_key
+from mpfedcl.network.setup.keys import load_node_key, write_public_key
 from mpfedcl.network.transport import MOST_BYTES, AnswerLimit, Kind, Message, MessageError
 
 LIMIT = AnswerLimit(num_arrays=MOST_ARRAYS, array_bytes=MOST_BYTES, text_bytes=LONGEST_TEXT)
@@ -74,6 +73,8 @@ and until then refuses another process with the same key."""
 _ASK_SECONDS = 2.0
 _BUSY_SECONDS = 20.0
 """Maximum seconds between two attempts to reach the server."""
+_HEARTBEAT_SECONDS = 30.0
+"""The interval that the server is told; Flower's `HeartbeatSender` beats within it."""
 _PULL_SECONDS = 60.0
 """Time limit for the objects of a message."""
 _UNSIGNED, _REFUSED, _BUSY = 401, 412, (502, 503, 504)
@@ -128,7 +129,7 @@ class SuperNode:
         self.poll_seconds = 0.0
         """Response time of the last poll."""
         private = load_node_key(key)
-        self._public = public_key_to_bytes(private.public_key())
+        self._public = write_public_key(private.public_key())
         self._client = FleetHttpClient.from_server_address(
             address,
             insecure=False,
@@ -138,13 +139,6 @@ class SuperNode:
                 NodeAuthHttpInterceptor(private, private.public_key()),
             ],
         )
-        self._insist = RetryInvoker(
-            lambda: exponential(max_delay=int(_BUSY_SECONDS)),
-            httpx.HTTPError,
-            max_tries=None,
-            max_time=None,
-            should_giveup=_is_final,
-        ).invoke
         self._heartbeat: HeartbeatSender | None = None
 
     def enter(self, lost: int | None) -> int:
@@ -245,7 +239,7 @@ class SuperNode:
 
     def _call(self, method: Callable[..., _Answer], request: object) -> _Answer:
         try:
-            return self._insist(method, request)  # type: ignore[no-any-return]
+            return _insist(partial(method, request))
         except httpx.HTTPStatusError as error:
             if error.response.status_code == _UNSIGNED:
                 raise RefusedError(_REASONS[_REFUSED]) from None
@@ -255,14 +249,14 @@ class SuperNode:
 
     def _activate(self) -> int:
         request = fleet_pb2.ActivateNodeRequest(
-            public_key=self._public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+            public_key=self._public, heartbeat_interval=_HEARTBEAT_SECONDS
         )
         return int(self._client.ActivateNode(request).node_id)
 
     def _show_alive(self, number: int) -> bool:
         """Send a heartbeat of a node; return whether the server has accepted it."""
         request = SendNodeHeartbeatRequest(
-            node=Node(node_id=number), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+            node=Node(node_id=number), heartbeat_interval=_HEARTBEAT_SECONDS
         )
         return bool(self._client.SendNodeHeartbeat(request).success)
 
@@ -275,6 +269,19 @@ class SuperNode:
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None and self._heartbeat.is_running:
             self._heartbeat.stop()
+
+
+def _insist(call: Callable[[], _Answer]) -> _Answer:
+    """Repeat a call until the server has answered, with waits that grow and differ by client."""
+    longest = 1.0
+    while True:
+        try:
+            return call()
+        except httpx.HTTPError as error:
+            if _is_final(error):
+                raise
+        time.sleep(random.uniform(0, longest))
+        longest = min(2 * longest, _BUSY_SECONDS)
 
 
 def _is_final(error: Exception) -> bool:
@@ -443,6 +450,7 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
+    end_with_parent()
     code = 0
     try:
         from mpfedcl.network.client.client import NetworkClient

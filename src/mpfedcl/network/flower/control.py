@@ -13,18 +13,16 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto import control_pb2
+from flwr.proto import control_pb2, fab_pb2, transport_pb2
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClient
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.network.flower.programs import read_address
 from mpfedcl.network.setup.folders import ServerFolder, write_app
+from mpfedcl.network.setup.keys import write_public_key
 
 if TYPE_CHECKING:
     from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
@@ -39,9 +37,7 @@ def register_clients(folder: ServerFolder) -> list[str]:
         for name in new:
             key = load_ssh_public_key(folder.public_key(name).read_bytes())
             assert isinstance(key, ec.EllipticCurvePublicKey)
-            request = control_pb2.RegisterNodeRequest(
-                public_key=public_key_to_bytes(key), name=name
-            )
+            request = control_pb2.RegisterNodeRequest(public_key=write_public_key(key), name=name)
             try:
                 client.RegisterNode(request)
             except httpx.HTTPStatusError as error:
@@ -60,10 +56,10 @@ def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:
         # Flower's packer uses a deprecated function.
         warnings.simplefilter("ignore", DeprecationWarning)
         packed = build_fab_from_disk(folder.app)
-    app = Fab(hashlib.sha256(packed).hexdigest(), packed, {})
-    config = user_config_to_proto(dict(run_config))
+    app = fab_pb2.Fab(hash_str=hashlib.sha256(packed).hexdigest(), content=packed)
+    config = {name: transport_pb2.Scalar(string=value) for name, value in run_config.items()}
     with _connect(folder) as client:
-        request = control_pb2.StartRunRequest(fab=fab_to_proto(app), override_config=config)
+        request = control_pb2.StartRunRequest(fab=app, override_config=config)
         return int(client.StartRun(request).run_id)
 
 

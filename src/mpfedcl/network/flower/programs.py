@@ -2,10 +2,10 @@
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +17,8 @@ from pathlib import Path
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
+from mpfedcl.core.processes import PARENT
+from mpfedcl.network.flower.interfaces import SUPPORTED
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder
 
 _CONNECTION = "address.json"
@@ -27,10 +29,16 @@ _END_SECONDS = 20.0
 
 
 def require_flower(module: str | None = None) -> None:
-    """Raise `InvalidInput` if Flower is missing, or if a module that uses it fails to load."""
+    """Raise `InvalidInput` if Flower is missing, not supported, or fails to load in a module."""
     if importlib.util.find_spec("flwr") is None:
         raise InvalidInput(
             "Flower is not installed; a federation needs pip install 'mpfedcl[flower]'."
+        )
+    found = importlib.metadata.version("flwr")
+    if ".".join(found.split(".")[:2]) not in SUPPORTED:
+        raise InvalidInput(
+            f"Flower {found} is installed; mpfedcl works with {' and '.join(SUPPORTED)}: "
+            "pip install 'mpfedcl[flower]'."
         )
     try:
         if module is not None:
@@ -117,12 +125,11 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a program in a new process group; with `reads` its stdout is a pipe."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    # The program ends with the command that started it, even if that is killed (Linux only).
-    follow = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) else []
     with log.open("ab") as file:
         return subprocess.Popen(
-            [*follow, *command],
-            env=dict(env),
+            command,
+            # The program ends with the command that started it, even if that is killed.
+            env={**env, PARENT: str(os.getpid())},
             stdout=subprocess.PIPE if reads else file,
             stderr=file,
             start_new_session=True,

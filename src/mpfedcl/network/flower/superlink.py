@@ -24,6 +24,7 @@ from flwr.superlink.main import create_app
 from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mpfedcl.core.processes import end_with_parent
 from mpfedcl.network.setup.folders import read_secret
 
 FLEET = "/v1/fleet/"
@@ -59,6 +60,7 @@ async def _say_busy(_: Request, error: Exception) -> JSONResponse:
 
 def main() -> None:
     """Serve until ended."""
+    end_with_parent()
     # From a file, because other users can read command lines.
     secret = read_secret(Path(sys.argv.pop(1)))
     config = _parse_superlink_lifespan_config()

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from flwr.app import Message as FlowerMessage
+from flwr.common.constant import ErrorCode
 from flwr.proto.error_pb2 import Error as FlowerError
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
@@ -31,7 +32,11 @@ from mpfedcl.network.flower.records import (
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply
 
 _LONGEST_REASON = 500
-_GONE = {3: "its message was lost", 4: "its answer was lost", 5: "it went away"}
+_GONE = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "its message was lost",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its answer was lost",
+    ErrorCode.NODE_UNAVAILABLE: "it went away",
+}
 """Flower's error codes for lost messages and clients; the SuperLink sends these."""
 _LATE_SECONDS = 5.0
 """Additional lifetime of a message in Flower, so that our deadline passes first."""

@@ -76,6 +76,11 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def write_public_key(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return a client's public key as Flower's server compares it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Create a file atomically; only its owner can read it at any moment."""
     temporary = path.with_name(f".{path.name}.tmp")
