@@ -3,12 +3,14 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from command_processes import CommandProcess, call, command
@@ -148,6 +150,22 @@ def test_no_worker_is_left_when_the_leader_is_killed_while_they_start(
     leader.kill()
     assert started
     assert all(is_gone(worker) for worker in started)
+
+
+@pytest.mark.thorough
+def test_processes_of_torchrun_end_when_it_is_killed(
+    images: Path, tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    words += ["--master-addr", "127.0.0.1", "--master-port", free_port(), "-m", "mpfedcl", "run"]
+    words += map(str, flags(images, clients=4, rounds=100_000, evaluate_every=100_000))
+    launcher = start([*words, "--out", "run"], tmp_path)
+    processes.append(launcher)
+    wait_for_rounds(tmp_path / "run", 2)
+    started = psutil.Process(launcher.pid).children()
+    assert len(started) == 2
+    launcher.kill()
+    assert all(is_gone(each.pid) for each in started)
 
 
 def test_incomplete_torchrun_variables_are_ignored(images: Path, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from small_experiments import HIDDEN, assert_close_results, small
         # Half of 16 GB holds the samples three times.
         (1000, 100, 2.6 * 10**9, 64, 3),
         (1000, 100, 10**12, 64, 1),
+        # 16 GB hold 66 processes with nearly no samples.
+        (1000, 100, 10**6, 1000, 66),
     ],
 )
 def test_number_of_workers_depends_on_cores_clients_and_memory(
@@ -76,9 +78,11 @@ def test_threads_reduce_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("four_cores")
 def test_memory_of_the_container_limits_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The digits take 9.4 MB in each process, and half of the memory is for samples.
-    monkeypatch.setattr(worker_count, "usable_memory", lambda: 40 * 10**6)
-    assert choose_workers(long()) == 2
+    # A process takes 241 MB, and the digits 9.4 MB in each.
+    for free, count in ((40, 1), (600, 2), (10_000, 4)):
+        monkeypatch.setattr(worker_count, "usable_memory", lambda free=free: free * 10**6)
+        assert choose_workers(long()) == count
+        assert choose_workers(long(workers=200)) == count
 
 
 @pytest.mark.usefixtures("four_cores")

@@ -23,7 +23,10 @@ GIB = 2**30
         ("auto", 1, 8, 3 * GIB, 3),
         ("auto", 1, 8, GIB // 2, 1),
         ("auto", 1, 1, 64 * GIB, 1),
-        (5, 1, 2, GIB, 5),
+        (5, 1, 8, 64 * GIB, 5),
+        (200, 1, 2, 64 * GIB, 2),
+        (5, 1, 8, GIB, 4),
+        (5, 1, 8, GIB // 8, 1),
     ],
 )
 def test_cores_workers_and_memory_bound_the_jobs(

@@ -9,6 +9,9 @@ import torch
 
 from mpfedcl.core.errors import InvalidInput
 
+PROCESS_BYTES = 230 * 2**20
+"""Memory of a process of a run besides its samples, measured with the default model."""
+
 
 def usable_cores() -> int:
     """Return the cores that affinity and the container's quota allow this process."""

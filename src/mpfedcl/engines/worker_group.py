@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from mpfedcl.core.errors import LostWorker
+from mpfedcl.core.processes import receive_at_end_of_parent
 from mpfedcl.core.tensors import Tensors
 
 MEMBERSHIP = "MPFEDCL_WORKER"
@@ -179,6 +181,9 @@ def open_worker_group(
             member = _member(math.inf, int(rank), int(size), Path(store))
             group = stack.enter_context(member)
         elif is_under_torchrun():
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                # Other launchers may end before the processes that they have started.
+                receive_at_end_of_parent(signal.SIGTERM)
             group = stack.enter_context(_member(timeout))
         elif num_workers > 1:
             folder = tempfile.TemporaryDirectory(prefix="mpfedcl-")

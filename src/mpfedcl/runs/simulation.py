@@ -82,7 +82,9 @@ def _prepare(
             for notice in planned.notices:
                 observer.on_warning(notice)
             if asked != experiment.workers and (asked != "auto" or group is not None):
-                observer.on_warning(f"workers is {asked}; the run has {experiment.workers}.")
+                limits = " (at most one per core and client, and as many as fit into memory)"
+                given = f"{experiment.workers}{'' if asked == 'auto' else limits}"
+                observer.on_warning(f"workers is {asked}; the run has {given}.")
             yield simulation, attach
     except RunCutShort:
         raise

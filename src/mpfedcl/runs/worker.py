@@ -1,12 +1,11 @@
 """`python -m mpfedcl.runs.worker`: a worker process that the leader of a run has started."""
 
-import ctypes
 import os
 import signal
 import sys
 import threading
 
-_PR_SET_PDEATHSIG = 1
+from mpfedcl.core.processes import receive_at_end_of_parent
 
 
 def main() -> int:
@@ -30,9 +29,7 @@ def main() -> int:
 def end_with_leader() -> None:
     """End this process when the leader is gone, and ignore interrupts: they are for the leader."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # The kernel then ends this process even if it hangs in a library.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    receive_at_end_of_parent(signal.SIGKILL)
 
     def watch() -> None:
         # The leader holds the other end of stdin. Not through sys.stdin, whose lock this thread

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_split import split_among_clients
 from mpfedcl.data.sample_index import open_data_set
-from mpfedcl.engines.hardware import usable_cores, usable_memory
+from mpfedcl.engines.hardware import PROCESS_BYTES, usable_cores, usable_memory
 from mpfedcl.engines.worker_group import is_under_torchrun
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.datasets import GIVEN
@@ -47,6 +47,8 @@ class RunSize(NamedTuple):
     """Estimated time in one process."""
     num_bytes: int
     """Estimated memory of the samples in each process."""
+    all_clients: int = 0
+    """Clients of the run."""
 
 
 def choose_workers(experiment: Experiment) -> int:
@@ -68,10 +70,9 @@ def choose_workers(experiment: Experiment) -> int:
         return 1 if asked == "auto" else asked
     if asked != "auto":
         # More workers than cores or clients would only take memory.
-        if experiment.dataset.name == "table":
-            return min(asked, cores)
-        split = split_among_clients(open_data_set(experiment.dataset), experiment)
-        return min(asked, cores, len(split.training))
+        size = measure_run(experiment, find_method(experiment.method))
+        own, clients = (0, asked) if size is None else (size.num_bytes, size.all_clients)
+        return min(asked, cores, clients, _count_fitting(own, usable_memory()))
     threads = os.environ.get("OMP_NUM_THREADS", "")
     cores //= int(threads) if threads.isdecimal() and int(threads) else 1
     method = find_method(experiment.method)
@@ -92,8 +93,13 @@ def share_cores(size: RunSize, cores: int, memory: int) -> int:
     """
     if size.seconds < LEAST_SECONDS:
         return 1
-    fitting = max(1, memory // _MEMORY_SHARE // max(1, size.num_bytes))
-    return min(cores, size.clients, fitting)
+    for_samples = max(1, memory // _MEMORY_SHARE // max(1, size.num_bytes))
+    return min(cores, size.clients, for_samples, _count_fitting(size.num_bytes, memory))
+
+
+def _count_fitting(num_bytes: int, memory: int) -> int:
+    """Return how many processes fit into memory with their samples; one is always tried."""
+    return max(1, memory // (PROCESS_BYTES + num_bytes))
 
 
 def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
@@ -121,7 +127,8 @@ def measure_run(experiment: Experiment, method: type[Method]) -> RunSize | None:
         work = 3 * _count_multiplications(experiment, width, takes_features=takes_features)
     rows = experiment.rounds * passes * samples * taking_part / clients
     seconds = rows * (work / _MULTIPLICATIONS + _SAMPLE_SECONDS)
-    return RunSize(taking_part, seconds, 4 * (samples + len(split.test.labels)) * width)
+    num_bytes = 4 * (samples + len(split.test.labels)) * width
+    return RunSize(taking_part, seconds, num_bytes, clients)
 
 
 def _must_stay_alone(experiment: Experiment, method: type[Method]) -> bool:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from mpfedcl.core.errors import InvalidInput
-from mpfedcl.engines.hardware import usable_cores, usable_memory
+from mpfedcl.core.processes import receive_at_end_of_parent
+from mpfedcl.engines.hardware import PROCESS_BYTES, usable_cores, usable_memory
 from mpfedcl.experiment import RESULT_NEUTRAL_SETTINGS, Experiment
 from mpfedcl.experiment.datasets import GIVEN
 from mpfedcl.experiment.experiment import take_choices
@@ -89,7 +90,7 @@ def reject_repeated(name: str, values: Sequence[object]) -> None:
 
 
 def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
-    """Return the number of parallel runs: as given, or one per core if memory allows.
+    """Return the number of parallel runs: at most as given, and one per core if memory allows.
 
     Each worker of a run has one thread, so that each core serves one thread. A run with automatic
     workers has one worker if there are several runs.
@@ -97,7 +98,7 @@ def count_jobs(jobs: Jobs, workers: int | Literal["auto"] = 1) -> int:
     if jobs != "auto":
         if not isinstance(jobs, int) or jobs < 1:
             raise InvalidInput(f"jobs is {jobs}; it must be auto, or 1 or more.")
-        return jobs
+        return max(1, min(jobs, usable_cores(), usable_memory() // PROCESS_BYTES))
     cores = usable_cores() // (1 if workers == "auto" else workers)
     return max(1, min(cores, usable_memory() // _BYTES_OF_A_JOB))
 
@@ -266,6 +267,7 @@ def _prepare_process(stop: Any, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _stop[:] = [stop]
+    receive_at_end_of_parent(signal.SIGKILL)
 
     def end_with_parent() -> None:
         # Nothing is ever sent: this returns when the other end is closed.
