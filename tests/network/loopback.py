@@ -23,6 +23,7 @@ from flwr.superlink.grid import HttpGrid
 from pydantic import TypeAdapter
 
 from mpfedcl.network.client.client import NetworkClient
+from mpfedcl.network.client.policy import BUILT_IN
 from mpfedcl.network.flower.client import answer
 from mpfedcl.network.setup.folders import ClientSettings
 from opened_records import from_records
@@ -53,8 +54,13 @@ class LoopbackGrid(HttpGrid):
 
     def join(self, node: int, **config: Any) -> None:
         """Connect a client; the name of its key is its own."""
-        for name in ("methods", "models"):
-            config[name] = tuple(str(config.get(name, "")).split())
+        allow = {
+            kind: (BUILT_IN, *str(config.pop(kind)).split())
+            for kind in ("methods", "models")
+            if config.get(kind)
+        }
+        if allow:
+            config["policy"] = {**config.get("policy", {}), "allow": allow}
         self.nodes[node] = (str(config["name"]), config)
 
     def get_node_ids(self) -> list[int]:

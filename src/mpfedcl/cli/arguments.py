@@ -142,14 +142,6 @@ _Encoder = Annotated[
 _EncoderWeights = Annotated[
     Path | None, _open("FILE", "Weights of the encoder [default: searched for as in a run].")
 ]
-_AllowedMethods = Annotated[
-    tuple[str, ...],
-    arg(help="Custom methods (package.module:Class), installed here, that the server may request."),
-]
-_AllowedModels = Annotated[
-    tuple[str, ...],
-    arg(help="Own models (package.module:function), installed here, that the server may request."),
-]
 
 
 @_command("run", "run", "run or resume one experiment")
@@ -513,15 +505,9 @@ class FederationClient:
     share: _Share = None
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
-    min_cluster_size: int = 1
-    """Never send a prototype of fewer images than this, whatever the experiment requests."""
-    max_epsilon: float | None = None
-    """Take part only under local differential privacy; spend at most this over all runs."""
-    secure_aggregation: bool = False
-    """Take part only with secure aggregation, which hides this client's updates from the server."""
+    policy: Annotated[Path | None, _open("FILE")] = None
+    """What this client allows, whatever the server asks for [default: the folder's policy.toml]."""
     device: str = "cpu"  # Device to compute on: cpu, cuda, cuda:1.
-    methods: _AllowedMethods = ()
-    models: _AllowedModels = ()
     server: str | None = None  # host:port of the server [default: as in the client's folder].
 
 
@@ -602,9 +588,11 @@ class PrivacyReceipt:
     data: Path | None = None  # Data of this client, as for `mpfedcl federation client`.
     share: _Share = None
     threshold: int | None = None
-    """Do not send values of fewer images than this (--min-cluster-size)."""
+    """Do not send values of fewer images than this (the policy's min_class_count)."""
     encoder: _Encoder = None
     encoder_weights: _EncoderWeights = None
-    methods: _AllowedMethods = ()
-    models: _AllowedModels = ()
+    policy: Annotated[Path | None, _open("FILE")] = None
+    """The client's policy [default: that of --client, otherwise the defaults]."""
+    client: Annotated[Path | None, _open("DIR")] = None
+    """Folder of the client: its policy, its own split of the data, and the budget it has spent."""
     json: _Json = False

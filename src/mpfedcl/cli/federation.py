@@ -28,6 +28,7 @@ from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.files import lock_folder, unused_folder
 from mpfedcl.core.progress import ProgressBar, stderr_console
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.client.policy import ClientPolicy
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
     end,
@@ -207,14 +208,7 @@ def federation_client_command(arguments: FederationClient) -> None:
     client = ClientFolder.open(arguments.directory, arguments.name)
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
-    if arguments.min_cluster_size < 1:
-        raise InvalidInput(
-            f"min_cluster_size is {arguments.min_cluster_size}; it must be at least 1."
-        )
-    if arguments.max_epsilon is not None and not 0 < arguments.max_epsilon <= 100:
-        raise InvalidInput(
-            f"max_epsilon is {arguments.max_epsilon:g}; it must be above 0 and at most 100."
-        )
+    policy = ClientPolicy.read(arguments.policy or client.policy)
     if arguments.data is not None:
         from mpfedcl.data.sample_index import check_own_samples
 
@@ -236,11 +230,7 @@ def federation_client_command(arguments: FederationClient) -> None:
         share=arguments.share,
         encoder=arguments.encoder,
         encoder_weights=arguments.encoder_weights,
-        min_cluster_size=arguments.min_cluster_size,
-        max_epsilon=arguments.max_epsilon,
-        only_secure_aggregation=arguments.secure_aggregation,
-        methods=arguments.methods,
-        models=arguments.models,
+        policy=policy,
         device=arguments.device,
     )
     console = stderr_console()

@@ -10,8 +10,9 @@ from mpfedcl.cli.arguments import PrivacyPlan, PrivacyReceipt
 from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.client.policy import ClientPolicy, DataPolicy
 from mpfedcl.network.receipt import Receipt, make_receipt
-from mpfedcl.network.setup.folders import ClientSettings
+from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
 from mpfedcl.privacy.plan import Plan, RoundsPlan, SumsPlan, to_json
 from mpfedcl.report.tables import TextTable
 
@@ -98,16 +99,22 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> None:
         raise InvalidInput(f"threshold is {threshold}; it must be at least 1.")
     if arguments.data is not None and not arguments.data.exists():
         raise InvalidInput(f"data is {str(arguments.data)!r}; it must be a folder or a file.")
+    state, file = Path(), arguments.policy
+    if arguments.client is not None:
+        client = ClientFolder.open(arguments.client, None)
+        state, file = client.memory, file or client.policy
+    policy = ClientPolicy() if file is None else ClientPolicy.read(file)
+    if threshold is not None:
+        data = DataPolicy(**{**dict(policy.data), "min_class_count": threshold})
+        policy = ClientPolicy(**{**dict(policy), "data": data})
     settings = ClientSettings(
         name="this-client",
-        state=Path(),
+        state=state,
         data=arguments.data,
         share=arguments.share,
         encoder=arguments.encoder,
         encoder_weights=arguments.encoder_weights,
-        min_cluster_size=threshold or 1,
-        methods=arguments.methods,
-        models=arguments.models,
+        policy=policy,
     )
     file = arguments.settings
     if file.is_dir():

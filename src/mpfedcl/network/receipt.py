@@ -125,7 +125,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         engine.keep(names, lambda: closing)
         engine.evaluate_last_round(closing)
     counts = data.label_counts()[0]
-    kept = numpy.where(counts >= settings.min_cluster_size, counts, 0)
+    kept = numpy.where(counts >= settings.policy.data.min_class_count, counts, 0)
     test = len(data.test_labels)
     fields = [
         field

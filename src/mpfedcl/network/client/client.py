@@ -36,6 +36,7 @@ from mpfedcl.methods import (
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.network.client import ClientRefusal
+from mpfedcl.network.client.policy import refusal
 from mpfedcl.network.client.secure_aggregation import SecureAggregation, draw_once
 from mpfedcl.network.client.state import ClientStateStore, save_final_models
 from mpfedcl.network.packing import (
@@ -59,8 +60,6 @@ from mpfedcl.rounds.assembly import Assembly, assemble
 from mpfedcl.rounds.evaluation import AccuracyTable, WantedPredictors
 from mpfedcl.rounds.scoring import Evaluator
 
-_NO_LIMIT = 1e9
-"""Limit of a client without --max-epsilon; its spending is recorded anyway."""
 _NO_FILES = ("random-resnet18:", "random-filters:")
 """Prefixes of encoder names that are not followed by a file."""
 
@@ -69,7 +68,7 @@ class NetworkClient:
     """Answers a server's requests with the messages of `packing.py`, and nothing else."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
+        self._settings, self._policy = settings, settings.policy
         self.loaded: tuple[Experiment, FederatedData, Model] | None = None
         """Cache for the messages of one run."""
 
@@ -80,7 +79,9 @@ class NetworkClient:
         except ClientRefusal:
             raise
         except BudgetSpent:
-            raise ClientRefusal("its privacy budget is spent (--max-epsilon).") from None
+            raise ClientRefusal(
+                "its privacy budget is spent (policy [budget] max_epsilon)."
+            ) from None
         except InvalidInput as error:
             # The error may contain file names, and file names may contain names of people.
             print(error, file=sys.stderr, flush=True)
@@ -130,7 +131,7 @@ class NetworkClient:
         if message.value("read", bool):
             has_own = after > 0 if is_asynchronous else after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
-            confuses = kind == "close" and self._settings.min_cluster_size == 1
+            confuses = kind == "close" and self._policy.data.min_class_count == 1
             evaluation = trainer.evaluate(broadcast, own, confuses)
             late = {"late": vars(evaluation)}
             if kind == "close":
@@ -148,7 +149,7 @@ class NetworkClient:
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
         if experiment.privacy.has_budget:
             update = self._release(update, experiment, store, broadcast.round)
-        elif self._settings.min_cluster_size > 1:
+        elif self._policy.data.min_class_count > 1:
             update = replace(update, num_samples=sum(self._told_counts(data)))
         store.save(broadcast.dispatch or broadcast.round, kept, after=after)
         if experiment.secure_aggregation:
@@ -182,7 +183,7 @@ class NetworkClient:
             drawn, privacy = dict(update.summed), experiment.privacy
             mechanism = PrivateSums.of(privacy, has_moments="moment" in drawn)
             assert mechanism is not None
-            noise, limit = mechanism.multiplier, self._settings.max_epsilon or _NO_LIMIT
+            noise, limit = mechanism.multiplier, self._policy.budget.max_epsilon
 
             def charge() -> None:
                 # Over all runs: the ledger outlives their folders.
@@ -204,14 +205,14 @@ class NetworkClient:
 
     def _check_budget(self, experiment: Experiment) -> None:
         """Reject an experiment without a privacy budget, or with a larger one than allowed."""
-        most, privacy = self._settings.max_epsilon, experiment.privacy
-        if most is None:
+        most, privacy = self._policy.budget.max_epsilon, experiment.privacy
+        if not self._policy.budget.required:
             return
         if privacy.epsilon is None or privacy.epsilon > most or privacy.model != "local":
             asked = "none" if privacy.epsilon is None else f"{privacy.epsilon:g}"
             raise ClientRefusal(
                 f"privacy.epsilon is {asked} and privacy.model {privacy.model!r}; this client "
-                f"requires at most {most:g} and model 'local' (--max-epsilon)."
+                f"requires at most {most:g} and model 'local' (policy [budget])."
             )
 
     def _read_experiment(self, document: str) -> Experiment:
@@ -221,19 +222,14 @@ class NetworkClient:
             experiment = Experiment.parse_toml(document, Path("the server's experiment"))
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
-        if not is_built_in(experiment.method) and experiment.method not in settings.methods:
-            raise ClientRefusal(
-                f"method is {experiment.method!r}; it must be built in or among this client's "
-                "--methods."
-            )
+        allow = self._policy.allow
+        allow.check("methods", experiment.method, is_built_in(experiment.method))
         if settings.name in (own := experiment.model.of_clients([settings.name])):
             # The models of other clients need not be installed here.
             experiment = experiment.replace(model=own[settings.name])
         model = experiment.model.name or ""
-        if model and model not in (*MODELS, *settings.models):
-            raise ClientRefusal(
-                f"model.name is {model!r}; it must be built in or among this client's --models."
-            )
+        if model:
+            allow.check("models", model, model in MODELS)
         if ":" in experiment.dataset.name:
             raise ClientRefusal(
                 f"dataset.name is {experiment.dataset.name!r}; it must be a named set, because a "
@@ -245,11 +241,8 @@ class NetworkClient:
             experiment = experiment.replace()
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
-        if settings.only_secure_aggregation and not experiment.secure_aggregation:
-            raise ClientRefusal(
-                "secure_aggregation is False; this client takes part only with secure aggregation "
-                "(--secure-aggregation)."
-            )
+        if self._policy.secure_aggregation.required and not experiment.secure_aggregation:
+            raise refusal("secure_aggregation required", "true", "a run without it")
         name = settings.encoder or experiment.encoder.name
         is_table = experiment.dataset.name == "table"
         holds = settings.data is not None and (is_table or holds_arrays(settings.data))
@@ -265,7 +258,7 @@ class NetworkClient:
             encoder__name=name,
             encoder__weights=settings.encoder_weights,
             prototypes__min_cluster_size=max(
-                settings.min_cluster_size, experiment.prototypes.min_cluster_size
+                self._policy.data.min_class_count, experiment.prototypes.min_cluster_size
             ),
             device=settings.device,
             workers=1,
@@ -318,8 +311,8 @@ class NetworkClient:
         ).to_message()
 
     def _told_counts(self, data: FederatedData) -> tuple[int, ...]:
-        """Return the sample count of each class; counts below min_cluster_size are sent as 0."""
-        least = self._settings.min_cluster_size
+        """Return the sample count of each class; counts below min_class_count are sent as 0."""
+        least = self._policy.data.min_class_count
         return tuple(n if n >= least else 0 for n in data.label_counts()[0].tolist())
 
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
+from mpfedcl.network.client.policy import ClientPolicy
 
 REQUEST_KEYS = ("experiment", "out", "resume", "rounds", "status", "update", "client")
 """The keys of a request to the server's executor; an empty text is a key that is not given.
@@ -100,6 +101,8 @@ class ClientFolder:
         self.key = self.root / "node.key"
         self.memory = self.root / "memory"
         """The client's state between rounds."""
+        self.policy = self.root / "policy.toml"
+        """What the client's operator allows."""
         self.flower_home = self.root / "flower"
         self.settings = self.root / "node.toml"
         """The operator's settings at the last start."""
@@ -140,19 +143,11 @@ class ClientSettings:
     encoder: str | None = None
     """The client's own encoder, such as onnx:PATH, instead of the server's choice."""
     encoder_weights: Path | None = None
-    min_cluster_size: int = 1
-    """Prototypes of fewer samples are never sent, whatever the experiment specifies."""
-    max_epsilon: float | None = None
-    """Privacy budget of this client, over all runs."""
+    policy: ClientPolicy = field(default_factory=ClientPolicy)
+    """What the client allows, whatever the server asks for."""
     device: str = "cpu"
-    methods: tuple[str, ...] = ()
-    """Methods such as package.module:Class that the server may ask this client to import."""
-    models: tuple[str, ...] = ()
-    """Models such as package.module:function that the server may ask this client to import."""
     key: Path | None = None
     """The client's private key, which signs its part in secure aggregation."""
-    only_secure_aggregation: bool = False
-    """Whether the client refuses runs without secure aggregation."""
     server: str = ""
     """The server's address, host:port."""
 
@@ -301,6 +296,8 @@ def _make_client(folder: ServerFolder, name: str) -> None:
         description=f"mpfedcl federation, client {name}",
         command=f"{_COMMAND} client /srv/federation --data /srv/images",
     )
+    if not client.policy.is_file():
+        ClientPolicy().write(client.policy)
     values = {"format": FORMAT, "name": name, "server": client.server}
     write_atomically(place / "client.toml", tomli_w.dumps(values).encode())
 
