@@ -92,6 +92,14 @@ class ArchiveStore:
             samples = samples.reshape(samples.shape[:3])
         return resize_images(samples, wanted.size, wanted.is_color)
 
+    def contents(self) -> Iterator[bytes]:
+        """Yield the bytes of each sample, after its type and shape."""
+        with _open_archive(self.path) as archive:
+            for _, piece in _read_pieces(archive, self):
+                header = f"{piece.dtype} {piece.shape[1:]} ".encode()
+                for sample in piece:
+                    yield header + sample.tobytes()
+
 
 def open_archive(
     path: Path, num_classes: int | None, name: str = "", first_row: int = 0

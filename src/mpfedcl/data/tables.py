@@ -6,6 +6,7 @@ the rows of another. Each client may also standardize by its own training rows, 
 """
 
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -224,6 +225,8 @@ class TableStore:
     """The columns of clients that standardize by their own rows, by name."""
     owners: Indices = field(default_factory=lambda: numpy.empty(0, dtype=numpy.int64))
     """The place in `own` of each row's client; -1 for a row of none."""
+    cells: Sequence[Sequence[Any]] = ()
+    """Of a client's own tables: each row as it is in its file, columns in order of name."""
 
     def __len__(self) -> int:
         return self.raw.height
@@ -328,7 +331,11 @@ def open_own_tables(path: Path, columns: TableColumns) -> SampleIndex:
     for file, frame in frames.items():
         require_columns([columns.label], frame.columns, file)
     standardizes = any(each != _NOT_STANDARDIZED for each in columns.statistics.values())
-    found = _index(frames, columns.kinds, columns.label, None, path, standardizes=standardizes)
+    found = _index(
+        *(frames, columns.kinds, columns.label, None, path),
+        standardizes=standardizes,
+        keeps_cells=True,
+    )
     return use_columns(found, columns)
 
 
@@ -474,10 +481,12 @@ def _index(
     *,
     any_number: bool = True,
     standardizes: bool = True,
+    keeps_cells: bool = False,
 ) -> SampleIndex:
     """List the rows that have a label, by site and class.
 
     Without `any_number`, numbers that look like a measurement are rejected as labels.
+    `keeps_cells` keeps also the columns that are not used.
     """
     import polars
 
@@ -497,11 +506,15 @@ def _index(
         check_domain_name(domain.name, root)
     raw = pick_columns(everything, kinds).filter(has_label.tolist())
     identity = identity or "|".join(identify_file(path) for path in frames)
+    cells: list[Sequence[Any]] = []
+    if keeps_cells:
+        rows = (row for f in frames.values() for row in f.select(sorted(f.columns)).iter_rows())
+        cells = list(itertools.compress(rows, has_label.tolist()))
     return SampleIndex(
         "table",
         class_names,
         tuple(domain for domain in domains if len(domain.train.labels)),
-        TableStore(raw, label, str(root), identity),
+        TableStore(raw, label, str(root), identity, cells=cells),
         ArrayFormat((len(kinds),)),
         notices=_describe_gaps(
             raw, int((~has_label).sum()), root, "the column's mean" if standardizes else "0"
