@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from equivalent_runs import assert_close_tensors, assert_same_predictions, load_results
 from mpfedcl.api import CALLBACKS
+from mpfedcl.data.secret_split import SECRET_FILE
 from mpfedcl.experiment import Experiment
 from mpfedcl.inference.calibration import METRIC_FILE
 from mpfedcl.methods import PredictorName, SharesPrototypes, find_method
@@ -87,8 +88,16 @@ class LoopbackFederation:
 
     def bring(self, node: int, name: str, data: Path, **config: Any) -> None:
         """Connect a client with its own folder."""
-        values = {"name": name, "data": str(data), "state": str(self.folder / f"memory-{name}")}
-        self.grid.join(node, **values | config)
+        values: dict[str, Any] = {
+            "name": name,
+            "data": str(data),
+            "state": str(self.folder / f"memory-{name}"),
+        }
+        values |= config
+        policy: Json = {"data": {}} | dict(values.get("policy", {}))
+        values["policy"] = policy | {"data": {"test_fraction": OWN_TESTS} | policy["data"]}
+        plant_secret(Path(values["state"]))
+        self.grid.join(node, **values)
 
     def state_folder(self, share: int) -> Path:
         return self.folder / f"memory-{share}"
@@ -235,6 +244,19 @@ def save_pictures(folder: Path, *classes: str, count: int = 6, size: int = 6) ->
             pixels[place % size] += 120
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
     return folder
+
+
+OWN_TESTS = 0.5
+"""Fraction of test samples of clients with own data, which have few."""
+
+
+def plant_secret(memory: Path) -> None:
+    """Give a client the same secret in every run of a test, so that its split is known."""
+    memory.mkdir(parents=True, exist_ok=True)
+    path = memory / SECRET_FILE
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_bytes(b"a secret that all tests know of.")
 
 
 def folder_experiment(method: str = "mp-fedcl", **changes: Any) -> Experiment:

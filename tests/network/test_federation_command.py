@@ -87,7 +87,10 @@ def test_folder_without_federation_is_rejected(said: Say, tmp_path: Path) -> Non
         (["--name", "client-0", "--data", "x", "--share", "0"], "one of --data and --share"),
         (["--name", "client-0", "--data", "missing"], "data is 'missing', which does not exist"),
         (["--name", "client-7", "--share", "0"], "name is 'client-7'; it must be one of client-0"),
-        (["--name", "client-0", "--share", "0", "--min-cluster-size", "0"], "it must be at least"),
+        (
+            ["--name", "client-0", "--share", "0", "--policy", "missing.toml"],
+            "policy is 'missing.toml', which does not exist",
+        ),
     ],
 )
 def test_invalid_client_arguments_are_rejected(
@@ -176,7 +179,7 @@ def test_help_loads_neither_torch_nor_flower() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
     )
     assert done.returncode == 0
-    assert "--min-cluster-size" in done.stdout
+    assert "--policy" in done.stdout
 
 
 def test_port_in_use_names_the_flag_to_change_it(said: Say, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client import ClientRefusal
 from mpfedcl.network.client.client import NetworkClient
+from mpfedcl.network.client.policy import BUILT_IN, ClientPolicy
 from mpfedcl.network.client.state import ClientStateStore
 from mpfedcl.network.flower.records import to_records
 from mpfedcl.network.packing import Introduction
@@ -28,6 +29,7 @@ from mpfedcl.network.transport import FORMAT, Message, MessageError
 from mpfedcl.runs.plan import plan
 from opened_records import from_records
 
+RUN = "0123456789abcdef" * 2
 pytestmark = pytest.mark.usefixtures("quick_network")
 
 
@@ -81,13 +83,17 @@ def test_settings_of_an_allowed_custom_method_are_checked(
     with pytest.raises(ClientRefusal, match="methods is built-in; the server asked for"):
         client.answer("hello", hello(asked))
     settings = ClientSettings(
-        "north", tmp_path / "memory", tmp_path / "local_test", methods=(method,)
+        "north",
+        tmp_path / "memory",
+        tmp_path / "local_test",
+        policy=ClientPolicy(allow={"methods": (method, BUILT_IN)}),
     )
     allowing = NetworkClient(settings)
     with pytest.raises(ClientRefusal, match=r"pull\.beta is -1; it must be greater than"):
         allowing.answer("hello", hello(asked))
     sound = folder_experiment().replace(method=method, pull={"beta": 2})
-    assert Introduction.from_message("north", allowing.answer("hello", hello(sound))).test == 6
+    told = Introduction.from_message("north", allowing.answer("hello", hello(sound)))
+    assert sum(told.train) + told.test == 12
 
 
 def test_paths_from_the_server_are_ignored(tmp_path: Path, client: NetworkClient) -> None:
@@ -96,8 +102,9 @@ def test_paths_from_the_server_are_ignored(tmp_path: Path, client: NetworkClient
         dataset__root=theirs, encoder__weights=tmp_path / "theirs.safetensors", device="cuda"
     )
     told = Introduction.from_message("north", client.answer("hello", hello(asked)))
+    assert sum(told.train) + told.test == 12
     wanted = Introduction(
-        "north", ("cat", "dog"), (3, 3), 6, 36, "", "images", (6, 6), own_data=True
+        "north", ("cat", "dog"), told.train, told.test, 36, "", "images", (6, 6), own_data=True
     )
     assert told == replace(wanted, embedding_size=12)
 
@@ -164,7 +171,7 @@ def test_malformed_requests_are_rejected(client: NetworkClient) -> None:
     known = folder_experiment().replace(dataset__classes=("cat", "dog"))
     known = known.resolved()
     with pytest.raises(MessageError, match="the pool cannot be read"):
-        client.answer("round", hello(known))
+        client.answer("round", hello(known, run=RUN, round=1))
 
 
 def test_run_id_cannot_be_a_path(client: NetworkClient, tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_data_is_loaded_once_per_run(client: NetworkClient, tmp_path: Path) -> N
     told = Introduction.from_message("north", client.answer("hello", asked))
     assert client.loaded is not first
     # A new run: images that have come since count.
-    assert told.train == (10, 3)
+    assert sum(told.train) + told.test == 26
 
 
 def test_share_out_of_range_is_rejected(images: Path, tmp_path: Path) -> None:
@@ -223,7 +230,6 @@ def test_single_precision_equals_simulation(images: Path, tmp_path: Path) -> Non
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7)
 
 
-RUN = "0123456789abcdef" * 2
 CPU = torch.device("cpu")
 
 

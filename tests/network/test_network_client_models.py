@@ -6,13 +6,13 @@ from tempfile import mkdtemp
 
 import numpy
 import pytest
-from federations import LoopbackFederation, folder_experiment
+from federations import OWN_TESTS, LoopbackFederation, folder_experiment
 from PIL import Image
 
 from command_results import Refused
 from mpfedcl import Predictor
-from mpfedcl.data.client_split import split_own_samples
 from mpfedcl.data.sample_index import open_own_samples
+from mpfedcl.data.secret_split import find_secret, split_by_secret
 from mpfedcl.network.setup.folders import make_federation
 from small_experiments import Json, Say, read_summary
 
@@ -56,7 +56,10 @@ def read_own_tests(lab: Path, name: str, predictor: Predictor) -> float:
     """Return the accuracy on the client's held-out images in percent."""
     trained = predictor.trained
     index = open_own_samples(lab / "pictures" / name, trained.class_names)
-    _, test = split_own_samples(index, name, trained.experiment)
+    secret = find_secret(lab / "clients" / name / "memory")
+    (domain,) = split_by_secret(index, secret, OWN_TESTS).domains
+    test = domain.test
+    assert test is not None
     images = index.store.load(test.rows, trained.input_format)
     truth = [trained.class_names[label] for label in test.labels]
     predicted = [each.label for each in predictor.predict(images)]
@@ -109,7 +112,8 @@ def test_full_disk_costs_only_the_saved_models(lab: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("mpfedcl.network.client.state._write", fail)
     assert None not in serve(lab, "mp-fedcl")["accuracy_per_client"].values()
     memory = lab / "clients" / "client-0" / "memory"
-    assert [each.name[:5] for each in memory.glob("*/*")] == ["round", "round"]
+    assert len(list(memory.glob("*/round-*"))) == 2
+    assert not list(memory.glob("*/final"))
 
 
 @pytest.mark.thorough

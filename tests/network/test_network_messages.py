@@ -25,6 +25,7 @@ from mpfedcl.experiment.names import METRICS
 from mpfedcl.methods import PREDICTORS, collect_statistics, find_method
 from mpfedcl.network.flower.records import PACKED
 from mpfedcl.network.transport import Arrays, Message
+from mpfedcl.privacy.accounting import spent_epsilon
 from mpfedcl.privacy.ledger import read_ledger
 from opened_records import from_records
 from small_experiments import METHODS, read_records, read_summary
@@ -288,7 +289,7 @@ def test_client_min_cluster_size_limits_its_prototypes(images: Path, tmp_path: P
     )
     federation = LoopbackFederation(experiment, tmp_path, count=0)
     for share, least in enumerate((1, 3, 2)):
-        federation.join(share, **{"min_cluster_size": least})
+        federation.join(share, policy={"data": {"min_class_count": least}})
     federation.serve()
     for name, reply in federation.grid.replies:
         if kind_of(reply) == "train":
@@ -436,33 +437,17 @@ def test_client_without_counts_is_refused_without_budget(images: Path, tmp_path:
         LoopbackFederation(experiment, tmp_path, without_counts).serve()
 
 
-def limited_federation(experiment: Experiment, folder: Path) -> LoopbackFederation:
-    config: dict[str, Any] = {"max_epsilon": 4.0}
-    return LoopbackFederation(experiment, folder, **config)
-
-
-def test_max_epsilon_limits_a_client_over_all_runs(images: Path, tmp_path: Path) -> None:
+def test_budget_of_the_policy_limits_a_client_over_all_runs(images: Path, tmp_path: Path) -> None:
     changes = {"privacy__model": "local", "privacy__epsilon": 3.0, "network__patience": 0.3}
     experiment = float64_experiment(images, "fedncm", **changes)
-    first = limited_federation(experiment, tmp_path)
+    policy = {"budget": {"max_epsilon": 4.0, "required": True}}
+    first = LoopbackFederation(experiment, tmp_path, policy=policy)
     first.serve()
     first.path = tmp_path / "second"
     (record,) = first.serve().history
     assert record["clients"]["answered"] == []
-    reasons = set(record["clients"]["rejected"].values())
-    assert reasons == {"its privacy budget is spent (--max-epsilon)."}
-    ledger = read_ledger(first.state_folder(0))
-    assert ledger is not None
-    assert ledger.spent == pytest.approx(3.0, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"privacy__epsilon": 3.0}, {"privacy__epsilon": 5.0, "privacy__model": "local"}],
-)
-def test_client_with_max_epsilon_refuses_other_budgets(
-    images: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    experiment = float64_experiment(images, "fedncm", network__patience=0.3, **changes)
-    with pytest.raises(RunCutShort, match="this client requires at most 4"):
-        limited_federation(experiment, tmp_path).serve()
+    (reason,) = set(record["clients"]["rejected"].values())
+    assert reason.startswith("policy [budget] max_epsilon is 4; the server asked for 4.46 in total")
+    ledger = json.loads((first.state_folder(0) / "released.json").read_text())
+    (release,) = ledger["releases"]
+    assert spent_epsilon({release["multiplier"]: 1}, 1e-5) == pytest.approx(3.0, abs=1e-3)

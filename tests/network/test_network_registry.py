@@ -205,7 +205,7 @@ def test_random_filters_need_images_of_one_size(
     experiment = folder_experiment("filtered:Filtered", **changes)
     federation = LoopbackFederation(experiment, tmp_path, count=0)
     for node, (name, size) in enumerate({"one": 10, "two": 10, "wide": 12}.items(), 1):
-        place = save_pictures(tmp_path / name, "cat", "dog", count=2, size=size)
+        place = save_pictures(tmp_path / name, "cat", "dog", count=6, size=size)
         federation.bring(node, name, place, methods="filtered:Filtered")
     result = federation.serve()
     assert result.experiment.encoder.name == "random-filters"
@@ -230,7 +230,7 @@ def test_encoder_accepts_images_of_any_size(tmp_path: Path) -> None:
     changes = {"encoder__name": "random-resnet18", "rounds": 1, "clients": 2}
     federation = LoopbackFederation(folder_experiment("mp-fedcl", **changes), tmp_path, count=0)
     for node, (name, size) in enumerate({"small": 20, "large": 40}.items(), 1):
-        place = save_pictures(tmp_path / name, "cat", "dog", count=2, size=size)
+        place = save_pictures(tmp_path / name, "cat", "dog", count=6, size=size)
         federation.bring(node, name, place)
     (record,) = federation.serve().history
     assert record["clients"]["answered"] == ["large", "small"]

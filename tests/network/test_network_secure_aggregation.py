@@ -23,6 +23,7 @@ from loopback import Tamper
 
 from equivalent_runs import assert_close_tensors, load_results
 from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client import ClientRefusal
 from mpfedcl.network.client.secure_aggregation import (
@@ -154,11 +155,9 @@ def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> 
 
 def test_client_can_require_secure_aggregation(images: Path, tmp_path: Path) -> None:
     plan = secure_experiment(images, secure_aggregation=False, network__patience=1.0)
-    config: dict[str, Any] = {"only_secure_aggregation": True}
-    federation = LoopbackFederation(plan, tmp_path, **config)
-    with pytest.raises(
-        RunCutShort, match="secure_aggregation is False; this client takes part only with"
-    ):
+    policy = {"secure_aggregation": {"required": True}}
+    federation = LoopbackFederation(plan, tmp_path, policy=policy)
+    with pytest.raises(RunCutShort, match=r"policy \[secure_aggregation\] required is true"):
         federation.serve()
 
 
@@ -202,11 +201,18 @@ def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
     store = ClientStateStore(tmp_path, "0" * 32)
     numbers = numpy.arange(3, dtype=numpy.uint64)
     plan = Experiment(secure_aggregation=True)
-    first = draw_once(store, 1, plan, lambda _: numbers, 5)
-    again = draw_once(store, 1, plan, lambda _: numbers + numpy.uint64(1), 5)
+
+    def keep(drawn: Tensors) -> Tensors:
+        if (found := store.find_drawn(1)) is not None:
+            return found
+        store.keep_drawn(1, drawn)
+        return drawn
+
+    first = draw_once(keep, plan, lambda _: numbers, 5)
+    again = draw_once(keep, plan, lambda _: numbers + numpy.uint64(1), 5)
     assert numpy.array_equal(first, again)
     with pytest.raises(ProtocolError, match="drawn for a sum of more clients"):
-        draw_once(store, 1, plan, lambda _: numbers, 3)
+        draw_once(keep, plan, lambda _: numbers, 3)
 
 
 def test_secure_aggregation_waits_for_three_clients(images: Path, tmp_path: Path) -> None:

@@ -1,17 +1,26 @@
 """The receipt lists exactly the fields of a federation's messages."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
-from federations import LoopbackFederation, float64_experiment, save_pictures
+from federations import (
+    LoopbackFederation,
+    float64_experiment,
+    folder_experiment,
+    save_pictures,
+)
+from lying_server import LyingServer
 
 from command_results import Refused, Said
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
+from mpfedcl.network.client.policy import ClientPolicy
 from mpfedcl.network.receipt import Receipt, make_receipt
-from mpfedcl.network.setup.folders import ClientSettings
+from mpfedcl.network.setup.folders import ClientSettings, make_federation
 from mpfedcl.network.transport import Message
 from opened_records import from_records
 from small_experiments import Say
@@ -27,7 +36,7 @@ def receipt_for(experiment: Experiment, share: int, least: int = 1) -> Receipt:
         state=Path("nowhere"),
         share=share,
         data=experiment.dataset.root,
-        min_cluster_size=least,
+        policy=ClientPolicy(data={"min_class_count": least}),
     )
     return make_receipt(experiment, settings)
 
@@ -86,12 +95,18 @@ def least_of(receipt: Receipt) -> dict[str, int | None]:
 
 
 def test_receipt_states_the_fewest_samples_behind_a_value(tmp_path: Path) -> None:
-    save_pictures(tmp_path / "local_test", "cat", count=8)
-    save_pictures(tmp_path / "local_test", "dog", count=6)
-    experiment = Experiment(method="fedlda").replace(
-        encoder__name="none", dataset__test_fraction=0.5
-    )
-    settings = ClientSettings(name="me", state=tmp_path, data=tmp_path / "local_test")
+    images = numpy.random.default_rng(0).integers(0, 255, (14, 6, 6), dtype=numpy.uint8)
+    # With a test set of its own: 4 and 3 images train, 7 test.
+    labels = numpy.array([0] * 4 + [1] * 3)
+    split: dict[str, Any] = {
+        "x_train": images[:7],
+        "y_train": labels,
+        "x_test": images[7:],
+        "y_test": labels,
+    }
+    numpy.savez(tmp_path / "own.npz", **split)
+    experiment = Experiment(method="fedlda").replace(encoder__name="none")
+    settings = ClientSettings(name="me", state=tmp_path, data=tmp_path / "own.npz")
     found = least_of(make_receipt(experiment, settings))
     assert found["hello train"] == 3
     assert found["hello test"] == 7
@@ -102,7 +117,7 @@ def test_receipt_states_the_fewest_samples_behind_a_value(tmp_path: Path) -> Non
     assert found["close late"] == 1
     kept = make_receipt(
         experiment,
-        ClientSettings(name="me", state=tmp_path, data=tmp_path / "local_test", min_cluster_size=4),
+        replace(settings, policy=ClientPolicy(data={"min_class_count": 4})),
     )
     assert kept.least == 4
     assert kept.below(4) == []
@@ -126,7 +141,40 @@ def test_receipt_command_shows_every_field(tmp_path: Path, said: Say) -> None:
     assert code == 0
     assert "summed/counts" in out
     assert "Privacy budget: epsilon 2 at delta 1e-05 for one image" in out
+    assert "max_epsilon_per_run = 3.0" in out
+    # The server adds the noise, so only the noisy answer is covered.
+    covered, _, rest = out.partition("not covered: sent as it is")
+    assert "late" in covered
+    assert "summed/counts" in rest
     assert "Nothing was sent." in out
+
+
+def test_receipt_of_a_client_has_its_policy_split_and_ledger(tmp_path: Path, said: Say) -> None:
+    folder = make_federation(tmp_path / "lab", ["north"], None, 9800).root / "clients" / "north"
+    data = save_pictures(tmp_path / "own", "cat", "dog", count=12)
+    changes = {"privacy__epsilon": 2.0, "privacy__model": "local"}
+    server = LyingServer(folder_experiment("fedncm", **changes), data, folder / "memory", {})
+    server.ask()
+    before = {path.name: path.read_bytes() for path in (folder / "memory").glob("*.*")}
+    (folder / "policy.toml").write_text("[budget]\nmax_epsilon = 5\n[evaluation]\nanswers = 'none'")
+    file = write_settings(tmp_path / "settings.toml", method="fedncm", **changes)
+    words = ("privacy", "receipt", file, "--data", data, "--client", folder)
+    code, out, _ = said(*words, "--json")
+    assert code == 0
+    receipt = json.loads(out)
+    assert server.client.loaded is not None
+    assert receipt["train"] == len(server.client.loaded[1].clients[0].labels)
+    assert receipt["policy"]["budget"]["max_epsilon"] == 5
+    assert receipt["spent"]["training sample"] == pytest.approx(2, abs=1e-3)
+    costs = {each["name"]: each["epsilon"] for each in receipt["fields"]}
+    assert costs["summed/sums"] == pytest.approx(2, abs=1e-3)
+    assert costs["late"] is costs["classes"] is None
+    # A dry run spends nothing.
+    assert before == {path.name: path.read_bytes() for path in (folder / "memory").glob("*.*")}
+    (folder / "policy.toml").write_text("[budget]\nmax_epsilon = 2\nmax_epsilon_per_run = 2")
+    code, _, err = said(*words)
+    assert code == 2
+    assert "policy [budget] max_epsilon is 2; the server asked for" in err
 
 
 def test_receipt_command_fails_if_no_class_reaches_the_threshold(
@@ -156,8 +204,12 @@ def test_receipt_as_json_has_the_same_fields(tmp_path: Path, said: Say) -> None:
     assert code == 0
     receipt = json.loads(out)
     assert receipt["epsilon"] is None
+    assert receipt["policy"]["data"]["min_class_count"] == 2
+    assert receipt["spent"] == {
+        "training sample": 0, "all training samples": 0, "test sample": 0
+    }  # fmt: skip
     assert receipt["least"] >= 2
-    assert {"message", "name", "numbers", "num_bytes", "least", "is_noisy"} == set(
+    assert {"message", "name", "numbers", "num_bytes", "least", "epsilon"} == set(
         receipt["fields"][0]
     )
 

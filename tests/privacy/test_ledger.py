@@ -70,13 +70,6 @@ def test_ledger_is_started_once(log: ReleaseLog) -> None:
     assert log.ledger == begun
 
 
-def test_external_release_is_charged_up_to_a_limit(log: ReleaseLog) -> None:
-    z = gaussian_multiplier(2.0, DELTA)
-    log.charge(z, 2.5)
-    with pytest.raises(BudgetSpent, match=r"privacy.epsilon is 2.5; 2.000 is spent"):
-        log.charge(z, 2.5)
-
-
 def test_participants_are_drawn_once(log: ReleaseLog) -> None:
     assert log.choose(1, lambda: ["a", "b"]) == ["a", "b"]
     assert log.choose(1, lambda: ["c"]) == ["a", "b"]

@@ -11,7 +11,7 @@ from mpfedcl.cli.terminal import print_json, stdout_console
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client.policy import ClientPolicy, DataPolicy
-from mpfedcl.network.receipt import Receipt, make_receipt
+from mpfedcl.network.receipt import Field, Receipt, make_receipt
 from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
 from mpfedcl.privacy.plan import Plan, RoundsPlan, SumsPlan, to_json
 from mpfedcl.report.tables import TextTable
@@ -121,8 +121,10 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> None:
         file /= "experiment.toml"
     receipt = make_receipt(Experiment.from_toml(file), settings)
     if arguments.json:
-        print_json({**asdict(receipt), "least": receipt.least})
+        known = {"least": receipt.least, "policy": policy.model_dump(mode="json")}
+        print_json({**asdict(receipt), **known})
     else:
+        stdout_console().print(policy.to_toml(), markup=False, highlight=False, soft_wrap=True)
         _show_receipt(stdout_console(), receipt)
     if threshold is not None and (below := receipt.below(threshold)):
         raise InvalidInput(
@@ -132,23 +134,31 @@ def privacy_receipt_command(arguments: PrivacyReceipt) -> None:
 
 
 def _show_receipt(console: Console, receipt: Receipt) -> None:
+    console.print(f"Messages of this client: {receipt.method}, {receipt.train:,} training samples.")
+    headers = ["reply to", "field", "values", "bytes", "fewest samples per value"]
+    if receipt.covered:
+        TextTable(
+            "covered by the ledger: noise protects each sample",
+            [*headers, "epsilon"],
+            [[*_row(each), f"{each.epsilon:.3g}"] for each in receipt.covered],
+            "Epsilon of an update: of all noisy updates of the run together. Epsilon of late: of "
+            "one answer.",
+        ).show(console)
     TextTable(
-        f"messages of this client: {receipt.method}, {receipt.train:,} training samples",
-        ["reply to", "field", "values", "bytes", "fewest samples per value", "noise"],
-        [
-            [
-                each.message,
-                each.name,
-                f"{each.numbers:,}",
-                f"{each.num_bytes:,}",
-                "-" if each.least is None else f"{each.least:,}",
-                "yes" if each.is_noisy else "no",
-            ]
-            for each in receipt.fields
-        ],
+        "not covered: sent as it is",
+        headers,
+        [_row(each) for each in receipt.not_covered],
+        "- : the values depend on no single sample.",
     ).show(console)
+    spent = ", ".join(f"{value:.3g} of {name}" for name, value in receipt.spent.items())
+    console.print(f"Epsilon spent before this run: {spent}.")
     console.print(_describe_budget(receipt))
     console.print("Nothing was sent.", style="bold")
+
+
+def _row(field: Field) -> list[str]:
+    least = "-" if field.least is None else f"{field.least:,}"
+    return [field.message, field.name, f"{field.numbers:,}", f"{field.num_bytes:,}", least]
 
 
 def _describe_budget(receipt: Receipt) -> str:

@@ -107,6 +107,15 @@ def add_exact_noise(values: Tensor, sigma: float) -> Tensor:
     return torch.tensor(noisy, dtype=torch.float64, device=values.device).view(values.shape)
 
 
+def add_exact_counts(counts: Sequence[int], epsilon: float) -> list[int]:
+    """Return counts with discrete Laplace noise: epsilon-private if a sample is in one of them."""
+    opendp = import_extra("opendp.prelude")
+    opendp.enable_features("contrib")
+    domain = opendp.vector_domain(opendp.atom_domain(T=int))
+    measurement = opendp.m.make_laplace(domain, opendp.l1_distance(T=int), scale=1 / epsilon)
+    return [int(each) for each in measurement(list(counts))]
+
+
 def draw_noise(sigma: float, shape: Sequence[int]) -> Tensor:
     """Return float64 Gaussian noise of standard deviation sigma, for large tensors."""
     # Without a seed numpy takes one from the system.

@@ -5,6 +5,7 @@ with the temporary state folder.
 """
 
 import json
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,14 @@ import numpy
 from numpy.typing import NDArray
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.data.secret_split import SECRET_FILE
 from mpfedcl.experiment import Experiment
 from mpfedcl.gaussian.mechanism import gaussian_multiplier
 from mpfedcl.methods import Asynchronous, SharesPrototypes
+from mpfedcl.network.client.answers import answer_kind
+from mpfedcl.network.client.budget import LEDGER_FILE, ClientLedger, plan_releases
 from mpfedcl.network.client.client import NetworkClient
+from mpfedcl.network.client.policy import ClientPolicy
 from mpfedcl.network.server.engine import NetworkEngine
 from mpfedcl.network.server.registry import ClientRegistry
 from mpfedcl.network.server.status import Status
@@ -49,7 +54,8 @@ class Field:
     num_bytes: int
     least: int | None
     """The smallest number of samples behind any value; None if it does not depend on samples."""
-    is_noisy: bool
+    epsilon: float | None
+    """What the client's ledger charges for the message in a run; None if no budget covers it."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +71,28 @@ class Receipt:
     unit: str
     model: str
     """Source of the noise: the server (central), this client (local), or all clients (sum)."""
+    spent: Mapping[str, float]
+    """Epsilon that the client's ledger has charged so far."""
+
+    @property
+    def covered(self) -> list[Field]:
+        """Return the fields that the client's ledger covers."""
+        return [each for each in self.fields if each.epsilon is not None]
+
+    @property
+    def not_covered(self) -> list[Field]:
+        """Return the fields without a guarantee."""
+        return [each for each in self.fields if each.epsilon is None]
 
     @property
     def least(self) -> int | None:
         """The smallest number of samples behind any value without noise."""
-        counts = [e.least for e in self.fields if e.least is not None and not e.is_noisy]
-        return min(counts, default=None)
+        return min((e.least for e in self.not_covered if e.least is not None), default=None)
 
     def below(self, threshold: int) -> list[Field]:
         """Return the fields without noise that depend on fewer samples than `threshold`."""
-        return [
-            each
-            for each in self.fields
-            if each.least is not None and each.least < threshold and not each.is_noisy
-        ]
+        found = [each for each in self.not_covered if each.least is not None]
+        return [each for each in found if (each.least or 0) < threshold]
 
 
 def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
@@ -86,7 +100,8 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
 
     Args:
         experiment: The server's experiment.
-        settings: The client's settings; its state folder is not touched.
+        settings: The client's settings; of its state folder, which is not changed, the secret of
+            the split and the ledger are used.
     """
     names = [settings.name, *(_OTHER_CLIENTS if experiment.secure_aggregation else ())]
     with tempfile.TemporaryDirectory(prefix="mpfedcl-receipt-") as folder:
@@ -94,6 +109,11 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
             NetworkClient(replace(settings, name=name, state=Path(folder) / str(number)))
             for number, name in enumerate(names)
         ]
+        (Path(folder) / "0").mkdir()
+        for name in (SECRET_FILE, LEDGER_FILE):
+            if (known := settings.state / name).is_file():
+                shutil.copy2(known, Path(folder) / "0" / name)
+        spent = ClientLedger(Path(folder) / "0", settings.policy).summary()
         transport = _Rehearsal(names, clients)
         registry = ClientRegistry(experiment, transport, Status(None))
         registry.find_connected()
@@ -130,23 +150,48 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
     fields = [
         field
         for kind, message in transport.answers.items()
-        for field in _fields(kind, message, kept, test, own)
+        for field in _fields(kind, message, kept, test, _Costs.of(own, settings.policy))
     ]
-    privacy = own.privacy
+    privacy, plan = own.privacy, plan_releases(own)
+    delta = privacy.delta if plan is None else settings.policy.budget.max_delta
+    epsilon = None
+    if privacy.epsilon is not None:
+        epsilon = _promised(privacy.epsilon, delta) if plan is None else plan.epsilon(delta)
     return Receipt(
         fields,
         own.method,
         int(counts.sum()),
-        privacy.epsilon if privacy.epsilon is None else _promised(privacy.epsilon, privacy.delta),
-        privacy.delta,
+        epsilon,
+        delta,
         privacy.unit_for(trains=method.trains),
         "sum" if own.secure_aggregation else privacy.model,
+        spent,
     )
 
 
 def _promised(epsilon: float, delta: float) -> float:
     """Return the epsilon that the accountant computes for the noise of a budget."""
     return min(epsilon, spent_epsilon({gaussian_multiplier(epsilon, delta): 1}, delta))
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What the client's ledger charges in a run: for its noisy updates, and for its answers."""
+
+    prefix: str
+    """The arrays of a noisy update begin with it."""
+    updates: float | None
+    answers: float | None
+
+    @classmethod
+    def of(cls, experiment: Experiment, policy: ClientPolicy) -> "_Costs":
+        plan = plan_releases(experiment)
+        is_noisy = answer_kind(policy.evaluation, experiment) == "noisy"
+        return cls(
+            "masked" if experiment.secure_aggregation else "summed/",
+            None if plan is None else plan.epsilon(policy.budget.max_delta),
+            policy.evaluation.epsilon if is_noisy else None,
+        )
 
 
 class _Rehearsal:
@@ -181,14 +226,14 @@ class _Rehearsal:
 
 
 def _fields(
-    kind: Kind, message: Message, counts: Counts, test: int, experiment: Experiment
+    kind: Kind, message: Message, counts: Counts, test: int, costs: _Costs
 ) -> Iterator[Field]:
     """Yield the fields of a message; `counts` are the reported samples by class."""
     for name, value in message.values.items():
         size = len(json.dumps(value))
         numbers = len(value) if isinstance(value, list) else 1
-        yield Field(kind, name, numbers, size, _fewest_in_value(name, value, counts, test), False)
-    noisy = experiment.privacy.has_budget and experiment.privacy.model == "local"
+        least = _fewest_in_value(name, value, counts, test)
+        yield Field(kind, name, numbers, size, least, costs.answers if name == "late" else None)
     for name, array in message.arrays.items():
         yield Field(
             kind,
@@ -196,7 +241,7 @@ def _fields(
             int(array.size),
             int(array.nbytes),
             _fewest_in_array(name, message.arrays, counts),
-            noisy and name.startswith("summed/"),
+            costs.updates if name.startswith(costs.prefix) else None,
         )
 
 
@@ -210,7 +255,8 @@ def _fewest_in_value(name: str, value: Any, counts: Counts, test: int) -> int | 
         return int(counts.sum())
     if name == "late":
         # An entry of a confusion matrix may count a single sample.
-        return 1 if value.get("confusion") else test
+        has_number = any(each is not None for each in value["table"]["local_test"].values())
+        return 1 if value.get("confusion") else test if has_number else None
     return None
 
 

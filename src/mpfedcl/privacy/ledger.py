@@ -135,11 +135,6 @@ class ReleaseLog:
         self._set_ledger(charged)
         return found[1]
 
-    def charge(self, multiplier: float, epsilon: float) -> None:
-        """Charge a release that is stored elsewhere, up to an epsilon."""
-        assert self.ledger is not None
-        self._set_ledger(replace(self.ledger, epsilon=epsilon).charge(multiplier))
-
     def choose(self, round_number: int, draw: Callable[[], list[str]]) -> list[str]:
         """Return the clients of a round: the stored sample, or a new one that is stored."""
         if round_number not in self._chosen:

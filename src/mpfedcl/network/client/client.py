@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.plugins import entry_points
 from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model, load_own_samples
 from mpfedcl.data.sample_index import open_own_samples
+from mpfedcl.data.secret_split import find_secret, split_by_secret
 from mpfedcl.data.tables import TableColumns, declare_columns
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.engines.evaluation import ClientEvaluation
@@ -22,7 +24,6 @@ from mpfedcl.engines.trainers.base import TrainedClient
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.data_folder import holds_arrays
 from mpfedcl.experiment.names import MODELS
-from mpfedcl.gaussian.mechanism import PrivateSums
 from mpfedcl.methods import (
     PREDICTORS,
     TESTS,
@@ -36,6 +37,8 @@ from mpfedcl.methods import (
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.models import Model
 from mpfedcl.network.client import ClientRefusal
+from mpfedcl.network.client.answers import answer_evaluation, answer_kind
+from mpfedcl.network.client.budget import ClientLedger, check_plan, plan_releases, release_once
 from mpfedcl.network.client.policy import refusal
 from mpfedcl.network.client.secure_aggregation import SecureAggregation, draw_once
 from mpfedcl.network.client.state import ClientStateStore, save_final_models
@@ -51,7 +54,6 @@ from mpfedcl.network.packing import (
 )
 from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import FORMAT, Kind, Message
-from mpfedcl.privacy.ledger import BudgetSpent, Ledger, ReleaseLog
 from mpfedcl.privacy.private_rounds import released_predictors
 from mpfedcl.privacy.secure_aggregation import check_secure_aggregation
 from mpfedcl.privacy.secure_aggregation.layout import SumLayout
@@ -78,10 +80,6 @@ class NetworkClient:
             return self._answer(kind, message)
         except ClientRefusal:
             raise
-        except BudgetSpent:
-            raise ClientRefusal(
-                "its privacy budget is spent (policy [budget] max_epsilon)."
-            ) from None
         except InvalidInput as error:
             # The error may contain file names, and file names may contain names of people.
             print(error, file=sys.stderr, flush=True)
@@ -98,18 +96,20 @@ class NetworkClient:
             )
         cap_threads()
         experiment = self._read_experiment(message.value("experiment", str))
-        self._check_budget(experiment)
-        if kind == "secure":
-            return self._secure_aggregation(experiment, message).answer()
-        device = find_device(self._settings.device)
+        plan = plan_releases(experiment)
+        check_plan(experiment, plan, self._policy)
+        ledger = ClientLedger(self._settings.state, self._policy)
         if kind == "hello":
             # A new run: the data may have changed.
             self.loaded = None
-        if self.loaded is None or self.loaded[0] != experiment:
-            self.loaded = (experiment, *self._load(experiment, device))
-        _, data, model = self.loaded
-        if kind == "hello":
-            return self._introduce(data, model, tells_counts=experiment.tells_counts)
+            return self._introduce(*self._loaded(experiment), tells_counts=experiment.tells_counts)
+        store = ClientStateStore(self._settings.state, message.value("run", str))
+        if plan is None or kind != "close":
+            # Before training, and before others count on this client.
+            ledger.begin(store.folder.name, message.value("round", int), plan)
+        if kind == "secure":
+            return self._secure_aggregation(experiment, message).answer()
+        device, (data, model) = find_device(self._settings.device), self._loaded(experiment)
         assembly = assemble(
             experiment,
             model,
@@ -121,7 +121,6 @@ class NetworkClient:
         broadcast = unpack_broadcast(message, data.num_classes, num_prototypes).to(device)
         broadcast = unpack_part(broadcast, message, data.names[0], assembly.initial)
         trainer = ClientTrainer(assembly, data)
-        store = ClientStateStore(self._settings.state, message.value("run", str))
         after = message.value("settled", int)
         state = store.load(after, device)
         is_asynchronous = isinstance(assembly.method, Asynchronous)
@@ -131,9 +130,12 @@ class NetworkClient:
         if message.value("read", bool):
             has_own = after > 0 if is_asynchronous else after == broadcast.round - 1
             own = trainer.personal_model(broadcast, state) if has_own else {}
-            confuses = kind == "close" and self._policy.data.min_class_count == 1
+            rules = self._policy.evaluation
+            is_exact = answer_kind(rules, experiment) == "exact"
+            confuses = kind == "close" and self._policy.data.min_class_count == 1 and is_exact
             evaluation = trainer.evaluate(broadcast, own, confuses)
-            late = {"late": vars(evaluation)}
+            ask = partial(answer_evaluation, rules, ledger, store, assembly.method)
+            late = {"late": ask(kind, message, evaluation, len(data.test_labels))}
             if kind == "close":
                 if own and not assembly.method.trains:
                     # A one-shot method has a personal model only after the exchange.
@@ -147,15 +149,19 @@ class NetworkClient:
         update, kept = trainer.train(broadcast, state)
         if update.loss is not None and not math.isfinite(update.loss):
             raise ClientRefusal(f"its loss is {update.loss}; it must be finite.")
+        keep = plan and partial(release_once, ledger, store, broadcast.round, plan)
         if experiment.privacy.has_budget:
-            update = self._release(update, experiment, store, broadcast.round)
+            # No count and no loss.
+            update = replace(update, num_samples=1, loss=None)
         elif self._policy.data.min_class_count > 1:
             update = replace(update, num_samples=sum(self._told_counts(data)))
+        if keep and not experiment.secure_aggregation:
+            update = replace(update, summed=keep(dict(update.summed)))
         store.save(broadcast.dispatch or broadcast.round, kept, after=after)
         if experiment.secure_aggregation:
             encode = partial(SumLayout(assembly).encode, update)
-            if experiment.privacy.has_budget:
-                encode = partial(draw_once, store, broadcast.round, experiment, encode)
+            if keep:
+                encode = partial(draw_once, keep, experiment, encode)
             answer = self._secure_aggregation(experiment, message).mask(encode)
         else:
             answer = pack_update(pack_part_update(update, broadcast))
@@ -170,50 +176,6 @@ class NetworkClient:
             raise ClientRefusal(str(error)) from None
         settings = self._settings
         return SecureAggregation(settings.name, settings.state, settings.key, experiment, message)
-
-    def _release(
-        self, update: Update, experiment: Experiment, store: ClientStateStore, round_number: int
-    ) -> Update:
-        """Return an update that respects the privacy budget: noisy sums, no count and no loss.
-
-        Noise is drawn once per round and stored before sending, so that a repeated request gets
-        the same values.
-        """
-        if experiment.privacy.model == "local" and update.summed:
-            drawn, privacy = dict(update.summed), experiment.privacy
-            mechanism = PrivateSums.of(privacy, has_moments="moment" in drawn)
-            assert mechanism is not None
-            noise, limit = mechanism.multiplier, self._policy.budget.max_epsilon
-
-            def charge() -> None:
-                # Over all runs: the ledger outlives their folders.
-                budget = ReleaseLog(self._settings.state)
-                unit = privacy.unit_for(trains=False)
-                budget.begin(
-                    Ledger(
-                        unit=unit,
-                        epsilon=limit,
-                        delta=privacy.delta,
-                        multiplier=noise,
-                        releases={},
-                    )
-                )
-                budget.charge(noise, limit)
-
-            update = replace(update, summed=store.keep_drawn(round_number, drawn, charge))
-        return replace(update, num_samples=1, loss=None)
-
-    def _check_budget(self, experiment: Experiment) -> None:
-        """Reject an experiment without a privacy budget, or with a larger one than allowed."""
-        most, privacy = self._policy.budget.max_epsilon, experiment.privacy
-        if not self._policy.budget.required:
-            return
-        if privacy.epsilon is None or privacy.epsilon > most or privacy.model != "local":
-            asked = "none" if privacy.epsilon is None else f"{privacy.epsilon:g}"
-            raise ClientRefusal(
-                f"privacy.epsilon is {asked} and privacy.model {privacy.model!r}; this client "
-                f"requires at most {most:g} and model 'local' (policy [budget])."
-            )
 
     def _read_experiment(self, document: str) -> Experiment:
         """Return the server's experiment with this client's paths and without foreign code."""
@@ -253,6 +215,9 @@ class NetworkClient:
             raise ClientRefusal(
                 f"encoder.name is {name!r}; the client must give the path of that file (--encoder)."
             )
+        if not settings.encoder and name not in (None, "", "none"):
+            is_own = name.partition(":")[0] not in entry_points("mpfedcl.encoders")
+            allow.check("encoders", name, is_own)
         return experiment.replace(
             dataset__root=settings.data,
             encoder__name=name,
@@ -264,6 +229,11 @@ class NetworkClient:
             workers=1,
             engine="auto",
         )
+
+    def _loaded(self, experiment: Experiment) -> tuple[FederatedData, Model]:
+        if self.loaded is None or self.loaded[0] != experiment:
+            self.loaded = (experiment, *self._load(experiment, find_device(self._settings.device)))
+        return self.loaded[1:]
 
     def _load(self, experiment: Experiment, device: torch.device) -> tuple[FederatedData, Model]:
         settings = self._settings
@@ -278,7 +248,11 @@ class NetworkClient:
         assert settings.data is not None
         columns = declare_columns(experiment.dataset)
         self._check_classes(experiment.dataset.classes, columns)
-        sample_index = open_own_samples(settings.data, experiment.dataset.classes, columns)
+        sample_index = split_by_secret(
+            open_own_samples(settings.data, experiment.dataset.classes, columns),
+            find_secret(settings.state),
+            self._policy.data.test_fraction,
+        )
         own = experiment.replace(
             # Size limits are for benchmarks; a client uses all of its own data.
             **dict.fromkeys(("dataset__per_class", "dataset__test_per_class"), None),

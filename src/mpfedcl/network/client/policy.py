@@ -32,7 +32,7 @@ class BudgetPolicy(Settings):
     max_epsilon_per_run: _Epsilon = 3.0
     """largest epsilon of one run, at delta max_delta"""
     max_delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
-    """epsilon is counted at this delta; runs with a larger one are refused"""
+    """epsilon is counted at it; runs with a larger one are refused"""
     max_releases: _Number = 20
     """number of noisy updates over all runs"""
     required: bool = False
@@ -44,12 +44,12 @@ class EvaluationPolicy(Settings):
 
     section = "evaluation"
     answers: Literal["exact", "noisy", "none"] = "exact"
-    """exact, noisy or none; in runs with a budget exact answers become noisy"""
+    """exact, noisy or none; in runs with a budget exact becomes noisy"""
     epsilon: _Epsilon = 0.5
     """epsilon of one noisy answer; [budget] limits their sum"""
-    max_answers_per_run: _Number = 200
+    max_answers_per_run: _Number = 1000
     """and never more than rounds + 1"""
-    max_answers: _Number = 2000
+    max_answers: _Number = 10_000
     """number of answers over all runs"""
 
 
@@ -58,9 +58,9 @@ class DataPolicy(Settings):
 
     section = "data"
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """fraction of samples for tests, drawn by a secret of this client"""
+    """fraction for tests, drawn by a secret of this client"""
     min_class_count: Annotated[int, Field(ge=1)] = 1
-    """nothing is sent about a class with fewer samples; above 1: no confusion counts"""
+    """smaller classes are not sent; above 1: no confusion counts"""
 
 
 class SecureAggregationPolicy(Settings):
@@ -72,7 +72,7 @@ class SecureAggregationPolicy(Settings):
     min_verified_peers: Annotated[int, Field(ge=1)] = 2
     """smallest number of other clients with a known key"""
     honest_clients: Annotated[int | None, Field(ge=1)] = None
-    """number of honest clients that share the noise of a budget, this one included"""
+    """clients that share the noise of a budget, this one included"""
 
 
 class AllowPolicy(Settings):

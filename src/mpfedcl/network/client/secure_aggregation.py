@@ -20,6 +20,7 @@ import torch
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
+from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client import ClientRefusal
 from mpfedcl.network.client.state import ClientStateStore
@@ -159,18 +160,17 @@ def _refusals() -> Iterator[None]:
 
 
 def draw_once(
-    store: ClientStateStore,
-    round_number: int,
+    keep: Callable[[Tensors], Tensors],
     experiment: Experiment,
     encode: Callable[[int], Ring],
     num_clients: int,
 ) -> Ring:
-    """Return a client's noisy values of a round, which are drawn once and stored."""
+    """Return a client's noisy values of a round, which are drawn once; `keep` stores them."""
     drawn = {
         "numbers": torch.from_numpy(encode(num_clients).view(numpy.int64)),
         "clients": torch.tensor(num_clients),
     }
-    kept = store.keep_drawn(round_number, drawn)
+    kept = keep(drawn)
     share = experiment.secure.threshold
     if least_left(num_clients, share) < least_left(int(kept["clients"]), share):
         raise ProtocolError("its share of the noise was drawn for a sum of more clients")

@@ -6,7 +6,6 @@ The client may be killed at any moment.
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -67,18 +66,19 @@ class ClientStateStore:
             if each not in (path, accepted, before):
                 each.unlink(missing_ok=True)
 
-    def keep_drawn(
-        self, round_number: int, drawn: Tensors, charge: Callable[[], None] = lambda: None
-    ) -> Tensors:
-        """Return the noisy values already sent in a round, or `charge` for the new ones."""
-        path = self.folder / f"released-{round_number:06d}.safetensors"
-        if path.is_file():
-            # A damaged file is an error: drawing noise again would weaken the protection.
-            return load_tensors(path)
-        charge()
+    def find_drawn(self, round_number: int) -> Tensors | None:
+        """Return the noisy values of a round, or None."""
+        path = self._drawn(round_number)
+        # A damaged file is an error: drawing noise again would weaken the protection.
+        return load_tensors(path) if path.is_file() else None
+
+    def keep_drawn(self, round_number: int, drawn: Tensors) -> None:
+        """Store the noisy values of a round, which are sent whenever it is repeated."""
         self.make_folder()
-        write_atomically(path, pack_tensors(drawn))
-        return drawn
+        write_atomically(self._drawn(round_number), pack_tensors(drawn))
+
+    def _drawn(self, round_number: int) -> Path:
+        return self.folder / f"released-{round_number:06d}.safetensors"
 
     def replace(self, round_number: int, kept: Tensors) -> None:
         """Replace the state after a round."""
