@@ -27,6 +27,7 @@ ATTACKS = (
     "one_message",
     "given_files",
     "forged_counts",
+    "asking_server",
     "gradient_inversion",
     "inversion",
     "membership",
