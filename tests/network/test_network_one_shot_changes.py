@@ -179,7 +179,9 @@ def test_absent_or_silent_client_changes_nothing(start: Start) -> None:
 def test_other_data_are_rejected(start: Start, tmp_path: Path) -> None:
     sites = start("abc")
     sites.come("d", d=save_client(tmp_path / "x" / "d.npz", 5, (0, 1, 2, 3)))
-    with pytest.raises(RunCutShort, match=r"d was not connected .* d: it cannot use its data"):
+    with pytest.raises(
+        RunCutShort, match=r"^d refuses or cannot take part\. d: it cannot use its data"
+    ):
         sites.update("d")
 
 

@@ -18,7 +18,7 @@ from mpfedcl.experiment import Experiment
 from mpfedcl.network.packing import Introduction
 from mpfedcl.network.server.registry import ClientRegistry, agree_on_classes
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import AnswerLimit, Kind, Message, Reply
+from mpfedcl.network.transport import KILLED, AnswerLimit, Kind, Message, Reply
 from small_experiments import VirtualTime, read_records, save_images
 
 DIGITS = tuple("0123456789")
@@ -148,7 +148,7 @@ class KilledOnce:
 
     def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
         if len(self.sent) == 1:
-            return [Reply(each, failure="failed", reason="killed") for each in limits]
+            return [Reply(each, failure="failed", reason=KILLED) for each in limits]
         return [Reply(each, member("good", "a", "b").to_message()) for each in limits]
 
 
@@ -164,6 +164,94 @@ def test_client_killed_during_introduction_does_not_use_up_patience(
     assert registry.refused == {}
     assert transport.sent == [1, 1]
     assert virtual.now < 10
+
+
+class Answers:
+    """A transport whose nodes answer as given: an introduction, or the reason of a refusal."""
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        self.answers = dict(answers)
+
+    def connected_nodes(self) -> Mapping[int, str]:
+        return dict(enumerate(self.answers, 1))
+
+    def send(
+        self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
+    ) -> dict[int, str]:
+        return {node: self.connected_nodes()[node] for node in messages}
+
+    def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
+        return [
+            Reply(name, failure="failed", reason=why)
+            if (why := self.answers[name])
+            else Reply(name, member(name, "a", "b").to_message())
+            for name in limits
+        ]
+
+
+def registry_of(
+    answers: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, **changes: int
+) -> tuple[ClientRegistry, VirtualTime]:
+    virtual = VirtualTime()
+    monkeypatch.setattr("mpfedcl.network.server.registry.time", virtual)
+    experiment = Experiment(clients=3, **changes).replace(network__patience=300.0)
+    return ClientRegistry(experiment, Answers(answers), Status(None)), virtual
+
+
+NO = "its policy allows no such method."
+
+
+@pytest.mark.parametrize(
+    ("answers", "min_clients"),
+    [
+        ({"a": NO, "b": NO, "c": NO}, 1),
+        # One takes part, but two refuse, and the run needs two.
+        ({"a": NO, "b": NO, "c": ""}, 2),
+        # The third has not come, and would not be enough.
+        ({"a": NO, "b": NO}, 2),
+    ],
+)
+def test_run_ends_at_once_if_too_many_clients_refuse(
+    monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, str], min_clients: int
+) -> None:
+    registry, virtual = registry_of(answers, monkeypatch, min_clients=min_clients)
+    with pytest.raises(RunCutShort) as caught:
+        registry.wait_for_clients()
+    assert virtual.now < 5
+    reason = f"min_clients is {min_clients}; too many clients refuse or cannot take part."
+    refusals = "".join(f" {name}: {NO}" for name, why in answers.items() if why)
+    assert str(caught.value).startswith(f"{reason}{refusals}")
+
+
+@pytest.mark.parametrize(
+    "answers", [{"a": NO, "b": NO}, {"a": NO, "b": ""}, dict.fromkeys("abc", KILLED)]
+)
+def test_run_waits_while_enough_clients_may_come(
+    monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, str]
+) -> None:
+    registry, virtual = registry_of(answers, monkeypatch)
+    if "" in answers.values():
+        registry.wait_for_clients()
+    else:
+        with pytest.raises(RunCutShort, match=r"fewer were connected after 300 s of waiting\. a:"):
+            registry.wait_for_clients()
+    assert virtual.now >= 300
+
+
+def test_run_under_way_ends_at_once_if_all_clients_begin_to_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {"a": "", "b": "", "c": ""}
+    registry, virtual = registry_of(answers, monkeypatch)
+    transport = registry._transport
+    assert isinstance(transport, Answers)
+    registry.wait_for_clients()
+    assert len(registry.find_connected()) == 3
+    transport.answers |= dict.fromkeys(answers, NO)
+    registry.ask_for_introduction(list(answers))
+    with pytest.raises(RunCutShort, match=r"too many clients refuse or cannot take part\. a: its"):
+        registry.find_connected()
+    assert virtual.now < 5
 
 
 @pytest.mark.whole

@@ -27,6 +27,10 @@ MOST_BYTES = 2**31
 """Maximum size of all arrays in a message; a larger message is not opened."""
 
 
+KILLED = "its process was killed during this work"
+"""A client's reason for not answering a request that its previous process had got."""
+
+
 class MessageError(ValueError):
     """A malformed message; the text gives the reason."""
 

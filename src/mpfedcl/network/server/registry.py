@@ -11,7 +11,15 @@ from mpfedcl.core.tensors import Tensors, take_group
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.packing import DataFormat, Introduction, pack_experiment
 from mpfedcl.network.server.status import Status
-from mpfedcl.network.transport import FORMAT, AnswerLimit, Message, MessageError, Reply, Transport
+from mpfedcl.network.transport import (
+    FORMAT,
+    KILLED,
+    AnswerLimit,
+    Message,
+    MessageError,
+    Reply,
+    Transport,
+)
 
 POLL_SECONDS = 0.5
 """Seconds between two polls."""
@@ -24,6 +32,8 @@ _AGAIN_SECONDS = 5.0
 _MOST_CLASSES = 1000
 """Total over all clients unless dataset.classes names them: every model has as many outputs, and
 the confusion matrix grows quadratically."""
+_PASSING = (KILLED, "it went away", "its message was lost", "its answer was lost")
+"""Reasons that say nothing about the next answer."""
 _SILENT = "silent/"
 _PATIENCE = 2
 """Silences in a row before a client is skipped."""
@@ -135,11 +145,24 @@ class ClientRegistry:
                 self._ask_refused_again()
                 again = now + _AGAIN_SECONDS
             self._status.write(what, here=sorted(here), wanted=wanted, refused=self.refused)
+            if self._refuse_too_many(wanted, here):
+                break
             if self._status.stop_requested():
                 raise RunCutShort("stopped while waiting for clients; completed rounds are kept.")
             time.sleep(POLL_SECONDS)
             here = self._poll()
         return here
+
+    def _refuse_too_many(self, wanted: int, here: Collection[str]) -> bool:
+        """Return whether too few are left even if all others come, because clients refuse."""
+        if self._asked:
+            # Their answers may come at any moment.
+            return False
+        final = {n for n, why in self.refused.items() if why not in _PASSING} - set(here)
+        known = len(final.union(here, self.members))
+        expected = 1 if self._only else max(wanted, self._experiment.clients or 0, known)
+        needed = 1 if self._only else min(wanted, self._experiment.min_clients)
+        return bool(final) and expected - len(final) < needed
 
     def _poll(self) -> dict[str, int]:
         nodes = self._transport.connected_nodes().items()
@@ -246,6 +269,10 @@ class ClientRegistry:
         patience = self._experiment.network.patience
         refusals = sorted(self.refused.items())
         reasons = "".join(f" {name}: {why.removesuffix('.')}." for name, why in refusals)
+        if self._refuse_too_many(self._experiment.clients or self._experiment.min_clients, ()):
+            needed = f"min_clients is {self._experiment.min_clients}; too many clients refuse"
+            words = f"{self._only} refuses" if self._only else needed
+            return RunCutShort(f"{words} or cannot take part.{reasons}")
         return RunCutShort(f"{words} {patience:g} s{more}.{reasons}")
 
 

@@ -159,7 +159,9 @@ class _NetworkRun:
             observer.on_round(record)
             self._idle = self._idle + 1 if record["unchanged"] else 0
             if self._idle >= _MOST_IDLE_ROUNDS and record["round"] < experiment.rounds:
-                raise RunCutShort(f"no client was accepted in {self._idle} rounds.")
+                rejected = sorted(record["clients"]["rejected"].items())
+                reasons = "".join(f" {name}: {why.removesuffix('.')}." for name, why in rejected)
+                raise RunCutShort(f"no client was accepted in {self._idle} rounds.{reasons}")
 
         watching = replace(
             observer,
