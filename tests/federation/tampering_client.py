@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpfedcl.network.client.client import NetworkClient
 from mpfedcl.network.flower.client import take_part
+from mpfedcl.network.logs import log_to_file
 from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
 from mpfedcl.network.transport import Kind, Message
 
@@ -68,6 +69,7 @@ def main() -> None:
         number: int = message.value("round", int)
         return list(TRICKS.values())[number - 1](reply)
 
+    log_to_file()
     take_part(folder, settings.server, answer, print)
 
 

@@ -20,7 +20,7 @@ from mpfedcl.core.files import write_atomically
 Found = TypeVar("Found")
 
 _MARK = "MPFEDCL_TEST_FEDERATION"
-LONG = 240.0
+LONG = 480.0
 """Seconds after which a wait has failed: far more than anything takes, for machines under load."""
 
 SUPERLINK = "mpfedcl.network.flower.superlink"
@@ -203,8 +203,8 @@ class ProcessFederation:
         done = self.call("init", "lab", "--port", self.port, *words)
         assert done.returncode == 0, done.stderr
 
-    def start_server(self) -> Program:
-        self.server = server = self.start("server", "lab")
+    def start_server(self, *words: object) -> Program:
+        self.server = server = self.start("server", "lab", *words)
         server.wait_for_output("Ctrl-C ends it")
         return server
 

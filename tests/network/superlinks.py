@@ -55,7 +55,7 @@ class RunningServer:
         self.app = create_app()
         # Only registered keys.
         self.app.state.enable_supernode_auth = True
-        add_guards(self.app, folder.read_secret())
+        add_guards(self.app, folder.read_secret(), folder.server)
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         self.asked.append(str(scope.get("path")))

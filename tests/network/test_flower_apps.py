@@ -10,7 +10,10 @@ from flwr.app import Message as FlowerMessage
 
 from mpfedcl.api import CALLBACKS
 from mpfedcl.core.errors import InvalidInput, RunCutShort
+from mpfedcl.network.audit import AUDIT_FILE, AuditLog
 from mpfedcl.network.flower.server import run_experiment
+from mpfedcl.network.flower.transport import FlowerTransport
+from mpfedcl.network.server.operations import AuditedTransport, RunRecorder
 from mpfedcl.network.server.status import read_status, stop_file
 from small_experiments import assert_same_results, read_records
 
@@ -20,7 +23,10 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("quick_network")]
 def call(federation: LoopbackFederation, **config: Any) -> None:
     """Execute a run; its configuration has only strings, numbers and booleans."""
     values: dict[str, bool | float | int | str] = {n: str(value) for n, value in config.items()}
-    run_experiment(federation.grid, values, CALLBACKS)
+    log = AuditLog(federation.folder / AUDIT_FILE)
+    transport = AuditedTransport(FlowerTransport(federation.grid), log)
+    recorder = RunRecorder(log, federation.folder / "totals.json")
+    run_experiment(transport, values, CALLBACKS, recorder)
 
 
 def test_finished_run_continues_with_more_rounds(images: Path, tmp_path: Path) -> None:

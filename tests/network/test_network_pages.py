@@ -1,4 +1,4 @@
-"""systemd and nginx accept the files that `init` writes."""
+"""systemd and nginx accept the files that `init` writes; compose files are closed."""
 
 import shutil
 import subprocess
@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from mpfedcl.cli.main import parse
 from mpfedcl.network.setup.folders import make_federation
 
 
@@ -40,3 +42,29 @@ def test_nginx_accepts_its_example(federation: Path) -> None:
     words = ["nginx", "-t", "-c", str(main), "-e", str(federation / "error.log")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("place", ["server", "clients/hospital-a"])
+def test_containers_have_no_privileges_and_take_the_flags_that_exist(
+    federation: Path, place: str
+) -> None:
+    content = yaml.safe_load((federation / place / "compose.yaml").read_text())
+    (service,) = content["services"].values()
+    assert service["user"].split(":")[0] not in ("", "0", "root")
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    # Only this machine reaches the server and its metrics.
+    assert all(each.startswith("127.0.0.1:") for each in service.get("ports", []))
+    assert "privileged" not in service
+    image = (federation / place / "Containerfile").read_text().splitlines()
+    assert any(line.startswith("USER 10001") for line in image)
+    # Keys are in this folder: nothing is copied into the image.
+    assert not any(line.startswith(("COPY", "ADD")) for line in image)
+    assert (federation / place / ".dockerignore").read_text().splitlines()[0] == "*"
+    arguments = parse(["federation", *service["command"]])
+    assert arguments.directory == Path("/srv/federation")
+    assert arguments.log_json
+    (federation / place / "compose.yaml").write_text("changed by its operator")
+    make_federation(federation, ["hospital-a"], None, 19_800)
+    assert (federation / place / "compose.yaml").read_text() == "changed by its operator"

@@ -130,6 +130,10 @@ _OwnModels = Annotated[
         "folder is searched.",
     ),
 ]
+_LogJson = Annotated[
+    bool, FlagCreatePairsOff, arg(help="Log JSON lines with time and level, also to log files.")
+]
+_ClientName = Annotated[str, Positional, arg(metavar="NAME", help="Name of the client.")]
 _Federation = Annotated[Path, Positional, arg(metavar="DIR", help="Folder of the federation.")]
 _Share = Annotated[
     int | None,
@@ -486,6 +490,11 @@ class FederationServer:
 
     directory: _Federation
     bind: str = "127.0.0.1"  # Address to listen on; 0.0.0.0 for all interfaces.
+    metrics_port: int | None = (
+        None  # Port of /metrics (for Prometheus) and /healthz [default: off].
+    )
+    metrics_bind: str = "127.0.0.1"  # Address of /metrics and /healthz.
+    log_json: _LogJson = False
 
 
 @_command("federation client", "federation", "run a client of a federation")
@@ -508,6 +517,7 @@ class FederationClient:
     policy: Annotated[Path | None, _open("FILE")] = None
     """What this client allows, whatever the server asks for [default: the folder's policy.toml]."""
     device: str = "cpu"  # Device to compute on: cpu, cuda, cuda:1.
+    log_json: _LogJson = False
     server: str | None = None  # host:port of the server [default: as in the client's folder].
 
 
@@ -541,6 +551,71 @@ class FederationUpdate:
     directory: _Federation
     run: Path  # Run directory of a one-shot method (fedgauss and its family) over a network.
     client: str  # Client; if it is in the run, its new statistics replace the old ones.
+    json: _Json = False
+
+
+@_command("federation status", "federation_operations", "show the clients and the run in progress")
+class FederationStatus:
+    """Show which clients are connected, since when, and what they do in the run in progress.
+
+    The exit code is 1 if the server does not run. Example: `mpfedcl federation status lab`.
+    """
+
+    directory: _Federation
+    json: _Json = False
+
+
+@_command("federation revoke", "federation_operations", "shut out a client by revoking its key")
+class FederationRevoke:
+    """Revoke the key of a client, also while the server and a run are in progress.
+
+    The client's requests and answers are refused at once. `mpfedcl federation init DIR --names
+    NAME` lets it come back with a new key. Example: `mpfedcl federation revoke lab client-0`.
+    """
+
+    directory: _Federation
+    name: _ClientName
+
+
+@_command("federation rotate", "federation_operations", "give a client a new key")
+class FederationRotate:
+    """Create a new key for a client and revoke its old one.
+
+    The new node.key is in DIR/clients/NAME; bring it to the machine of the client over a channel
+    that you trust. Example: `mpfedcl federation rotate lab client-0`.
+    """
+
+    directory: _Federation
+    name: _ClientName
+
+
+@_command("federation renew", "federation_operations", "renew the certificate of the server")
+class FederationRenew:
+    """Create a new certificate for the server, with the same key and the same authority.
+
+    Clients need nothing, and a server in progress uses it within seconds. With --authority the
+    certificate of the authority (10 years) is renewed, too. Example:
+    `mpfedcl federation renew lab`.
+    """
+
+    directory: _Federation
+    authority: Annotated[bool, FlagCreatePairsOff] = False
+    """Renew ca.pem as well; it goes to each client before the old one expires."""
+
+
+@_command("federation audit", "federation_operations", "verify and print an audit log")
+class FederationAudit:
+    """Verify the hash chain of an audit log and print its entries.
+
+    A log that was changed is reported in one line with exit code 2. DIR is the folder of the
+    federation or of a client. Examples: `mpfedcl federation audit lab`,
+    `mpfedcl federation audit lab --client client-0`.
+    """
+
+    directory: Annotated[Path, Positional, arg(metavar="DIR")]
+    """Folder of the federation, or of a client."""
+    client: str | None = None  # Name of a client whose log to read instead of the server's.
+    contains: str | None = None  # SHA-256 of an entry that the log must have, noted before.
     json: _Json = False
 
 

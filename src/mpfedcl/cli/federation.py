@@ -9,9 +9,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from rich.progress import Progress, TaskID
@@ -28,6 +28,7 @@ from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.files import lock_folder, unused_folder
 from mpfedcl.core.progress import ProgressBar, stderr_console
 from mpfedcl.experiment import Experiment
+from mpfedcl.network.audit import AUDIT_FILE, AuditLog
 from mpfedcl.network.client.policy import ClientPolicy
 from mpfedcl.network.flower.programs import (
     LAST_WORDS,
@@ -44,6 +45,7 @@ from mpfedcl.network.flower.programs import (
     wait_for_port,
     write_connection,
 )
+from mpfedcl.network.logs import log_to_operator, logger, rotate_log
 from mpfedcl.network.server.status import read_status, stop_file
 from mpfedcl.network.setup.folders import (
     LOOPBACK,
@@ -53,9 +55,12 @@ from mpfedcl.network.setup.folders import (
     make_federation,
 )
 
+if TYPE_CHECKING:
+    from mpfedcl.network.flower.monitor import ServerMonitor
+
 _SERVER_POLL_SECONDS, _STATUS_POLL_SECONDS = 0.5, 0.3
-_CLIENTS_SECONDS = 5.0
-"""Interval of checks for clients that were added while the server runs."""
+_LOG_SECONDS = 60.0
+"""Interval of checks of a client's log."""
 _EXECUTOR_RESTART_SECONDS, _CLIENT_RESTART_SECONDS = 5.0, 2.0
 """Delay before a failed process is started again."""
 _SILENT_SECONDS = 60.0
@@ -88,11 +93,11 @@ def federation_init_command(arguments: FederationInit) -> None:
 def federation_server_command(arguments: FederationServer) -> None:
     """Run Flower's SuperLink, register the clients' keys, and execute submitted runs."""
     folder = ServerFolder.open(arguments.directory)
-    console = stderr_console()
+    log_to_operator(as_json=arguments.log_json)
     host = local_address(arguments.bind)
     _check_server(arguments, folder)
     # Imported late: Flower takes a second to load.
-    from mpfedcl.network.flower.control import register_clients
+    from mpfedcl.network.flower.monitor import ServerMonitor
 
     if is_port_in_use(host, folder.port):
         raise InvalidInput(
@@ -104,29 +109,57 @@ def federation_server_command(arguments: FederationServer) -> None:
     folder.status.unlink(missing_ok=True)
     log = folder.server / "superlink.log"
     command = superlink_command(folder, arguments.bind)
+    audit = AuditLog(folder.server / AUDIT_FILE)
+    monitor = ServerMonitor(folder.root, audit, log)
     _end_by_signals()
     try:
-        with running(command, environment(folder.flower_home), log) as process:
+        with (
+            running(command, environment(folder.flower_home), log) as process,
+            _serving_metrics(arguments, monitor),
+        ):
             wait_for_port(process, host, folder.port, log)
-            register_clients(folder)
-            console.print(
+            audit.append("start", address=f"{arguments.bind}:{folder.port}")
+            monitor.start()
+            logger.info(
                 f"Server at {arguments.bind}:{folder.port} (TLS, node keys, a secret to start "
                 f"runs); log: {log}. Ctrl-C ends it."
             )
             _supervise_server(folder, process, log)
-            raise InvalidInput(f"the server ended ({log}): {end_of_log(log)}.")
+            reason = end_of_log(log)
+            audit.append("stop", reason=reason)
+            raise InvalidInput(f"the server ended ({log}): {reason}.")
     except KeyboardInterrupt:
-        console.print("Server ended.")
+        audit.append("stop", reason="ended by its operator")
+        logger.info("Server ended.")
+
+
+@contextlib.contextmanager
+def _serving_metrics(arguments: FederationServer, monitor: "ServerMonitor") -> Iterator[None]:
+    if arguments.metrics_port is None:
+        yield
+        return
+    from mpfedcl.network.server.metrics import serving_metrics
+
+    bind, port = arguments.metrics_bind, arguments.metrics_port
+    with serving_metrics(bind, port, monitor.metrics, monitor.is_healthy):
+        logger.info(f"Metrics: http://{bind}:{port}/metrics; health: /healthz.")
+        yield
 
 
 def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
     """Reject unsafe settings, and warn about weak ones."""
     require_flower("mpfedcl.network.flower.control")
+    if arguments.metrics_port is not None and not 1 <= arguments.metrics_port <= 65_535:
+        raise InvalidInput(f"metrics_port is {arguments.metrics_port}; it must be 1 to 65535.")
+    from mpfedcl.network.setup.life_cycle import check_certificates
+
     _check_folder(folder.server)
     folder.make_secret()
     _check_private(folder.secret)
     folder.read_secret()
     _check_private(folder.server / "server.key")
+    # Warnings come from the monitor.
+    check_certificates(folder)
     if arguments.bind not in LOOPBACK:
         stderr_console().print(
             f"Listening on {arguments.bind}: taking part requires the key of a client, starting a "
@@ -135,36 +168,15 @@ def _check_server(arguments: FederationServer, folder: ServerFolder) -> None:
 
 
 def _supervise_server(folder: ServerFolder, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Keep a process ready for the next run and register new clients, while the server runs."""
-    known, checked = folder.clients, time.monotonic()
+    """Keep a process ready for the next run while the server runs."""
     command, env = executor_command(folder), environment(folder.flower_home)
     while process.poll() is None:
         with running(command, env, log) as executor:
             while process.poll() is None and executor.poll() is None:
                 time.sleep(_SERVER_POLL_SECONDS)
-                if time.monotonic() - checked > _CLIENTS_SECONDS:
-                    checked = time.monotonic()
-                    known = _register_new_clients(folder.root, known)
         # A process ends with 0 after its run; after a failure the next one may fail at once.
         if executor.poll() and process.poll() is None:
             time.sleep(_EXECUTOR_RESTART_SECONDS)
-
-
-def _register_new_clients(root: Path, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Register clients that `init` has added; return all registered clients."""
-    from mpfedcl.network.flower.control import register_clients
-
-    try:
-        folder = ServerFolder.open(root)
-        if folder.clients != known:
-            register_clients(folder)
-            new = [name for name in folder.clients if name not in known]
-            stderr_console().print(f"New clients: {', '.join(new)}")
-    except InvalidInput as error:
-        # An error in a new client's files must not end the federation.
-        stderr_console().print(f"New clients cannot be registered yet: {error}")
-        return known
-    return folder.clients
 
 
 def _check_private(path: Path) -> None:
@@ -206,6 +218,7 @@ def _end_by_signals() -> None:
 def federation_client_command(arguments: FederationClient) -> None:
     """Run the process of a client, and restart it whenever it ends."""
     client = ClientFolder.open(arguments.directory, arguments.name)
+    log_to_operator(as_json=arguments.log_json)
     if (arguments.data is None) == (arguments.share is None):
         raise InvalidInput("one of --data and --share must be given.")
     policy = ClientPolicy.read(arguments.policy or client.policy)
@@ -233,19 +246,17 @@ def federation_client_command(arguments: FederationClient) -> None:
         policy=policy,
         device=arguments.device,
     )
-    console = stderr_console()
     _end_by_signals()
     try:
         with lock_folder(client.flower_home):
             settings.write(client.settings)
             _supervise_client(client)
     except KeyboardInterrupt:
-        console.print(f"{client.name} has left.")
+        logger.info(f"{client.name} has left.")
 
 
 def _supervise_client(client: ClientFolder) -> None:
     """Start the client's process, and restart it whenever it ends, until interrupted."""
-    console = stderr_console()
     command, env = executor_command(client), environment(client.flower_home)
     while True:
         process = start(command, env, client.log, reads=True)
@@ -253,7 +264,10 @@ def _supervise_client(client: ClientFolder) -> None:
         try:
             listener = threading.Thread(target=_relay, args=(process, last), daemon=True)
             listener.start()
-            code = process.wait()
+            while (code := process.poll()) is None:
+                rotate_log(client.log)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOG_SECONDS)
             listener.join(1)
         finally:
             end(process)
@@ -261,20 +275,19 @@ def _supervise_client(client: ClientFolder) -> None:
             # Invalid input, which the process has reported: a restart would not help.
             raise InvalidInput(last[0] if last else f"the client ended; see {client.log}.")
         ended = f"was killed (signal {-code})" if code < 0 else f"ended: {end_of_log(client.log)}"
-        console.print(f"{client.name}: its process {ended} and is restarted; log: {client.log}.")
+        logger.warning(f"{client.name}: its process {ended} and is restarted; log: {client.log}.")
         time.sleep(_CLIENT_RESTART_SECONDS)
 
 
 def _relay(process: subprocess.Popen[bytes], last: list[str]) -> None:
     """Print the messages of the client's process, and keep its final error."""
-    console = stderr_console()
     assert process.stdout is not None
     for line in process.stdout:
         words = line.decode(errors="replace").strip()
         if words.startswith(LAST_WORDS):
             last.append(words.removeprefix(LAST_WORDS))
         else:
-            console.print(words, markup=False)
+            logger.info(words)
 
 
 def federation_start_command(arguments: FederationStart) -> int:

@@ -47,6 +47,7 @@ _HEADINGS = {
     "data": "Data",
     "finished_runs": "Finished runs",
     "federation": "Federations over a network",
+    "federation_operations": "Operation of a federation",
     "privacy": "Privacy",
 }
 """Headings of the overview, by the module that implements the commands."""

@@ -19,8 +19,11 @@ def receive_at_end_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def end_with_parent() -> None:
-    """End when the process is gone that `PARENT` in the environment names: by SIGTERM at first."""
+def end_with_parent(seconds: float = _GRACE_SECONDS) -> None:
+    """End when the process is gone that `PARENT` in the environment names.
+
+    SIGTERM comes first; a process that is still there after `seconds` is ended at once.
+    """
     parent = int(os.environ.pop(PARENT, 0))
     if not parent:
         return
@@ -33,7 +36,7 @@ def end_with_parent() -> None:
             time.sleep(_LOOK_SECONDS)
         if not is_signaled:
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_GRACE_SECONDS)
+        time.sleep(seconds)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,9 +1,9 @@
 """A client on its own machine: its settings, its data, its training, and its answers."""
 
 import math
-import sys
 from dataclasses import replace
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class NetworkClient:
             raise
         except InvalidInput as error:
             # The error may contain file names, and file names may contain names of people.
-            print(error, file=sys.stderr, flush=True)
+            getLogger("mpfedcl").error("%s", error)
             raise ClientRefusal(
                 "it cannot use its data, its encoder or its model; its own log contains the reason."
             ) from None

@@ -5,7 +5,7 @@ The client may be killed at any moment.
 
 import re
 import shutil
-import sys
+from logging import getLogger
 from pathlib import Path
 
 import torch
@@ -142,7 +142,7 @@ def save_final_models(
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         # The server still needs this client's evaluation.
-        print(f"the models are not saved: {error}", file=sys.stderr, flush=True)
+        getLogger("mpfedcl").error("The models are not saved: %s", error)
 
 
 def _write(

@@ -15,7 +15,6 @@ import signal
 import ssl
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
 from mpfedcl.core.processes import end_with_parent
+from mpfedcl.network.audit import AUDIT_FILE, AuditLog, keep_audit
 from mpfedcl.network.flower.programs import LAST_WORDS
 from mpfedcl.network.flower.records import (
     LONGEST_TEXT,
@@ -54,9 +54,23 @@ from mpfedcl.network.flower.records import (
     read_object,
     to_records,
 )
+from mpfedcl.network.logs import log_to_file, logger
 from mpfedcl.network.setup.folders import ClientFolder, ClientSettings
-from mpfedcl.network.setup.keys import load_node_key, write_public_key
-from mpfedcl.network.transport import MOST_BYTES, AnswerLimit, Kind, Message, MessageError
+from mpfedcl.network.setup.keys import (
+    describe_end,
+    find_certificate_end,
+    has_expired,
+    load_node_key,
+    write_public_key,
+)
+from mpfedcl.network.transport import (
+    KILLED,
+    MOST_BYTES,
+    AnswerLimit,
+    Kind,
+    Message,
+    MessageError,
+)
 
 LIMIT = AnswerLimit(num_arrays=MOST_ARRAYS, array_bytes=MOST_BYTES, text_bytes=LONGEST_TEXT)
 """Size limit of a request."""
@@ -77,8 +91,13 @@ _HEARTBEAT_SECONDS = 30.0
 """The interval that the server is told; Flower's `HeartbeatSender` beats within it."""
 _PULL_SECONDS = 60.0
 """Time limit for the objects of a message."""
-_UNSIGNED, _REFUSED, _BUSY = 401, 412, (502, 503, 504)
-"""HTTP codes: wrong signature, unknown or used key, errors of proxies."""
+_UNSIGNED, _REFUSED, _REVOKED, _BUSY = 401, 412, 410, (502, 503, 504)
+"""HTTP codes: wrong signature, unknown or used key, revoked key, errors of proxies."""
+_EXPIRED = 10
+"""OpenSSL's code for an expired certificate."""
+_LEAVE_SECONDS = 60.0
+"""Time for leaving properly after the command has ended."""
+_DAY, _HANDSHAKE_SECONDS = 86_400.0, 10.0
 _REASONS = {
     _UNSIGNED: "it does not accept the signature of the client's key; the clocks of both machines "
     "must agree within minutes",
@@ -106,7 +125,7 @@ def answer(
         reason = str(error)
     except Exception as error:
         # The server gets only the type of the error; the traceback stays in this log.
-        traceback.print_exc()
+        logger.exception("A request failed.")
         reason = f"it failed with {type(error).__name__}"
     return FlowerMessage(Error(FAILED, reason), reply_to=request)
 
@@ -122,8 +141,11 @@ class RejectedError(Exception):
 class SuperNode:
     """One client's connection to the SuperLink; calls are repeated after network errors."""
 
-    def __init__(self, address: str, key: Path, authority: Path) -> None:
+    def __init__(self, address: str, key: Path, authority: Path, report: Report = print) -> None:
         self.address = address
+        self._authority, self._report = authority, report
+        self._has_reported = False
+        """Whether the operator knows of the certificate that made a request fail."""
         self.number = 0
         """The node number assigned by the server."""
         self.poll_seconds = 0.0
@@ -144,10 +166,12 @@ class SuperNode:
     def enter(self, lost: int | None) -> int:
         """Register with the server; `lost` is the node number of a killed process to take over."""
         try:
-            if lost is None or not self._show_alive(lost):
+            if lost is None or not self._is_known(lost):
                 lost = self._activate()
         except httpx.HTTPStatusError as error:
             code = error.response.status_code
+            if code == _REVOKED:
+                raise self._revoked() from None
             if code not in _REASONS:
                 # A proxy answers while the server is down.
                 raise httpx.ConnectError(f"the answer is {code}") from None
@@ -208,7 +232,7 @@ class SuperNode:
                 self._call(self._client.ConfirmMessageReceived, received)
                 return message
             except RejectedError as error:
-                print(f"A request was lost: {error}", file=sys.stderr, flush=True)
+                logger.warning("A request was lost: %s", error)
                 raise MessageError("it did not get the whole request") from None
             except NotYetError:
                 if time.monotonic() > end:
@@ -239,8 +263,10 @@ class SuperNode:
 
     def _call(self, method: Callable[..., _Answer], request: object) -> _Answer:
         try:
-            return _insist(partial(method, request))
+            return self._insist(partial(method, request))
         except httpx.HTTPStatusError as error:
+            if error.response.status_code == _REVOKED:
+                raise self._revoked() from None
             if error.response.status_code == _UNSIGNED:
                 raise RefusedError(_REASONS[_REFUSED]) from None
             raise RejectedError(
@@ -260,28 +286,52 @@ class SuperNode:
         )
         return bool(self._client.SendNodeHeartbeat(request).success)
 
+    def _is_known(self, number: int) -> bool:
+        """Return whether the server still knows the node; a lost database has other numbers."""
+        try:
+            return self._show_alive(number)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != _UNSIGNED:
+                raise
+            return False
+
     def _beat(self, number: int) -> bool:
         """Send a heartbeat; a server that cannot be reached has not accepted it."""
         with contextlib.suppress(httpx.HTTPError):
             return self._show_alive(number)
         return False
 
+    def _revoked(self) -> InvalidInput:
+        return InvalidInput(
+            f"the server at {self.address} has revoked this client's key; only its operator can "
+            "hand out a new one (mpfedcl federation rotate)."
+        )
+
+    def _insist(self, call: Callable[[], _Answer]) -> _Answer:
+        """Repeat a call until the server has answered, with waits that grow and differ by client.
+
+        An expired certificate is reported once.
+        """
+        longest = 1.0
+        while True:
+            try:
+                found = call()
+            except httpx.HTTPError as error:
+                if _is_final(error):
+                    raise
+                why = None if self._has_reported else describe_expired(error, self._authority)
+                if why:
+                    self._has_reported = True
+                    self._report(f"{why} Requests to {self.address} are repeated until then.")
+            else:
+                self._has_reported = False
+                return found
+            time.sleep(random.uniform(0, longest))
+            longest = min(2 * longest, _BUSY_SECONDS)
+
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None and self._heartbeat.is_running:
             self._heartbeat.stop()
-
-
-def _insist(call: Callable[[], _Answer]) -> _Answer:
-    """Repeat a call until the server has answered, with waits that grow and differ by client."""
-    longest = 1.0
-    while True:
-        try:
-            return call()
-        except httpx.HTTPError as error:
-            if _is_final(error):
-                raise
-        time.sleep(random.uniform(0, longest))
-        longest = min(2 * longest, _BUSY_SECONDS)
 
 
 def _is_final(error: Exception) -> bool:
@@ -292,7 +342,7 @@ def take_part(folder: ClientFolder, server: str, handle: RequestHandler, report:
     """Answer the server's requests until this process ends."""
     place = _Place(folder)
     try:
-        node = SuperNode(server, folder.key, folder.authority)
+        node = SuperNode(server, folder.key, folder.authority, report)
     except (OSError, ValueError) as error:
         raise InvalidInput(
             f"{folder.authority} cannot be read as a certificate: {error}."
@@ -302,10 +352,13 @@ def take_part(folder: ClientFolder, server: str, handle: RequestHandler, report:
         if (request := place.unfinished()) is not None:
             # First, because answering again might kill this process, too.
             place.finish()
-            killed = Error(FAILED, "its process was killed during this work")
+            killed = Error(FAILED, KILLED)
             _send(node, FlowerMessage(killed, reply_to=request))
-        wait = _SHORTEST_POLL
+        wait, warned = _SHORTEST_POLL, float("-inf")
         while True:
+            if time.monotonic() - warned > _DAY:
+                warned = time.monotonic()
+                warn_about_certificates(server, folder.authority, report)
             if (request := _receive(node, folder, place, report)) is not None:
                 place.begin(request)
                 _send(node, answer(request, partial(node.open, request), handle))
@@ -375,6 +428,8 @@ def _enter(node: SuperNode, folder: ClientFolder, place: _Place, report: Report)
             place.enter(node.enter(place.lost_node()))
         except httpx.TransportError as error:
             # A client that was connected before waits until its server is back.
+            if not node.number and (why := describe_expired(error, folder.authority)):
+                raise InvalidInput(why) from None
             if not node.number and _is_wrong_server(error):
                 raise InvalidInput(
                     f"server is {node.address!r}; it must use TLS, and its certificate must be "
@@ -399,11 +454,40 @@ def _enter(node: SuperNode, folder: ClientFolder, place: _Place, report: Report)
                 ) from None
             time.sleep(_ASK_SECONDS)
         else:
-            print(f"SuperNode ID: {node.number}", flush=True)
+            logger.info("SuperNode ID: %d", node.number)
             report(
                 f"{folder.name} is connected to {node.address}; log: {folder.log}. Ctrl-C ends it."
             )
             return
+
+
+def describe_expired(error: BaseException | None, authority: Path) -> str | None:
+    """Return a sentence about the expired certificate behind a failed connection, or None."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    if error is None or error.verify_code != _EXPIRED:
+        return None
+    if has_expired(find_certificate_end(authority)):
+        return f"{authority} has expired; the server's operator has a new one."
+    return (
+        "the server's certificate has expired; its operator renews it with mpfedcl federation "
+        "renew."
+    )
+
+
+def warn_about_certificates(server: str, authority: Path, report: Report) -> None:
+    """Report certificates that expire within 30 days."""
+    host, _, port = server.rpartition(":")
+    ends = {f"{authority}": find_certificate_end(authority)}
+    with contextlib.suppress(OSError, ValueError, InvalidInput):
+        found = ssl.get_server_certificate(
+            (host, int(port)), ca_certs=str(authority), timeout=_HANDSHAKE_SECONDS
+        )
+        ends["the server's certificate"] = find_certificate_end(found)
+    for what, end in ends.items():
+        if sentence := describe_end(what, end, "the server's operator must renew it"):
+            logger.warning("%s", sentence)
+            report(sentence)
 
 
 def _is_wrong_server(error: BaseException | None) -> bool:
@@ -423,7 +507,7 @@ def _receive(
         # The server has lost its state.
         _enter(node, folder, place, report)
     except RejectedError as error:
-        print(f"The server did not accept the poll: {error}", file=sys.stderr, flush=True)
+        logger.warning("The server did not accept the poll: %s", error)
     return None
 
 
@@ -432,7 +516,7 @@ def _send(node: SuperNode, reply: FlowerMessage) -> None:
         node.reply(reply)
     except (RejectedError, RefusedError) as error:
         # The run has ended, or the deadline has passed.
-        print(f"An answer was not accepted: {error}", file=sys.stderr, flush=True)
+        logger.warning("An answer was not accepted: %s", error)
 
 
 def main() -> None:
@@ -450,19 +534,25 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, end)
-    end_with_parent()
+    end_with_parent(_LEAVE_SECONDS)
+    log_to_file()
+    audit = AuditLog(folder.root / AUDIT_FILE)
     code = 0
     try:
         from mpfedcl.network.client.client import NetworkClient
 
         settings = ClientSettings.read(folder.settings)
-        take_part(folder, settings.server, NetworkClient(settings).answer, report)
+        audit.append("start", server=settings.server)
+        handle = keep_audit(NetworkClient(settings).answer, audit)
+        take_part(folder, settings.server, handle, report)
     except (InvalidInput, MessageError) as error:
-        print(error, file=sys.stderr, flush=True)
+        logger.error("%s", error)
         report(f"{LAST_WORDS}{error}")
         code = 2
     except KeyboardInterrupt:
         pass
+    with contextlib.suppress(OSError):
+        audit.append("stop", code=code)
     sys.stdout.flush()
     # Do not wait for threads of an interrupted transfer.
     os._exit(code)

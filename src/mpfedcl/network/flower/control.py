@@ -3,17 +3,22 @@
 Each request carries the server's secret.
 """
 
+import contextlib
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.proto import control_pb2, fab_pb2, transport_pb2
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -28,16 +33,21 @@ if TYPE_CHECKING:
     from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 
-def register_clients(folder: ServerFolder) -> list[str]:
-    """Register the keys of all clients; return the names of new ones."""
+def register_clients(folder: ServerFolder) -> list[NodeInfo]:
+    """Register the keys of all clients, and unregister all others; return the nodes known before.
+
+    Flower refuses every request of an unregistered key, also of a client that is connected.
+    """
+    keys = {name: folder.public_key(name) for name in folder.clients}
+    wanted = {_read_public_key(path): name for name, path in keys.items() if path.is_file()}
     with _connect(folder) as client:
-        nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
-        known = {node.name for node in nodes}
-        new = [name for name in folder.clients if name not in known]
-        for name in new:
-            key = load_ssh_public_key(folder.public_key(name).read_bytes())
-            assert isinstance(key, ec.EllipticCurvePublicKey)
-            request = control_pb2.RegisterNodeRequest(public_key=write_public_key(key), name=name)
+        listed = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
+        nodes = [node for node in listed if node.status != NodeStatus.UNREGISTERED]
+        for node in nodes:
+            if node.public_key not in wanted:
+                client.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node.node_id))
+        for key in wanted.keys() - {node.public_key for node in nodes}:
+            request = control_pb2.RegisterNodeRequest(public_key=key, name=wanted[key])
             try:
                 client.RegisterNode(request)
             except httpx.HTTPStatusError as error:
@@ -45,7 +55,40 @@ def register_clients(folder: ServerFolder) -> list[str]:
                 # Flower's list may be incomplete.
                 if found is None or found.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                     raise
-    return new
+    return nodes
+
+
+def list_nodes(folder: ServerFolder) -> list[NodeInfo]:
+    """Return the nodes with a registered key."""
+    with _connect(folder) as client:
+        nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
+    return [node for node in nodes if node.status != NodeStatus.UNREGISTERED]
+
+
+def _read_public_key(path: Path) -> bytes:
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidInput(f"{path} cannot be read as a public key: {error}.") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidInput(f"{path} must be a client's public key as mpfedcl writes it.")
+    return write_public_key(key)
+
+
+def read_revoked_keys(folder: Path) -> dict[bytes, str]:
+    """Return the names of clients by revoked key, as Flower's clients show their keys."""
+    found = {}
+    for path in folder.glob("*@*.pub"):
+        with contextlib.suppress(InvalidInput):
+            found[_read_public_key(path)] = path.name.rpartition("@")[0]
+    return found
+
+
+def admits(folder: ServerFolder, name: str, public_key: bytes) -> bool:
+    """Return whether a node's key is the present one of the client with its name."""
+    with contextlib.suppress(InvalidInput):
+        return _read_public_key(folder.public_key(name)) == public_key
+    return False
 
 
 def submit(folder: ServerFolder, run_config: Mapping[str, str]) -> int:

@@ -9,8 +9,8 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,12 +29,16 @@ from flwr.superlink.grid import HttpGrid
 from mpfedcl.core.errors import InvalidInput, LostWorker
 from mpfedcl.experiment import Experiment
 from mpfedcl.methods import find_method
-from mpfedcl.network.flower.control import ShowSecret, open_client
+from mpfedcl.network.audit import AUDIT_FILE, AuditLog
+from mpfedcl.network.flower.control import ShowSecret, admits, open_client
 from mpfedcl.network.flower.programs import read_address
 from mpfedcl.network.flower.transport import FlowerTransport
+from mpfedcl.network.logs import logger
+from mpfedcl.network.server.operations import AuditedTransport, RunRecorder
 from mpfedcl.network.server.serve import resume_serving, serve
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.setup.folders import REQUEST_KEYS, ServerFolder
+from mpfedcl.network.transport import Transport
 from mpfedcl.runs.observer import Callbacks, Observer
 
 _POLL_SECONDS = 0.5
@@ -44,11 +48,15 @@ _GRACE_SECONDS = 5.0
 """Time for a process to end after its parent has ended."""
 
 
-def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: Callbacks) -> None:
+def run_experiment(
+    transport: Transport,
+    run_config: Mapping[str, Any],
+    callbacks: Callbacks,
+    recorder: RunRecorder,
+) -> None:
     """Execute a request with the clients of this federation; its keys are `REQUEST_KEYS`."""
-    transport = FlowerTransport(grid)
     # Warnings go to the server's log; all else is in the run directory.
-    observer = Observer(on_warning=print)
+    observer = recorder.watch(Observer(on_warning=logger.warning))
     given = {key: str(run_config.get(key, "")) for key in REQUEST_KEYS}
     place = Path(given["status"]) if given["status"] else None
     status, shared = Status(place), (place, observer, callbacks)
@@ -57,6 +65,7 @@ def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: Cal
         if given["update"]:
             path = Path(given["update"])
             change = callbacks.change_exchange(transport, path, given["client"], status=place)
+            recorder.end("done", change=change.get("event"), client=given["client"])
             status.write("done", path=str(path.resolve()), change=dict(change))
             return
         if given["resume"]:
@@ -67,11 +76,12 @@ def run_experiment(grid: HttpGrid, run_config: Mapping[str, Any], callbacks: Cal
             result = serve(transport, _read_experiment(given["experiment"]), out, *shared)
     except Exception as error:
         is_explained = isinstance(error, (InvalidInput, LostWorker))
-        status.write(
-            "failed", error=f"{'' if is_explained else f'{type(error).__name__}: '}{error}"
-        )
+        reason = f"{'' if is_explained else f'{type(error).__name__}: '}{error}"
+        status.write("failed", error=reason)
+        recorder.end("failed", reason=reason)
         raise
     is_done = result.summary is not None
+    recorder.end("done" if is_done else "stopped")
     status.write("done" if is_done else "stopped", path=str(result.path.resolve()))
 
 
@@ -124,14 +134,17 @@ def execute_next_run(folder: ServerFolder, callbacks: Callbacks) -> int:
     try:
         run = _open(task)
         grid.set_run(run)
-        run_experiment(grid, run.override_config, callbacks)
+        log = AuditLog(folder.server / AUDIT_FILE)
+        transport = AuditedTransport(FlowerTransport(grid, partial(admits, folder)), log)
+        recorder = RunRecorder(log, folder.totals)
+        run_experiment(transport, run.override_config, callbacks, recorder)
         status, details = SubStatus.COMPLETED, ""
     except (InvalidInput, LostWorker) as error:
         status, details = SubStatus.FAILED, str(error)
-        print(error, flush=True)
+        logger.error("%s", error)
     except Exception as error:
         status, details = SubStatus.FAILED, f"{type(error).__name__}: {error}"
-        traceback.print_exc()
+        logger.exception("The run has failed.")
     client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=status, details=details))
     return 0
 

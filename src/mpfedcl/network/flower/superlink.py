@@ -7,9 +7,12 @@ One more middleware in Flower's own app: requests without the secret in the file
 FLAGS are Flower's.
 """
 
+import contextlib
 import hmac
 import sys
+import threading
 import time
+from base64 import b64encode
 from logging import getLogger
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
@@ -25,15 +29,22 @@ from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mpfedcl.core.processes import end_with_parent
+from mpfedcl.network.audit import AUDIT_FILE, AuditLog
+from mpfedcl.network.flower.control import read_revoked_keys
+from mpfedcl.network.logs import configure_logs
 from mpfedcl.network.setup.folders import read_secret
 
 FLEET = "/v1/fleet/"
 """The clients' API, in which each request is signed with a client's key."""
+REVOKED = 410
+"""HTTP code for a client whose key was revoked; no proxy uses it."""
 MOST_BODY = 8 * 2**20
 """Maximum bytes of a client's request, which is read before its signature is checked. Requests of
 Flower stay below 6 MB."""
 _LOG_SECONDS = 1.0
 """Minimum seconds between two log lines about refusals, so that they cannot fill the disk."""
+_CERTIFICATE_SECONDS = 5.0
+"""Interval of checks for a renewed certificate."""
 _THREADS = 4
 """Requests that are handled at the same time; others wait. Flower's forty block each other's writes
 to the database, and after five seconds requests fail with 500, which loses clients' answers."""
@@ -46,10 +57,11 @@ class _Lifespan(SuperLinkLifespan):
         super().startup()
 
 
-def add_guards(app: FastAPI, secret: str) -> None:
-    """Add our middleware and error handler to Flower's app."""
+def add_guards(app: FastAPI, secret: str, server: Path | None = None) -> None:
+    """Add our middleware and error handler to Flower's app; `server` is the server's folder."""
     app.add_exception_handler(OperationalError, _say_busy)
-    app.add_middleware(RequireSecret, secret=secret)
+    revoked = RevokedKeys(server) if server is not None else None
+    app.add_middleware(RequireSecret, secret=secret, revoked=revoked)
 
 
 async def _say_busy(_: Request, error: Exception) -> JSONResponse:
@@ -62,30 +74,75 @@ def main() -> None:
     """Serve until ended."""
     end_with_parent()
     # From a file, because other users can read command lines.
-    secret = read_secret(Path(sys.argv.pop(1)))
+    path = Path(sys.argv.pop(1))
+    secret = read_secret(path)
     config = _parse_superlink_lifespan_config()
+    log_config = configure_logs(get_uvicorn_log_config(console_handler.level))
     app = create_app(config, _Lifespan)
-    add_guards(app, secret)
-    uvicorn.run(
+    add_guards(app, secret, path.parent)
+    settings = uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
         # Clients poll every few seconds.
         access_log=False,
-        log_config=get_uvicorn_log_config(console_handler.level),
+        log_config=log_config,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ws="none",
         # The database allows one process.
         workers=1,
     )
+    settings.load()
+    threading.Thread(target=_reload_certificate, args=(settings,), daemon=True).start()
+    uvicorn.Server(settings).run()
+
+
+def _reload_certificate(settings: uvicorn.Config) -> None:
+    """Use a renewed certificate for new connections."""
+    certificate, context = Path(str(settings.ssl_certfile)), settings.ssl
+    assert context is not None
+    known = certificate.stat().st_mtime_ns
+    while True:
+        time.sleep(_CERTIFICATE_SECONDS)
+        # The file may be missing or incomplete for a moment.
+        with contextlib.suppress(OSError):
+            if (now := certificate.stat().st_mtime_ns) != known:
+                context.load_cert_chain(certificate, settings.ssl_keyfile)
+                known = now
+                getLogger("flwr").info("The renewed certificate is used.")
+
+
+class RevokedKeys:
+    """The revoked keys in a folder, which may change while the server runs."""
+
+    def __init__(self, server: Path) -> None:
+        self._folder = server / "revoked"
+        self._audit = AuditLog(server / AUDIT_FILE)
+        self._keys: dict[bytes, str] = {}
+        self._read = 0
+        self._seen: set[bytes] = set()
+
+    def contains(self, header: bytes) -> bool:
+        """Return whether a request shows a revoked key; record the first of each key."""
+        with contextlib.suppress(OSError):
+            if (now := self._folder.stat().st_mtime_ns) != self._read:
+                keys = read_revoked_keys(self._folder)
+                self._keys = {b64encode(key): name for key, name in keys.items()}
+                self._read = now
+        if header not in self._keys:
+            return False
+        if header not in self._seen:
+            self._seen.add(header)
+            self._audit.append("refused", client=self._keys[header], reason="its key was revoked")
+        return True
 
 
 class RequireSecret:
     """Restricts requests without the secret to the clients' API (ASGI middleware)."""
 
-    def __init__(self, app: ASGIApp, secret: str) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, secret: str, revoked: RevokedKeys | None = None) -> None:
+        self._app, self._revoked = app, revoked
         self._wanted = f"Bearer {secret}".encode()
         self._logged = 0.0
 
@@ -112,6 +169,9 @@ class RequireSecret:
         if scope["type"] != "http" or not scope["path"].startswith(FLEET):
             return 401
         names = dict(headers)
+        shown_key = names.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b"")
+        if self._revoked is not None and self._revoked.contains(shown_key):
+            return REVOKED
         if b"transfer-encoding" in names:
             return 411
         length = names.get(b"content-length", b"0")

@@ -32,6 +32,7 @@ from mpfedcl.network.flower.records import (
 from mpfedcl.network.transport import AnswerLimit, Kind, Message, MessageError, Reply
 
 _LONGEST_REASON = 500
+_REVOKED = "its key was revoked"
 _GONE = {
     ErrorCode.MESSAGE_UNAVAILABLE: "its message was lost",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its answer was lost",
@@ -64,8 +65,16 @@ class _Arrival:
 class FlowerTransport:
     """Carries messages over Flower's grid, and polls for replies at each `receive`."""
 
-    def __init__(self, grid: HttpGrid) -> None:
+    def __init__(
+        self, grid: HttpGrid, admits: Callable[[str, bytes], bool] = lambda _name, _key: True
+    ) -> None:
         self._grid = grid
+        self._admits = admits
+        """Whether a client's key is still valid: (name, key) -> answer."""
+        self._keys: dict[int, tuple[str, bytes]] = {}
+        """Name and key of each node."""
+        self._asked: dict[str, int] = {}
+        """The node that each message was sent to."""
         self._arrivals: dict[str, _Arrival] = {}
         """By message id of the request."""
         self._looking: Future[PullAppMessagesResponse] | None = None
@@ -74,8 +83,12 @@ class FlowerTransport:
 
     def connected_nodes(self) -> Mapping[int, str]:
         """Return the nodes that are online with their registered names."""
-        listing = call(lambda: {each.node_id: each.name for each in self._grid.get_nodes()})
-        return listing.result() if is_done(listing, _NODES_SECONDS) else {}
+        listing = call(lambda: list(self._grid.get_nodes()))
+        if not is_done(listing, _NODES_SECONDS):
+            return {}
+        found = {each.node_id: (each.name, each.public_key) for each in listing.result()}
+        self._keys |= found
+        return {node: name for node, (name, key) in found.items() if self._admits(name, key)}
 
     def send(
         self, kind: Kind, messages: Mapping[int, Message], timeout: float, *, seconds: float
@@ -101,6 +114,7 @@ class FlowerTransport:
             pushing.result()
         found = dict(sent)
         self._ends |= dict.fromkeys(found.values(), end - seconds + timeout)
+        self._asked |= {request_id: node for node, request_id in found.items()}
         return found
 
     def receive(self, limits: Mapping[str, AnswerLimit], seconds: float) -> list[Reply]:
@@ -109,10 +123,18 @@ class FlowerTransport:
         self._forget_expired(limits)
         known = list(self._arrivals)
         # Announced answers first: a poll is expensive with many open messages.
-        if replies := self._open_some(known, limits, end):
-            return replies
-        self._look(limits, end)
-        return self._open_some([e for e in self._arrivals if e not in known], limits, end)
+        if not (replies := self._open_some(known, limits, end)):
+            self._look(limits, end)
+            new = [each for each in self._arrivals if each not in known]
+            replies = self._open_some(new, limits, end)
+        return [self._check_key(each) for each in replies]
+
+    def _check_key(self, reply: Reply) -> Reply:
+        """Return the reply, unless its sender's key was revoked after it was asked."""
+        known = self._keys.get(self._asked.pop(reply.request_id, 0))
+        if known is None or self._admits(*known):
+            return reply
+        return Reply(reply.request_id, failure="gone", reason=_REVOKED)
 
     def _open_some(
         self, request_ids: Sequence[str], limits: Mapping[str, AnswerLimit], end: float
@@ -176,6 +198,7 @@ class FlowerTransport:
         """Discard answers that arrived too late; other callers may ask for the rest."""
         now = time.monotonic()
         self._ends = {each: end for each, end in self._ends.items() if end > now or each in limits}
+        self._asked = {each: node for each, node in self._asked.items() if each in self._ends}
         for request_id in self._arrivals.keys() - self._ends.keys() - limits.keys():
             self._discard(self._arrivals.pop(request_id).root)
 

@@ -33,6 +33,16 @@ FORMAT = 1
 LOOPBACK = ("localhost", "127.0.0.1")
 _SHORTEST_SECRET = 32
 _COMMAND = "/opt/mpfedcl/bin/mpfedcl federation"
+_METRICS = 9464
+"""Port of the metrics of a server in a container."""
+_SERVER_CONTAINER = """\
+    # Only this machine reaches them. Clients of other machines: nginx.conf, SSH or WireGuard.
+    ports: ["127.0.0.1:{port}:{port}", "127.0.0.1:{metrics}:{metrics}"]
+    healthcheck:
+      test: [CMD, python, -c, "from urllib.request import *; urlopen({health!r})"]
+      interval: 30s
+      timeout: 10s
+      start_period: 60s"""
 
 
 @dataclass
@@ -58,6 +68,10 @@ class ServerFolder:
         """FLWR_HOME of this federation."""
         self.status = self.server / "status.json"
         """The status file."""
+        self.revoked = self.server / "revoked"
+        """The public keys that are never admitted again."""
+        self.totals = self.server / "totals.json"
+        """Counters over all runs, for metrics."""
 
     @classmethod
     def open(cls, root: Path) -> Self:
@@ -73,6 +87,10 @@ class ServerFolder:
     def public_key(self, client: str) -> Path:
         """Return a client's public key."""
         return self.server / "clients" / f"{client}.pub"
+
+    def public_keys(self) -> list[Path]:
+        """Return the files with the public keys of all clients."""
+        return sorted((self.server / "clients").glob("*.pub"))
 
     def make_secret(self) -> None:
         """Create the secret of the control API, unless it exists."""
@@ -193,7 +211,7 @@ def read_secret(path: Path) -> str:
 def make_federation(root: Path, names: Sequence[str], host: str | None, port: int) -> ServerFolder:
     """Create a federation's folder, or add clients to one; existing keys are never replaced."""
     # Imported here, because clients do not need `cryptography`.
-    from mpfedcl.network.setup.keys import make_authority, make_server_certificate
+    from mpfedcl.network.setup.keys import make_authority
 
     existing = ServerFolder.open(root) if (root / "federation.toml").is_file() else None
     if root.exists() and not root.is_dir():
@@ -225,18 +243,11 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
     if not folder.authority.is_file():
         make_authority(folder.authority, folder.server / "ca.key")
     if not (folder.server / "server.pem").is_file():
-        hosts = list(dict.fromkeys([folder.host, *LOOPBACK]))
-        make_server_certificate(
-            folder.server / "server.pem",
-            folder.server / "server.key",
-            folder.authority,
-            folder.server / "ca.key",
-            hosts,
-        )
+        make_certificate(folder)
     for name in clients:
         # A client folder that was moved to its machine must not get a new key.
         if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
-            _make_client(folder, name)
+            make_client(folder, name)
     write_app(folder.app)
     listed = "\n".join(f"- `clients/{each}/` goes to the machine of {each}" for each in clients)
     address = {"host": folder.host, "port": folder.port}
@@ -248,6 +259,16 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
         "systemd.service",
         description="mpfedcl federation, server",
         command=f"{_COMMAND} server /srv/federation",
+    )
+    _write_container(
+        folder.server,
+        service="server",
+        folder="..",
+        command=f"[server, /srv/federation, --bind, 0.0.0.0, --log-json, --metrics-port, "
+        f'"{_METRICS}", --metrics-bind, 0.0.0.0]',
+        more=_SERVER_CONTAINER.format(
+            port=folder.port, metrics=_METRICS, health=f"http://127.0.0.1:{_METRICS}/healthz"
+        ),
     )
     # nginx passes only the clients' API.
     place = folder.server.resolve()
@@ -279,7 +300,21 @@ def write_app(folder: Path) -> None:
     write_atomically(folder / "pyproject.toml", tomli_w.dumps(content).encode())
 
 
-def _make_client(folder: ServerFolder, name: str) -> None:
+def make_certificate(folder: ServerFolder) -> None:
+    """Create the server's certificate; it replaces an existing one and keeps its key."""
+    from mpfedcl.network.setup.keys import make_server_certificate
+
+    make_server_certificate(
+        folder.server / "server.pem",
+        folder.server / "server.key",
+        folder.authority,
+        folder.server / "ca.key",
+        list(dict.fromkeys([folder.host, *LOOPBACK])),
+    )
+
+
+def make_client(folder: ServerFolder, name: str) -> None:
+    """Create a client's folder and its key, unless it has one that was not revoked."""
     from mpfedcl.network.setup.keys import make_node_key
 
     place = folder.root / "clients" / name
@@ -287,6 +322,9 @@ def _make_client(folder: ServerFolder, name: str) -> None:
     place.chmod(0o700)
     client = ClientFolder(place, name, f"{folder.host}:{folder.port}")
     if not (client.key.is_file() and folder.public_key(name).is_file()):
+        # Without its public key here, the key of a client that comes back was revoked.
+        if any(folder.revoked.glob(f"{name}@*")):
+            client.key.unlink(missing_ok=True)
         make_node_key(client.key, folder.public_key(name))
     write_atomically(client.authority, folder.authority.read_bytes())
     _write_page(place / "README.md", "client.md", name=name, server=client.server)
@@ -298,8 +336,24 @@ def _make_client(folder: ServerFolder, name: str) -> None:
     )
     if not client.policy.is_file():
         ClientPolicy().write(client.policy)
+    _write_container(
+        place,
+        service="client",
+        folder=".",
+        command="[client, /srv/federation, --data, /srv/images, --log-json]",
+        more="      - /srv/images:/srv/images:ro",
+    )
     values = {"format": FORMAT, "name": name, "server": client.server}
     write_atomically(place / "client.toml", tomli_w.dumps(values).encode())
+
+
+def _write_container(place: Path, **values: object) -> None:
+    """Write the examples for containers, unless they exist: operators edit them in place."""
+    if not (place / "compose.yaml").is_file():
+        _write_page(place / "Containerfile", "Containerfile")
+        # Keys must not get into an image or to its builder.
+        write_atomically(place / ".dockerignore", b"*\n!Containerfile\n!*.whl\n")
+        _write_page(place / "compose.yaml", "compose.yaml", **values)
 
 
 def _write_page(path: Path, template: str, **values: object) -> None:

@@ -25,6 +25,8 @@ from mpfedcl.core.files import write_atomically
 
 _CURVE = ec.SECP384R1()
 _YEARS_OF_AUTHORITY, _YEARS_OF_SERVER = 10, 2
+_WARNING = datetime.timedelta(days=30)
+"""Remaining time at which warnings about a certificate begin."""
 
 
 def make_authority(certificate: Path, key: Path) -> None:
@@ -53,9 +55,37 @@ def make_server_certificate(
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
     ]
-    name, years = _name(hosts[0]), _YEARS_OF_SERVER
-    signed = _sign(name, private, issuer.subject, signer, years, extensions)
+    if issuer.public_key() != signer.public_key():
+        raise InvalidInput(f"{authority_key} is not the key of {authority}; it must be.")
+    name, last = _name(hosts[0]), issuer.not_valid_after_utc
+    signed = _sign(name, private, issuer.subject, signer, _YEARS_OF_SERVER, extensions, last)
     write_atomically(certificate, signed)
+
+
+def find_certificate_end(certificate: Path | str) -> datetime.datetime:
+    """Return when a certificate, in a file or in PEM, expires."""
+    try:
+        text = certificate.encode() if isinstance(certificate, str) else certificate.read_bytes()
+        return x509.load_pem_x509_certificate(text).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        name = "the certificate" if isinstance(certificate, str) else certificate
+        raise InvalidInput(f"{name} cannot be read as a certificate: {error}.") from None
+
+
+def has_expired(end: datetime.datetime) -> bool:
+    """Return whether a certificate that ends then has expired."""
+    return end <= datetime.datetime.now(datetime.UTC)
+
+
+def describe_end(what: str, end: datetime.datetime, remedy: str) -> str | None:
+    """Return a sentence about a certificate that has expired or will within 30 days, or None."""
+    left = end - datetime.datetime.now(datetime.UTC)
+    if left > _WARNING:
+        return None
+    if has_expired(end):
+        return f"{what} expired on {end:%Y-%m-%d}; {remedy}."
+    days = f"{left.days} days" if left.days != 1 else "1 day"
+    return f"{what} expires on {end:%Y-%m-%d}, in {days}; {remedy}."
 
 
 def make_node_key(private: Path, public: Path) -> None:
@@ -130,14 +160,19 @@ def _sign(
     signer: ec.EllipticCurvePrivateKey,
     years: int,
     extensions: Sequence[tuple[x509.ExtensionType, bool]],
+    last: datetime.datetime | None = None,
 ) -> bytes:
-    """Return a certificate; each extension comes with whether it is critical."""
+    """Return a certificate; each extension comes with whether it is critical.
+
+    It ends at `last` at the latest: no certificate outlives that of its authority.
+    """
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer)
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     # Clocks of clients may be wrong.
     builder = builder.not_valid_before(now - datetime.timedelta(days=1))
-    builder = builder.not_valid_after(now + datetime.timedelta(days=365 * years))
+    end = now + datetime.timedelta(days=365 * years)
+    builder = builder.not_valid_after(end if last is None else min(end, last))
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     for extension, is_critical in ((identifier, False), *extensions):
         builder = builder.add_extension(extension, is_critical)
