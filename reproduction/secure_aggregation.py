@@ -1,4 +1,4 @@
-"""Secure aggregation over a network of three processes: the table of docs/secure-aggregation.md.
+"""Secure aggregation over a network of four processes: the table of docs/secure-aggregation.md.
 
 Seconds, bytes and accuracy of a one-shot method and of five rounds; plain, with secure aggregation,
 with a budget of epsilon 3, and with a client that is killed after it has shared its secrets and
@@ -21,8 +21,8 @@ import psutil
 from reproduction.runs import Runs
 
 COMMAND = [sys.executable, "-m", "mpfedcl"]
-NAMES = ("client-0", "client-1", "client-2")
-SETTINGS = ["--clients", "3", "--partition.alpha", "10", "--network.round-timeout", "60"]
+NAMES = ("client-0", "client-1", "client-2", "client-3")
+SETTINGS = ["--clients", "4", "--partition.alpha", "10", "--network.round-timeout", "60"]
 SECURE, BUDGET = ["--secure-aggregation"], ["--privacy.epsilon", "3"]
 EXCHANGE, ROUNDS = ["--method", "fedgauss"], ["--method", "fedavg", "--rounds", "5"]
 RUNS: list[tuple[str, list[str], bool]] = [
@@ -41,7 +41,7 @@ def main(runs: Runs) -> None:
     runs.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="secure-aggregation-", dir=runs.folder))
     lab = folder / "lab"
-    subprocess.run([*COMMAND, "federation", "init", str(lab), "--clients", "3"], check=True)
+    subprocess.run([*COMMAND, "federation", "init", str(lab), "--clients", "4"], check=True)
     print("| run | seconds | MB up | MB down | accuracy % | in the last round |")
     print("|---|---|---|---|---|---|")
     with started(lab, "server", folder / "server.log"):
@@ -53,7 +53,7 @@ def main(runs: Runs) -> None:
 def measure(
     lab: Path, folder: Path, run: str, name: str, settings: list[str], *, kills: bool
 ) -> None:
-    """Run one experiment with three clients and print its row."""
+    """Run one experiment with four clients and print its row."""
     out = folder / f"run-{run}"
     clients = []
     for share, client in enumerate(NAMES):
@@ -82,7 +82,7 @@ def measure(
     summary = json.loads((out / "summary.json").read_text())
     last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
     up, down = (summary["bytes"][way] / 1e6 for way in ("up", "down"))
-    answered = f"{len(last['clients']['answered'])} of 3"
+    answered = f"{len(last['clients']['answered'])} of 4"
     print(
         f"| {name} | {seconds:.0f} | {up:.2f} | {down:.2f} | {summary['accuracy']:.1f} | "
         f"{answered} |",
@@ -102,7 +102,7 @@ def wait_until_shared(memory: Path) -> None:
         for file in memory.glob("*/secure-sum.json"):
             if file.stat().st_mtime > began and json.loads(file.read_bytes())["client"]["next"] in (
                 "mask",
-                "reveal",
+                "confirm",
             ):
                 return
         time.sleep(0.005)

@@ -100,7 +100,7 @@ def test_kept_statistics_are_those_of_a_plain_run_that_pools(images: Path) -> No
     assert_close_tensors(secure.statistics, plain.statistics, 1e-5)
 
 
-STAGES = ("advertise", "share", "mask", "reveal")
+STAGES = ("advertise", "share", "mask", "confirm", "reveal")
 
 
 def drops_out(monkeypatch: pytest.MonkeyPatch, vanishes: Callable[[int, str, str], bool]) -> None:
@@ -116,13 +116,13 @@ def drops_out(monkeypatch: pytest.MonkeyPatch, vanishes: Callable[[int, str, str
 def test_dropouts_are_left_out_of_the_total(
     images: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that a client that fails only to reveal is still in the total."""
+    """Check that a client that fails only to confirm or to reveal is still in the total."""
     gone = {"client-1", "client-3"}
-    plan = experiment(images, "fedavg", secure_aggregation=True)
+    plan = experiment(images, "fedavg", secure_aggregation=True, clients=7)
     drops_out(monkeypatch, lambda _, at, name: at == stage and name in gone)
     secure = loop(plan)
     record = secure.run_round(evaluate=False)
-    missing = sorted(gone) if stage != "reveal" else []
+    missing = sorted(gone) if stage not in ("confirm", "reveal") else []
     assert record.clients.missing == missing
     plain = loop(plan.replace(secure_aggregation=False))
     others = [name for name in plain.engine.sizes if name not in missing]
@@ -213,6 +213,14 @@ def test_secure_runs_are_bit_identical_and_name_unavailable_checks(
         ),
         ({"workers": 2}, "workers is 2; with secure_aggregation it must be 1"),
         ({"statistics__keep": "clients"}, "statistics.keep is 'clients'; with secure_aggregation"),
+        (
+            {"secure__threshold": 0.5},
+            r"secure\.threshold is 0\.5; with secure_aggregation it must be",
+        ),
+        (
+            {"secure__honest_clients": 5, "privacy__epsilon": 3.0},
+            r"secure\.honest_clients is 5; it must be at most 4",
+        ),
         ({"clients": 2}, "2 clients take part in a round .*it must be at least 3"),
         ({"fraction": 0.4}, "2 clients take part in a round"),
     ],

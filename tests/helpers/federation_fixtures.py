@@ -16,7 +16,7 @@ def shared_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc
     """
     federation = ProcessFederation(tmp_path_factory.mktemp("federation"))
     try:
-        federation.make("--names", *CLIENTS, "tamperer")
+        federation.make("--names", *CLIENTS, "spare", "tamperer")
         yield federation
     finally:
         federation.finish()

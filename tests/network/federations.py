@@ -278,7 +278,7 @@ def before_rounds(actions: Mapping[int, Callable[[], object]]) -> Observer:
     return Observer(should_stop=act)
 
 
-STAGES = ("advertise", "share", "round", "reveal")
+STAGES = ("advertise", "share", "round", "confirm", "reveal")
 
 
 def secure_experiment(root: Path, method: str = "fedavg", **changes: Any) -> Experiment:

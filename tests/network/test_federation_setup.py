@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.network.client.secure_aggregation import read_known_clients
 from mpfedcl.network.setup.folders import ClientFolder, ServerFolder, make_federation
 from mpfedcl.network.setup.keys import (
     is_private,
@@ -27,7 +28,8 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def keys(root: Path) -> dict[str, bytes]:
     secret = (".key", ".pem", ".pub", ".secret")
-    return {name: each for name, each in contents(root).items() if name.endswith(secret)}
+    found = {name: each for name, each in contents(root).items() if name.endswith(secret)}
+    return {name: each for name, each in found.items() if "known-clients" not in name}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,11 @@ def test_second_init_adds_clients_and_keeps_keys(lab: Path) -> None:
         "server/clients/c.pub",
     ]
     assert "clients/c/" in (lab / "README.md").read_text()
+    # Each client knows all keys, and none has to be trusted at first sight.
+    public = {name: (lab / f"server/clients/{name}.pub").read_text().split() for name in "abc"}
+    for name in "abc":
+        known = read_known_clients(ClientFolder.open(lab, name).known_clients)
+        assert known == {each: " ".join(public[each]).encode() for each in "abc"}
 
 
 def test_moved_client_folder_gets_no_new_key(lab: Path) -> None:

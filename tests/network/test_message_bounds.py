@@ -200,7 +200,7 @@ def test_values_round_trip_as_json() -> None:
 
 def test_message_kinds_change_only_with_the_format_version() -> None:
     """A change of the message kinds needs a new format version, which is checked first."""
-    assert (FORMAT, get_args(Kind)) == (5, ("hello", "secure", "round", "close"))
+    assert (FORMAT, get_args(Kind)) == (6, ("hello", "secure", "round", "close"))
 
 
 def test_arrays_become_independent_tensors() -> None:

@@ -59,7 +59,7 @@ UP: dict[str, dict[str, type]] = {
         "model": str,
         "embedding_size": int,
     },
-    "query.secure": {"advert": dict, "sealed": dict, "seeds": dict, "keys": dict},
+    "query.secure": {"advert": dict, "sealed": dict, "signature": str, "seeds": dict, "keys": dict},
     "train": {
         "num_samples": int,
         "loss": float,
@@ -101,6 +101,7 @@ STAGE = {
     "stage": str,
     "adverts": dict,
     "survivors": list,
+    "signatures": dict,
 }
 DOWN = {
     "query": {"format": int, "experiment": str},
@@ -229,7 +230,7 @@ def test_messages_of_secure_aggregation(images: Path, tmp_path: Path, method: st
     federation.serve()
     rounds = 1 if method in SENT_ONCE else 2
     secure = "query.secure"
-    wanted = ["query", *[secure, secure, "train", secure] * rounds, "evaluate"]
+    wanted = ["query", *[secure, secure, "train", secure, secure] * rounds, "evaluate"]
     replies = [message for name, message in federation.grid.replies if name == "client-0"]
     assert [kind_of(message) for message in replies] == wanted
     for _, request in federation.grid.requests:

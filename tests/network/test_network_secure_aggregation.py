@@ -26,14 +26,14 @@ from mpfedcl.core.errors import InvalidInput, RunCutShort
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client import ClientRefusal
+from mpfedcl.network.client.policy import ClientPolicy
 from mpfedcl.network.client.secure_aggregation import (
     SecureAggregation,
     draw_once,
-    fingerprint,
-    meet_clients,
-    sign_advert,
+    read_known_clients,
 )
 from mpfedcl.network.client.state import ClientStateStore
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.setup.keys import load_node_key, make_node_key
 from mpfedcl.network.transport import Message, MessageError
 from mpfedcl.privacy.secure_aggregation import ProtocolError
@@ -93,7 +93,7 @@ def test_client_lost_at_any_stage_affects_only_itself(
     federation = LoopbackFederation(secure_experiment(images), tmp_path, lose(stage, "client-2"))
     federation.serve()
     first, second = read_records(federation.path)
-    assert first["clients"]["missing"] == ([] if stage == "reveal" else ["client-2"])
+    assert first["clients"]["missing"] == ([] if stage in ("confirm", "reveal") else ["client-2"])
     assert not first["unchanged"]
     assert second["clients"]["missing"] == []
 
@@ -148,16 +148,18 @@ def test_opened_round_is_not_opened_for_others(images: Path, tmp_path: Path) -> 
     first = read_records(federation.path)[0]
     assert first["unchanged"]
     assert (
-        "0 clients have revealed a share of the secret of client-0"
+        "0 clients have signed the list of survivors; 3 are needed"
         in first["remarks"]["warnings"][0]
     )
 
 
 def test_client_can_require_secure_aggregation(images: Path, tmp_path: Path) -> None:
     plan = secure_experiment(images, secure_aggregation=False, network__patience=1.0)
-    policy = {"secure_aggregation": {"required": True}}
-    federation = LoopbackFederation(plan, tmp_path, policy=policy)
-    with pytest.raises(RunCutShort, match=r"policy \[secure_aggregation\] required is true"):
+    config: dict[str, Any] = {"policy": {"secure_aggregation": {"required": True}}}
+    federation = LoopbackFederation(plan, tmp_path, **config)
+    with pytest.raises(
+        RunCutShort, match=r"\[secure_aggregation\] required is true; the server asked for a run"
+    ):
         federation.serve()
 
 
@@ -197,10 +199,12 @@ def test_budget_holds_and_noise_is_drawn_once(images: Path, tmp_path: Path) -> N
     assert_close_tensors(load_results(federation.path)["statistics.safetensors"], first, 0)
 
 
-def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
+def test_noise_for_more_honest_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
     store = ClientStateStore(tmp_path, "0" * 32)
     numbers = numpy.arange(3, dtype=numpy.uint64)
-    plan = Experiment(secure_aggregation=True)
+
+    def plan(honest: int) -> Experiment:
+        return Experiment(secure_aggregation=True, secure={"honest_clients": honest})
 
     def keep(drawn: Tensors) -> Tensors:
         if (found := store.find_drawn(1)) is not None:
@@ -208,11 +212,33 @@ def test_noise_for_more_clients_is_not_used_for_fewer(tmp_path: Path) -> None:
         store.keep_drawn(1, drawn)
         return drawn
 
-    first = draw_once(keep, plan, lambda _: numbers, 5)
-    again = draw_once(keep, plan, lambda _: numbers + numpy.uint64(1), 5)
+    first = draw_once(keep, plan(3), lambda _: numbers, 5)
+    again = draw_once(keep, plan(3), lambda _: numbers + numpy.uint64(1), 50)
     assert numpy.array_equal(first, again)
-    with pytest.raises(ProtocolError, match="drawn for a sum of more clients"):
-        draw_once(keep, plan, lambda _: numbers, 3)
+    with pytest.raises(ProtocolError, match="drawn for more honest clients"):
+        draw_once(keep, plan(2), lambda _: numbers, 5)
+
+
+@pytest.mark.parametrize("stated", [None, 1, 2])
+def test_client_adds_the_noise_that_its_operator_allows(
+    images: Path, tmp_path: Path, stated: int | None
+) -> None:
+    """A server cannot make a client's noise smaller than its policy says."""
+    plan = secure_experiment(images, privacy__epsilon=3.0, network__patience=1.0, rounds=2)
+    plan = plan.replace(secure__honest_clients=3)
+    policy = {"secure_aggregation": {} if stated is None else {"honest_clients": stated}}
+    federation = LoopbackFederation(plan, tmp_path, policy=policy)
+    words = rf"\[secure_aggregation\] honest_clients is {stated or 1}; the server asked for a share"
+    with pytest.raises(RunCutShort, match=words):
+        federation.serve()
+
+
+def test_noise_shared_by_honest_clients_keeps_the_budget(images: Path, tmp_path: Path) -> None:
+    plan = secure_experiment(images, privacy__epsilon=3.0, secure__honest_clients=3)
+    policy = {"secure_aggregation": {"honest_clients": 3}}
+    federation = LoopbackFederation(plan, tmp_path, policy=policy)
+    federation.serve()
+    assert read_summary(federation.path)["privacy"]["spent"] == pytest.approx(3.0, rel=1e-3)
 
 
 def test_secure_aggregation_waits_for_three_clients(images: Path, tmp_path: Path) -> None:
@@ -224,22 +250,23 @@ def test_secure_aggregation_waits_for_three_clients(images: Path, tmp_path: Path
 
 
 def with_keys(federation: LoopbackFederation, folder: Path) -> LoopbackFederation:
-    """Give each client a key, as `mpfedcl federation init` makes it."""
+    """Give each client its key and those of the others, as `mpfedcl federation init` does."""
+    known = folder / "known-clients.pub"
     for share in range(4):
-        key = folder / f"client-{share}.key"
-        make_node_key(key, folder / f"client-{share}.pub")
-        federation.join(share, key=str(key))
+        key, public = folder / f"client-{share}.key", folder / f"client-{share}.pub"
+        make_node_key(key, public)
+        with known.open("a") as file:
+            file.write(f"{public.read_text().strip()} client-{share}\n")
+        federation.join(share, key=str(key), known_clients=str(known))
     return federation
 
 
 @pytest.mark.whole
-def test_clients_store_the_keys_of_others(images: Path, tmp_path: Path) -> None:
-    federation = with_keys(LoopbackFederation(secure_experiment(images), tmp_path), tmp_path)
+def test_clients_with_keys_sum_their_updates(images: Path, tmp_path: Path) -> None:
+    lost = lose("confirm", "client-3")
+    federation = with_keys(LoopbackFederation(secure_experiment(images), tmp_path, lost), tmp_path)
     federation.serve()
     assert all(len(record["clients"]["answered"]) == 4 for record in read_records(federation.path))
-    known = json.loads((federation.state_folder(0) / "known-clients.json").read_text())
-    assert known["client-1"] == (tmp_path / "client-1.pub").read_text().strip()
-    assert set(known) == {"client-1", "client-2", "client-3"}
 
 
 @pytest.mark.whole
@@ -260,13 +287,12 @@ def test_server_cannot_insert_its_own_keys(
         number = round_of(request)
         if name != "client-1" or stage_of(request) != "advertise" or number not in (2, 3):
             return reply
-        session = Session(from_records(request.content).values["run"], number, 0.5)
-        advert = SumClient(name, session).advertise()
-        # First signed by the right key for another purpose, then by an unknown key.
-        key, signed_name = stranger, name
+        session = Session(from_records(request.content).values["run"], number, 2 / 3)
+        # First signed by the right key for another client, then by an unknown key.
+        key, signed_name = load_node_key(stranger), name
         if number == 2:
-            key, signed_name = tmp_path / "client-1.key", "client-0"
-        forged = sign_advert(key, advert, session, signed_name).to_values()
+            key, signed_name = load_node_key(tmp_path / "client-1.key"), "client-0"
+        forged = SumClient(signed_name, session, key).advertise().to_values()
         return rewrite(reply, request, lambda _: {"advert": forged})
 
     plan = secure_experiment(images, rounds=4)
@@ -281,19 +307,20 @@ def test_server_cannot_insert_its_own_keys(
         return
     assert [record["unchanged"] for record in records] == [False, True, True, False]
     assert "the keys of client-1 are not signed by that client" in rejected[1]["client-0"]
-    assert "client-1 has another key than before" in rejected[2]["client-0"]
+    assert "the key of 'client-1' is not that in known-clients.pub" in rejected[2]["client-0"]
     assert "the roster lacks the keys of this client" in rejected[2]["client-1"]
 
 
-def test_changed_key_is_refused(tmp_path: Path) -> None:
-    known = tmp_path / "known.json"
-    assert meet_clients(known, {"ana": b"key 1", "bo": b"key 2"}) == ["ana", "bo"]
-    assert meet_clients(known, {"ana": b"key 1"}) == []
-    with pytest.raises(ProtocolError, match="ana has another key than before"):
-        meet_clients(known, {"ana": b"key 3"})
-    known.write_text("{")
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        meet_clients(known, {"ana": b"key 3"})
+def test_known_clients_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "known-clients.pub"
+    file.write_bytes(b"ecdsa-sha2-nistp384 AAAA ana\n\n# a comment of an operator\n")
+    assert read_known_clients(file) == {"ana": b"ecdsa-sha2-nistp384 AAAA"}
+    file.write_bytes(b"\xff")
+    for missing in (None, tmp_path / "none", file):
+        with pytest.raises(
+            ProtocolError, match=r"known-clients\.pub of this client contains no key"
+        ):
+            read_known_clients(missing)
 
 
 @pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN OPENSSH PRIVATE KEY-----"])
@@ -305,17 +332,15 @@ def test_malformed_key_file_is_rejected(tmp_path: Path, content: bytes) -> None:
 
 def test_signatures_are_verified(tmp_path: Path) -> None:
     make_node_key(tmp_path / "key", tmp_path / "pub")
-    session = Session("run", 1, 0.5)
-    advert = SumClient("ana", session).advertise()
-    signed = sign_advert(tmp_path / "key", advert, session, "ana")
+    session = Session("run", 1, 2 / 3)
+    signed = SumClient("ana", session, load_node_key(tmp_path / "key")).advertise()
     assert signed.is_signed(session, "ana")
     assert not signed.is_signed(session, "bo")
     assert not signed.is_signed(replace(session, round=2), "ana")
-    assert not advert.is_signed(session, "ana")
-    content = advert.signed_content(session, "ana")
+    assert not SumClient("ana", session).advertise().is_signed(session, "ana")
+    content = signed.signed_content(session, "ana")
     assert not is_signed(signed.identity, b"", content)
     assert not is_signed(b"no key", signed.signature, content)
-    assert fingerprint(signed.identity).startswith("SHA256:")
 
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -396,7 +421,8 @@ RUN = "0" * 32
 
 def part(folder: Path, **values: Any) -> SecureAggregation:
     message = Message({"run": RUN, "round": 1, **values})
-    return SecureAggregation("ana", folder, None, Experiment(secure_aggregation=True), message)
+    settings = ClientSettings("ana", folder)
+    return SecureAggregation(settings, Experiment(secure_aggregation=True), message)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +430,7 @@ def part(folder: Path, **values: Any) -> SecureAggregation:
     [
         ({"run": "../../etc"}, "32 hexadecimal digits"),
         ({"round": "1"}, "round is '1'"),
-        ({"stage": "open"}, "stage is 'open'; it must be one of advertise, share, reveal"),
+        ({"stage": "open"}, "stage is 'open'; it must be one of advertise, share, confirm, reveal"),
         ({"stage": 3}, "stage is 3"),
     ],
 )
@@ -446,3 +472,144 @@ def test_value_out_of_range_is_named(tmp_path: Path) -> None:
         ClientRefusal, match=r"weight contains 1e\+30; with secure aggregation of 3 clients"
     ):
         part(tmp_path, sealed={}).mask(lambda count: encode("weight", numpy.array([1e30]), count))
+
+
+# Clients with keys, whose every answer is that of a process that was started again
+
+
+class Members:
+    """Clients of one sum; each message is answered from what is on their disks."""
+
+    def __init__(self, folder: Path, names: str = "ana bo cy di", **policy: int) -> None:
+        self.names, known = names.split(), folder / "known-clients.pub"
+        self.experiment = Experiment(secure_aggregation=True)
+        self.settings = {}
+        lines = []
+        for name in self.names:
+            key, public = folder / f"{name}.key", folder / f"{name}.pub"
+            make_node_key(key, public)
+            lines.append(f"{public.read_text().strip()} {name}\n")
+            self.settings[name] = ClientSettings(
+                name,
+                folder / name,
+                key=key,
+                known_clients=known,
+                policy=ClientPolicy(secure_aggregation=policy),
+            )
+        known.write_text("".join(lines))
+
+    def ask(self, name: str, stage: str, number: int = 1, **values: Any) -> dict[str, Any]:
+        message = Message({"run": RUN, "round": number, "stage": stage, **values})
+        return SecureAggregation(self.settings[name], self.experiment, message).answer().values
+
+    def mask(self, name: str, sealed: dict[str, Any], number: int = 1) -> None:
+        message = Message({"run": RUN, "round": number, "sealed": sealed})
+        zeros = numpy.zeros(3, dtype=numpy.uint64)
+        SecureAggregation(self.settings[name], self.experiment, message).mask(lambda _: zeros)
+
+    def begin(self, *, masks: bool = True) -> dict[str, Any]:
+        """Go through the stages up to masking; return the adverts."""
+        adverts = {name: self.ask(name, "advertise")["advert"] for name in self.names}
+        sealed = {name: self.ask(name, "share", adverts=adverts)["sealed"] for name in self.names}
+        for name in self.names if masks else ():
+            self.mask(name, {n: each[name] for n, each in sealed.items() if n != name})
+        return adverts
+
+    def confirm(self, survivors: list[str]) -> dict[str, str]:
+        return {
+            name: self.ask(name, "confirm", survivors=survivors)["signature"] for name in survivors
+        }
+
+
+def test_restarted_client_answers_the_same_request_with_the_same_bytes(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    adverts = {name: members.ask(name, "advertise")["advert"] for name in members.names}
+    assert members.ask("ana", "advertise")["advert"] == adverts["ana"]
+    sealed = {n: members.ask(n, "share", adverts=adverts)["sealed"] for n in members.names}
+    # A second set of shares would be points of another polynomial.
+    assert members.ask("ana", "share", adverts=adverts)["sealed"] == sealed["ana"]
+    fewer = {name: adverts[name] for name in ("ana", "bo", "cy")}
+    with pytest.raises(ClientRefusal, match="share was requested; the next stage is mask"):
+        members.ask("ana", "share", adverts=fewer)
+    for name in members.names:
+        members.mask(name, {n: each[name] for n, each in sealed.items() if n != name})
+    with pytest.raises(ClientRefusal, match="mask was requested; the next stage is confirm"):
+        members.mask("ana", {n: each["ana"] for n, each in sealed.items() if n != "ana"})
+    signatures = members.confirm(members.names)
+    # ECDSA draws a number for each signature: the same bytes were stored.
+    assert members.ask("ana", "confirm", survivors=members.names)["signature"] == signatures["ana"]
+    for other in (["ana", "bo", "cy"], ["ana", "bo", "di"]):
+        with pytest.raises(ClientRefusal, match="confirm was requested; the next stage is reveal"):
+            members.ask("ana", "confirm", survivors=other)
+    with pytest.raises(ClientRefusal, match=r"2 clients have signed the list .*; 3 are needed"):
+        members.ask("ana", "reveal", signatures={n: signatures[n] for n in ("ana", "bo")})
+    revealed = members.ask("ana", "reveal", signatures=signatures)
+    assert set(revealed["seeds"]) == {*members.names}
+    assert members.ask("ana", "reveal", signatures=signatures) == revealed
+    content = json.loads((tmp_path / "ana" / RUN / "secure-sum.json").read_text())
+    assert content["client"]["secrets"] == content["client"]["sealed"] == {}
+
+
+def test_opened_round_is_not_signed_for_others(tmp_path: Path) -> None:
+    """Also not with new keys, nor once many rounds have been opened since."""
+    members = Members(tmp_path)
+    members.begin()
+    signatures = members.confirm(members.names)
+    members.ask("ana", "reveal", signatures=signatures)
+    members.begin()
+    with pytest.raises(ClientRefusal, match="the sum of round 1 was opened for other clients"):
+        members.ask("ana", "confirm", survivors=["ana", "bo", "cy"])
+    members.ask("bo", "confirm", survivors=["ana", "bo", "cy"])
+    file = tmp_path / "ana" / RUN / "secure-sum.json"
+    content = json.loads(file.read_text())
+    content["opened"] = {str(number): members.names for number in range(2, 18)}
+    file.write_text(json.dumps(content))
+    with pytest.raises(ClientRefusal, match="round 1 is over"):
+        members.ask("ana", "advertise")
+
+
+def test_invented_clients_are_refused(tmp_path: Path) -> None:
+    members = Members(tmp_path)
+    adverts = {name: members.ask(name, "advertise")["advert"] for name in members.names}
+    make_node_key(tmp_path / "zoe.key", tmp_path / "zoe.pub")
+    session = Session(RUN, 1, 2 / 3)
+    # An unknown client, a known name with another key, and a known client without a signature.
+    for name, key, words in (
+        ("zoe", load_node_key(tmp_path / "zoe.key"), "the key of 'zoe' is not that in known-cl"),
+        ("bo", load_node_key(tmp_path / "zoe.key"), "the key of 'bo' is not that in known-clients"),
+        ("bo", None, "the key of 'bo' is not that in known-clients"),
+    ):
+        invented = SumClient(name, session, key).advertise().to_values()
+        with pytest.raises(ClientRefusal, match=words):
+            members.ask("ana", "share", adverts={**adverts, name: invented})
+    unsigned = {**adverts["bo"], "signature": adverts["cy"]["signature"]}
+    with pytest.raises(ClientRefusal, match="the keys of bo are not signed by that client"):
+        members.ask("ana", "share", adverts={**adverts, "bo": unsigned})
+    (tmp_path / "known-clients.pub").unlink()
+    with pytest.raises(ClientRefusal, match=r"known-clients\.pub of this client contains no keys"):
+        members.ask("ana", "share", adverts=adverts)
+
+
+def test_client_counts_verified_peers_at_each_stage(tmp_path: Path) -> None:
+    members = Members(tmp_path, min_verified_peers=3)
+    adverts = members.begin()
+    with pytest.raises(ClientRefusal, match="min_verified_peers is 3; the server asked for a sum"):
+        members.ask("ana", "confirm", survivors=["ana", "bo", "cy"])
+    members.ask("ana", "confirm", survivors=members.names)
+    members.ask("ana", "advertise", 2)
+    fewer = {name: adverts[name] for name in ("ana", "bo", "cy")}
+    with pytest.raises(ClientRefusal, match="min_verified_peers is 3; the server asked for a sum"):
+        members.ask("ana", "share", 2, adverts=fewer)
+
+
+def test_noise_shares_need_as_many_survivors(tmp_path: Path) -> None:
+    members = Members(tmp_path, honest_clients=4)
+    members.experiment = Experiment(
+        secure_aggregation=True,
+        privacy={"epsilon": 3.0},
+        secure={"honest_clients": 4, "threshold": 0.7},
+    )
+    members.begin()
+    with pytest.raises(ClientRefusal, match="a sum of 3 clients has too few for a share of 1/4"):
+        members.ask("ana", "confirm", survivors=["ana", "bo", "cy"])
+    members.ask("ana", "confirm", survivors=members.names)

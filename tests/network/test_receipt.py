@@ -267,5 +267,5 @@ def test_receipt_lists_the_messages_of_secure_aggregation(
     assert {name: each.num_bytes for name, each in listed.items()} == sizes(masked)
     assert listed["masked"].least is None
     secure = {each.name for each in receipt.fields if each.message == "secure"}
-    assert secure == {"advert", "sealed", "seeds", "keys"}
+    assert secure == {"advert", "sealed", "signature", "seeds", "keys"}
     assert receipt.model == "sum"

@@ -1,4 +1,4 @@
-"""Noise that clients add in shares: the deviation and the budget of central noise."""
+"""Noise that clients add in shares: honest clients suffice, whatever the server claims."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,6 @@ from mpfedcl.methods import find_method
 from mpfedcl.methods.messages import Update
 from mpfedcl.models import Mlp
 from mpfedcl.privacy.accounting import spent_epsilon
-from mpfedcl.privacy.secure_aggregation import least_left
 from mpfedcl.privacy.secure_aggregation.layout import NoiseShares, SumLayout, fix_noise
 from mpfedcl.prototypes import Prototypes
 from mpfedcl.rounds.assembly import Assembly, assemble
@@ -22,11 +21,12 @@ from mpfedcl.runs.observer import NO_CALLBACKS, Observer
 from mpfedcl.runs.simulation import run_simulation
 from small_experiments import HIDDEN, read_records, read_summary, small
 
-CLIENTS = 5
+CLIENTS, HONEST = 5, 3
 
 
 def plan(method: str, **changes: Any) -> Experiment:
     settings = {"secure_aggregation": True, "privacy__epsilon": 3.0, "encoder__name": "none"}
+    settings |= {"secure__honest_clients": HONEST}
     experiment = Experiment(method=method).replace(**settings | changes)
     return fix_noise(experiment.resolved(find_method(method).defaults))
 
@@ -43,7 +43,7 @@ def total_of(assembly: Assembly, updates: list[Update], num_left: int) -> Any:
     for update in updates[:num_left]:
         numbers += layout.encode(update, len(updates))
     names = [update.client for update in updates[:num_left]]
-    return layout.total(numbers, names, len(updates), 0)
+    return layout.total(numbers, names, 0)
 
 
 @pytest.mark.parametrize("num_left", [3, 5])
@@ -62,9 +62,9 @@ def test_sum_of_models_has_at_least_the_noise_of_the_budget(num_left: int) -> No
             for name, value in assembly.initial.items()
         ]
     )
-    sigma = noise * math.sqrt(num_left / least_left(CLIENTS, 0.5))
+    sigma = noise * math.sqrt(num_left / HONEST)
     assert float(drawn.std()) == pytest.approx(sigma, rel=0.04)
-    assert float(total.noise) == pytest.approx(num_left / 3)
+    assert float(total.noise) == pytest.approx(num_left / HONEST)
     # Neither samples nor losses are told.
     assert (total.weight, total.num_samples, total.loss) == (num_left, num_left, 0.0)
 
@@ -87,10 +87,10 @@ def test_noise_of_a_single_client_is_too_small() -> None:
     """The control: a share is less than the budget asks for, so the test above can fail."""
     assembly = setup(plan("fedavg", rounds=4))
     shares = NoiseShares(assembly.method)
-    drawn = shares.on_model(torch.zeros(20_000), CLIENTS)
+    drawn = shares.on_model(torch.zeros(20_000))
     noise = assembly.experiment.privacy.noise
     assert noise is not None
-    assert float(drawn.std()) == pytest.approx(noise / math.sqrt(3), rel=0.03)
+    assert float(drawn.std()) == pytest.approx(noise / math.sqrt(HONEST), rel=0.03)
 
 
 def test_client_rejects_noise_that_exceeds_the_budget() -> None:
@@ -98,8 +98,36 @@ def test_client_rejects_noise_that_exceeds_the_budget() -> None:
     with pytest.raises(
         InvalidInput, match=r"privacy.noise is 0.3; with secure_aggregation it must be"
     ):
-        NoiseShares(assembly.method).check()
-    NoiseShares(setup(plan("fedavg", rounds=4)).method).check()
+        NoiseShares(assembly.method).check(CLIENTS)
+    NoiseShares(setup(plan("fedavg", rounds=4)).method).check(CLIENTS)
+
+
+@pytest.mark.parametrize("honest", [1, 3])
+@pytest.mark.parametrize("invented", [0, 2, 49])
+def test_invented_clients_do_not_weaken_the_noise(honest: int, invented: int) -> None:
+    """The real epsilon against a server that knows the noise of all but the honest clients.
+
+    Before, the noise of one client was divided by the clients that the server showed: with 49
+    invented ones an epsilon of 1 was 6.3.
+    """
+    assembly = setup(plan("fedavg", rounds=1, privacy__epsilon=1.0, secure__honest_clients=honest))
+    update = Update("c0", 7, dict(assembly.initial), Prototypes.empty(400), 0.5)
+    layout = SumLayout(assembly)
+    clients = max(honest + 2, honest + invented)
+    honest_noise = []
+    for _ in range(honest):
+        # What one client masks, less its model: its share of the noise.
+        opened = layout.total(layout.encode(update, clients), ["c0"], 0)
+        parts = [opened.averaged[n] - v.double() for n, v in assembly.initial.items()]
+        honest_noise.append(torch.cat([part.flatten() for part in parts]))
+    sigma = float(sum(honest_noise).std())  # type: ignore[union-attr]
+    assert spent_epsilon({sigma: 1}, 1e-5) == pytest.approx(1.0, rel=0.04)
+
+
+def test_more_honest_clients_than_a_sum_must_have_are_rejected() -> None:
+    shares = NoiseShares(setup(plan("fedavg", rounds=4)).method)
+    with pytest.raises(InvalidInput, match=r"secure\.honest_clients is 3; it must be at most 2"):
+        shares.check(2)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgauss"])

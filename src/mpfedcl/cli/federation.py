@@ -239,6 +239,7 @@ def federation_client_command(arguments: FederationClient) -> None:
         server=server,
         state=client.memory,
         key=client.key,
+        known_clients=client.known_clients,
         data=arguments.data,
         share=arguments.share,
         encoder=arguments.encoder,

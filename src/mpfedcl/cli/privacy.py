@@ -165,9 +165,12 @@ def _describe_budget(receipt: Receipt) -> str:
     if receipt.epsilon is None:
         return "Privacy budget: none, so there is no guarantee."
     unit = {"record": "one image", "client": "all images of this client"}[receipt.unit]
+    honest = f"if at least {receipt.honest_clients} of its clients are honest"
+    if receipt.honest_clients == 1:
+        honest = "by this client's own part of it"
     who = {
         "local": "protected by this client's noise, also against the server",
-        "sum": "protected by the noise of all clients in their sum, also against the server",
+        "sum": f"protected by the noise in the clients' sum, also against the server, {honest}",
         "central": "protected by the server's noise; the server sees the exact values",
     }[receipt.model]
     promise = f"epsilon {receipt.epsilon:.3g} at delta {receipt.delta:g} for {unit}"

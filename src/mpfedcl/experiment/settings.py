@@ -580,10 +580,15 @@ class NetworkSettings(Settings):
 class SecureSettings(Settings):
     """Secure aggregation (`--secure-aggregation`)."""
 
-    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.5
+    # With secure aggregation less than 2/3 is rejected; a run without may have recorded less.
+    threshold: Annotated[float, Field(ge=0.5, lt=1)] = 2 / 3
     """More than this fraction of a round's clients must remain at its end, otherwise the sum is not
-    opened. Above two thirds, a malicious server that colludes with a third of the clients learns no
-    more than an honest one."""
+    opened; at least 2/3, so that a lying server that colludes with a third of the clients sees only
+    the sum."""
+    honest_clients: Annotated[int, Field(ge=1)] = 1
+    """With a privacy budget: the number of clients in each sum that are assumed to be honest. Each
+    client adds a share of the noise such that the shares of this many clients suffice. A client
+    accepts more than 1 only if its own policy file allows it."""
 
 
 def _describe_error(section: str, model: type[BaseModel], error: ValidationError) -> str:

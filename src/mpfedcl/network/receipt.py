@@ -84,6 +84,9 @@ class Receipt:
         """Return the fields without a guarantee."""
         return [each for each in self.fields if each.epsilon is None]
 
+    honest_clients: int = 1
+    """Of a sum: the number of honest clients, this one included, whose noise suffices."""
+
     @property
     def least(self) -> int | None:
         """The smallest number of samples behind any value without noise."""
@@ -166,6 +169,7 @@ def make_receipt(experiment: Experiment, settings: ClientSettings) -> Receipt:
         privacy.unit_for(trains=method.trains),
         "sum" if own.secure_aggregation else privacy.model,
         spent,
+        own.secure.honest_clients,
     )
 
 

@@ -21,7 +21,7 @@ Kind = Literal["hello", "secure", "round", "close"]
 """hello: introduce yourself. secure: a stage of secure aggregation without training. round: train.
 close: evaluate the last round."""
 
-FORMAT = 5
+FORMAT = 6
 """Version of the message format; server and clients must use the same one."""
 MOST_BYTES = 2**31
 """Maximum size of all arrays in a message; a larger message is not opened."""

@@ -266,7 +266,16 @@ class _Card:
         summary, pool, noun = self.summary, self.pool, self.noun
         if told := summary.get("privacy"):
             against = "Local DP: it also holds against the server, because clients added the noise."
-            if self.run.experiment.privacy.model == "central":
+            experiment = self.run.experiment
+            if experiment.secure_aggregation:
+                against = (
+                    "Distributed DP: clients added the noise before they masked their values; it "
+                )
+                against += (
+                    f"holds against the server if {experiment.secure.honest_clients} or more "
+                )
+                against += "of the clients in each sum were honest."
+            elif experiment.privacy.model == "central":
                 against = "Central DP: it does not hold against the server, which received updates "
                 against += "without noise."
             return [

@@ -153,10 +153,11 @@ class MaskingCollector(TotalCollector):
         opened, self._sum = self._sum, None
         try:
             survivors = opened.survivors
-            for name in self._left("reveal", survivors):
-                opened.take_revealed(name, self._clients[name].reveal(survivors))
-            size = len(opened.roster.names)
-            super().add(self._layout.total(opened.open(), survivors, size, opened.bytes_up))
+            for name in self._left("confirm", survivors):
+                opened.take_signature(name, self._clients[name].confirm(survivors))
+            for name in self._left("reveal", signatures := opened.signatures):
+                opened.take_revealed(name, self._clients[name].reveal(signatures))
+            super().add(self._layout.total(opened.open(), survivors, opened.bytes_up))
         except NothingOpened as error:
             self._lose(error)
 

@@ -3,13 +3,17 @@
 from collections.abc import Collection, Mapping
 
 import numpy
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from mpfedcl.privacy.secure_aggregation.primitives import Ring
 from mpfedcl.privacy.secure_aggregation.protocol import Session, SumClient, SumServer
 
-SESSION = Session("0" * 32, 1, 0.5)
-NAMES = ("ana", "bo", "cy", "di", "ed")
+SESSION = Session("0" * 32, 1, 2 / 3)
+NAMES = ("ana", "bo", "cy", "di", "ed", "flo", "gil")
+"""Five of these seven open a sum."""
 NOBODY: Collection[str] = ()
+KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(32)]
+"""Keys of clients in the federation."""
 
 
 class Sum:
@@ -20,9 +24,13 @@ class Sum:
         numbers: Mapping[str, Ring],
         session: Session = SESSION,
         gone: Collection[str] = NOBODY,
+        *,
+        signs: bool = False,
     ) -> None:
         self.numbers, self.session = numbers, session
-        self.clients = {name: SumClient(name, session) for name in numbers if name not in gone}
+        here = [name for name in numbers if name not in gone]
+        self.keys = {name: KEYS[place] if signs else None for place, name in enumerate(here)}
+        self.clients = {name: SumClient(name, session, self.keys[name]) for name in here}
         adverts = {name: client.advertise() for name, client in self.clients.items()}
         self.server = SumServer(session, len(next(iter(numbers.values()))), adverts)
         self.seen: dict[str, Ring] = {}
@@ -41,21 +49,30 @@ class Sum:
                 self.seen[name] = self.clients[name].mask(self.numbers[name], sealed)
                 self.server.take_masked(name, self.seen[name])
 
-    def reveal(self, gone: Collection[str] = NOBODY) -> None:
+    def confirm(self, gone: Collection[str] = NOBODY) -> None:
         survivors = self.server.survivors
         self._lose(gone)
         for name in survivors:
             if name in self.clients:
-                self.server.take_revealed(name, self.clients[name].reveal(survivors))
+                self.server.take_signature(name, self.clients[name].confirm(survivors))
+
+    def reveal(self, gone: Collection[str] = NOBODY) -> None:
+        signatures = self.server.signatures
+        self._lose(gone)
+        for name in signatures:
+            if name in self.clients:
+                self.server.take_revealed(name, self.clients[name].reveal(signatures))
 
     def run(
         self,
         before_share: Collection[str] = NOBODY,
         before_mask: Collection[str] = NOBODY,
+        before_confirm: Collection[str] = NOBODY,
         before_reveal: Collection[str] = NOBODY,
     ) -> Ring:
         self.share(before_share)
         self.mask(before_mask)
+        self.confirm(before_confirm)
         self.reveal(before_reveal)
         return self.server.open()
 

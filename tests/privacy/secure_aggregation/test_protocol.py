@@ -27,31 +27,34 @@ from mpfedcl.privacy.secure_aggregation.protocol import (
 @given(
     count=st.integers(3, 8),
     size=st.integers(0, 40),
-    share=st.sampled_from([0.5, 0.6, 0.8]),
+    share=st.sampled_from([2 / 3, 0.7, 0.8]),
+    signs=st.booleans(),
     data=st.data(),
 )
 def test_sum_is_exact_for_any_dropouts(
-    count: int, size: int, share: float, data: st.DataObject
+    count: int, size: int, share: float, signs: bool, data: st.DataObject
 ) -> None:
     names = [f"client {number}" for number in range(count)]
     spare = count - least_left(count, share)
     gone = data.draw(st.lists(st.sampled_from(names), max_size=spare, unique=True))
-    stages = [data.draw(st.integers(0, 2)) for _ in gone]
+    stages = [data.draw(st.integers(0, 3)) for _ in gone]
     lost = [
-        {n for n, stage in zip(gone, stages, strict=True) if stage == each} for each in range(3)
+        {n for n, stage in zip(gone, stages, strict=True) if stage == each} for each in range(4)
     ]
     numbers = draw(names, size)
-    found = Sum(numbers, Session("1" * 32, 7, share)).run(*lost)
-    # Who vanishes before revealing has sent its numbers.
+    found = Sum(numbers, Session("1" * 32, 7, share), signs=signs).run(*lost)
+    # Who vanishes after masking has sent its numbers.
     summed = [name for name in names if name not in lost[0] | lost[1]]
     assert numpy.array_equal(found, add_up(numbers, summed))
 
 
-@pytest.mark.parametrize("stage", ["before_share", "before_mask", "before_reveal"])
+@pytest.mark.parametrize(
+    "stage", ["before_share", "before_mask", "before_confirm", "before_reveal"]
+)
 def test_one_dropout_too_many_opens_nothing(stage: str) -> None:
     numbers = draw(NAMES, 4)
     assert len(Sum(numbers).run(**{stage: NAMES[:2]})) == 4
-    with pytest.raises(NothingOpened, match="3 are needed"):
+    with pytest.raises(NothingOpened, match="5 are needed"):
         Sum(numbers).run(**{stage: NAMES[:3]})
 
 
@@ -60,13 +63,13 @@ def test_clients_reject_a_sum_of_too_few() -> None:
     running = Sum(draw(NAMES, 4))
     running.share()
     sealed = dict(list(running.server.shares_for("ana").items())[:1])
-    with pytest.raises(NothingOpened, match="2 of 5 clients are left; 3 are needed"):
+    with pytest.raises(NothingOpened, match="2 of 7 clients are left; 5 are needed"):
         running.clients["ana"].mask(running.numbers["ana"], sealed)
     running = Sum(draw(NAMES, 4))
     running.share()
     running.mask()
-    with pytest.raises(NothingOpened, match="3 are needed"):
-        running.clients["ana"].reveal(["ana", "bo"])
+    with pytest.raises(NothingOpened, match="5 are needed"):
+        running.clients["ana"].confirm(["ana", "bo"])
 
 
 def test_secure_aggregation_needs_three_clients() -> None:
@@ -78,11 +81,13 @@ def test_key_and_seed_of_one_client_are_never_both_revealed() -> None:
     running = Sum(draw(NAMES, 4))
     running.share()
     running.mask(gone=["ed"])
-    revealed = running.clients["ana"].reveal(running.server.survivors)
-    assert set(revealed.seeds) == {"ana", "bo", "cy", "di"}
+    running.confirm()
+    signatures = running.server.signatures
+    revealed = running.clients["ana"].reveal(signatures)
+    assert set(revealed.seeds) == {*NAMES} - {"ed"}
     assert set(revealed.keys) == {"ed"}
     with pytest.raises(ProtocolError, match="the next stage is over"):
-        running.clients["ana"].reveal(NAMES)
+        running.clients["ana"].reveal(signatures)
 
 
 def test_shares_below_the_threshold_reveal_nothing() -> None:
@@ -103,11 +108,12 @@ def test_server_with_fewer_reveals_opens_nothing() -> None:
     running = Sum(draw(NAMES, 4))
     running.share()
     running.mask()
-    for count in range(3):
+    running.confirm()
+    for count in range(5):
         with pytest.raises(NothingOpened, match=f"{count} clients have revealed .* of ana"):
             running.server.open()
         name = NAMES[count]
-        running.server.take_revealed(name, running.clients[name].reveal(NAMES))
+        running.server.take_revealed(name, running.clients[name].reveal(running.server.signatures))
     assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES))
 
 
@@ -117,8 +123,9 @@ def test_forged_shares_are_detected_and_skipped(liars: Collection[str]) -> None:
     running = Sum(draw(NAMES, 4))
     running.share()
     running.mask()
+    running.confirm()
     for name in NAMES:
-        revealed = running.clients[name].reveal(NAMES)
+        revealed = running.clients[name].reveal(running.server.signatures)
         if name in liars:
             revealed = Revealed(dict.fromkeys(revealed.seeds, bytes(32)))
         running.server.take_revealed(name, revealed)
@@ -129,8 +136,9 @@ def test_too_many_forged_shares_open_nothing() -> None:
     running = Sum(draw(NAMES, 4))
     running.share()
     running.mask(gone=["ed"])
-    for name in NAMES[:4]:
-        revealed = running.clients[name].reveal(NAMES[:4])
+    running.confirm()
+    for name in running.server.signatures:
+        revealed = running.clients[name].reveal(running.server.signatures)
         if name in NAMES[:2]:
             revealed = Revealed(revealed.seeds, dict.fromkeys(revealed.keys, b"\1" * 32))
         running.server.take_revealed(name, revealed)
@@ -146,8 +154,9 @@ def test_invalid_share_affects_only_its_sender() -> None:
             sealed = {**sealed, "ana": bytes(80)}
         running.server.take_shares(name, sealed)
     running.mask(gone=["ed"])
+    running.confirm()
     running.reveal()
-    assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES[:4]))
+    assert numpy.array_equal(running.server.open(), add_up(running.numbers, {*NAMES} - {"ed"}))
 
 
 def test_repeated_and_early_messages_are_rejected() -> None:
@@ -171,15 +180,16 @@ def test_repeated_and_early_messages_are_rejected() -> None:
 def test_shares_of_another_round_are_rejected() -> None:
     """A message of the round before is sealed under other keys, for another round."""
     numbers = draw(NAMES, 4)
-    before, now = Sum(numbers), Sum(numbers, Session("0" * 32, 2, 0.5))
+    before, now = Sum(numbers), Sum(numbers, Session("0" * 32, 2, 2 / 3))
     before.share()
     with pytest.raises(ProtocolError, match="another run or round"):
         now.clients["ana"].share(before.server.roster)
-    now = Sum(numbers, Session("0" * 32, 2, 0.5))
+    now = Sum(numbers, Session("0" * 32, 2, 2 / 3))
     now.share()
     old = before.server.shares_for("ana")
     masked = now.clients["ana"].mask(numbers["ana"], old)
-    revealed = now.clients["ana"].reveal(NAMES)
+    now.clients["ana"].confirm(NAMES)
+    revealed = now.clients["ana"].reveal(dict.fromkeys(NAMES, b""))
     assert set(revealed.seeds) == {"ana"}
     assert masked.shape == (4,)
 
@@ -196,6 +206,7 @@ def test_roster_that_differs_between_clients_opens_nothing() -> None:
     for name, each in sealed.items():
         running.server.take_shares(name, each)
     running.mask()
+    running.confirm()
     running.reveal()
     with pytest.raises(NothingOpened):
         running.server.open()
@@ -215,7 +226,7 @@ def test_masks_are_never_used_twice() -> None:
     """The same numbers of the same clients look different in each round, and in each attempt."""
     numbers = draw(NAMES, 64)
     seen = []
-    for session in (SESSION, SESSION, Session("0" * 32, 2, 0.5)):
+    for session in (SESSION, SESSION, Session("0" * 32, 2, 2 / 3)):
         running = Sum(numbers, session)
         running.run()
         seen.append(running.seen["ana"])
@@ -224,11 +235,11 @@ def test_masks_are_never_used_twice() -> None:
 
 
 def test_client_continues_after_a_restart() -> None:
-    running = Sum(draw(NAMES, 16))
+    running = Sum(draw(NAMES, 16), signs=True)
 
     def restart() -> None:
         running.clients = {
-            name: SumClient.from_values(name, SESSION, client.to_values())
+            name: SumClient.from_values(name, SESSION, client.to_values(), running.keys[name])
             for name, client in running.clients.items()
         }
 
@@ -237,8 +248,10 @@ def test_client_continues_after_a_restart() -> None:
     restart()
     running.mask(gone=["ed"])
     restart()
+    running.confirm()
+    restart()
     running.reveal()
-    assert numpy.array_equal(running.server.open(), add_up(running.numbers, NAMES[:4]))
+    assert numpy.array_equal(running.server.open(), add_up(running.numbers, {*NAMES} - {"ed"}))
     # After the last stage, no secrets are kept.
     assert running.clients["ana"].to_values()["secrets"] == {}
 
@@ -286,12 +299,13 @@ def test_server_rejects_shares_that_must_stay_secret() -> None:
     running = Sum(draw(NAMES, 4))
     running.share()
     running.mask(gone=["ed"])
+    running.confirm()
     server: SumServer = running.server
     for name, revealed, words in [
         ("ana", Revealed({"ed": bytes(32)}), "must stay secret"),
         ("ana", Revealed({}, {"bo": bytes(32)}), "must stay secret"),
         ("ana", Revealed({"bo": b"1"}), "32 bytes"),
-        ("ed", Revealed(), "sent no values"),
+        ("ed", Revealed(), "not signed the list"),
     ]:
         with pytest.raises(ProtocolError, match=words):
             server.take_revealed(name, revealed)
@@ -309,10 +323,10 @@ def test_clients_reject_names_that_are_not_in_the_sum() -> None:
     running = Sum(draw(NAMES, 4))
     running.share(gone=["ed"])
     running.mask()
-    for survivors in (["bo", "cy", "di"], NAMES):
+    for survivors in (NAMES[1:4], NAMES):
         with pytest.raises(ProtocolError, match="have not shared their secrets"):
             # A client that has refused once does not answer that stage again.
-            SumClient.from_values("ana", SESSION, running.clients["ana"].to_values()).reveal(
+            SumClient.from_values("ana", SESSION, running.clients["ana"].to_values()).confirm(
                 survivors
             )
 

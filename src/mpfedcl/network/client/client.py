@@ -39,8 +39,11 @@ from mpfedcl.models import Model
 from mpfedcl.network.client import ClientRefusal
 from mpfedcl.network.client.answers import answer_evaluation, answer_kind
 from mpfedcl.network.client.budget import ClientLedger, check_plan, plan_releases, release_once
-from mpfedcl.network.client.policy import refusal
-from mpfedcl.network.client.secure_aggregation import SecureAggregation, draw_once
+from mpfedcl.network.client.secure_aggregation import (
+    SecureAggregation,
+    check_conditions,
+    draw_once,
+)
 from mpfedcl.network.client.state import ClientStateStore, save_final_models
 from mpfedcl.network.packing import (
     Introduction,
@@ -174,8 +177,7 @@ class NetworkClient:
             check_secure_aggregation(experiment)
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
-        settings = self._settings
-        return SecureAggregation(settings.name, settings.state, settings.key, experiment, message)
+        return SecureAggregation(self._settings, experiment, message)
 
     def _read_experiment(self, document: str) -> Experiment:
         """Return the server's experiment with this client's paths and without foreign code."""
@@ -203,8 +205,7 @@ class NetworkClient:
             experiment = experiment.replace()
         except InvalidInput as error:
             raise ClientRefusal(str(error)) from None
-        if self._policy.secure_aggregation.required and not experiment.secure_aggregation:
-            raise refusal("secure_aggregation required", "true", "a run without it")
+        check_conditions(settings, experiment)
         name = settings.encoder or experiment.encoder.name
         is_table = experiment.dataset.name == "table"
         holds = settings.data is not None and (is_table or holds_arrays(settings.data))

@@ -1,32 +1,31 @@
 """A client's part in secure aggregation.
 
-Its secrets between messages are in a file that only its user can read. A client that is killed and
-restarted therefore never sends a different answer to the same request. A client trusts another
-client's key on first use, as ssh does, and stores it in a file. Operators may compare fingerprints
-by telephone.
+Its secrets between messages are in a file that only its user can read. What it has answered is
+stored before it is sent: a client that is killed and restarted never sends a different answer to
+the same request. Other clients' keys come from `known-clients.pub`, a file of the client's
+operator; a client that is not in it is refused, because the server could have invented it.
 """
 
-import base64
-import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 
-from mpfedcl.core.errors import InvalidInput
-from mpfedcl.core.files import write_atomically
+from mpfedcl.core.files import read_bounded, write_atomically
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.experiment import Experiment
 from mpfedcl.network.client import ClientRefusal
+from mpfedcl.network.client.policy import refusal
 from mpfedcl.network.client.state import ClientStateStore
+from mpfedcl.network.setup.folders import ClientSettings
 from mpfedcl.network.transport import Message, MessageError
-from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError, least_left
-from mpfedcl.privacy.secure_aggregation.primitives import OutOfRange, Ring, signature_algorithm
+from mpfedcl.privacy.secure_aggregation import NothingOpened, ProtocolError
+from mpfedcl.privacy.secure_aggregation.primitives import OutOfRange, Ring
 from mpfedcl.privacy.secure_aggregation.protocol import (
     Advert,
     Roster,
@@ -35,35 +34,52 @@ from mpfedcl.privacy.secure_aggregation.protocol import (
     read_bytes,
 )
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+_Opened = dict[str, list[str]]
+"""The clients in the sums that this client has helped to open, by round."""
 _ROUNDS_REMEMBERED = 16
-"""Rounds whose opened sums are remembered."""
+"""Rounds whose opened sums are remembered; older rounds are refused."""
 
 
 class SecureAggregation:
     """One client's part in the secure aggregation of one round.
 
-    `key` is the client's private key; without one (in a dry run) nothing is signed or checked.
+    Without a key in the settings (in a dry run) nothing is signed or checked.
     """
 
-    def __init__(
-        self, name: str, folder: Path, key: Path | None, experiment: Experiment, message: Message
-    ) -> None:
+    def __init__(self, settings: ClientSettings, experiment: Experiment, message: Message) -> None:
         run = message.value("run", str)
-        self._store = ClientStateStore(folder, run)
-        self._name, self._message, self._key = name, message, key
-        self._known = folder / "known-clients.json"
+        self._store = ClientStateStore(settings.state, run)
+        self._settings, self._message = settings, message
         self._file = self._store.folder / "secure-sum.json"
         self._round = message.value("round", int)
         self._session = Session(run, self._round, experiment.secure.threshold)
+        self._policy = settings.policy.secure_aggregation
+        self._shares = count_noise_shares(experiment)
 
     def answer(self) -> Message:
-        """Return the answer to a stage without training."""
-        stages = {"advertise": self._advertise, "share": self._share, "reveal": self._reveal}
+        """Return the answer to a stage without training; to the same request, the same answer."""
+        stages = {
+            "advertise": self._advertise,
+            "share": self._share,
+            "confirm": self._confirm,
+            "reveal": self._reveal,
+        }
         stage = self._message.value("stage", str)
         if stage not in stages:
             raise MessageError(f"stage is {stage[:40]!r}; it must be one of {', '.join(stages)}")
+        asked = [self._message.values.get(n) for n in ("adverts", "survivors", "signatures")]
+        request = sha256(json.dumps([stage, *asked], sort_keys=True).encode()).hexdigest()
         with _refusals():
-            return stages[stage]()
+            stored = self._read()
+            if stored.get("round") == self._round and stored.get("request") == request:
+                return Message(stored["answer"])
+            client = self._new_client() if stage == "advertise" else self._load()
+            values = stages[stage](client, stored["opened"])
+            self._save(client, stored["opened"], request=request, answer=values)
+            return Message(values)
 
     def mask(self, encode: Callable[[int], Ring]) -> Message:
         """Return the masked values; `encode` computes the values for a number of clients."""
@@ -71,72 +87,91 @@ class SecureAggregation:
             client = self._load()
             given = self._message.value("sealed", dict)
             sealed = {name: read_bytes(each, "a sealed share") for name, each in given.items()}
+            self._check_peers(sealed)
             masked = client.mask(encode(client.num_clients), sealed)
             # Saved before sending: the same masks must not be used for other values.
-            self._save(client)
+            self._save(client, self._read()["opened"])
         return Message({}, {"masked": masked})
 
-    def _advertise(self) -> Message:
-        client = SumClient(self._name, self._session)
-        advert = client.advertise()
-        if self._key is not None:
-            advert = sign_advert(self._key, advert, self._session, self._name)
-        # This replaces the secrets of an unfinished round.
-        self._save(client)
-        return Message({"advert": advert.to_values()})
+    def _advertise(self, client: SumClient, opened: _Opened) -> dict[str, Any]:
+        # Replaces the secrets of an unfinished round.
+        if len(opened) == _ROUNDS_REMEMBERED and self._round < min(map(int, opened)):
+            raise ProtocolError(f"round {self._round} is over")
+        return {"advert": client.advertise().to_values()}
 
-    def _share(self) -> Message:
-        client = self._load()
+    def _share(self, client: SumClient, _: _Opened) -> dict[str, Any]:
         given = self._message.value("adverts", dict)
         adverts = {name: Advert.from_values(each) for name, each in given.items()}
-        roster = Roster(self._session, adverts)
-        if self._key is not None:
-            self._check_keys(adverts)
-        sealed = client.share(roster)
-        self._save(client)
-        return Message({"sealed": {name: each.hex() for name, each in sealed.items()}})
+        self._check_keys(adverts)
+        sealed = client.share(Roster(self._session, adverts))
+        return {"sealed": {name: each.hex() for name, each in sealed.items()}}
 
-    def _check_keys(self, adverts: dict[str, Advert]) -> None:
-        """Reject unsigned keys, and keys other than the known ones."""
+    def _confirm(self, client: SumClient, opened: _Opened) -> dict[str, Any]:
+        survivors = sorted({str(each) for each in self._message.value("survivors", list)})
+        # Two sums of the same updates would reveal the difference between their clients.
+        if opened.get(str(self._round), survivors) != survivors:
+            raise ProtocolError(f"the sum of round {self._round} was opened for other clients")
+        self._check_peers(survivors)
+        return {"signature": client.confirm(survivors).hex()}
+
+    def _reveal(self, client: SumClient, opened: _Opened) -> dict[str, Any]:
+        given = self._message.value("signatures", dict)
+        signatures = {str(name): read_bytes(each, "a signature") for name, each in given.items()}
+        revealed = client.reveal(signatures)
+        opened[str(self._round)] = list(client.survivors)
+        return {
+            "seeds": {name: each.hex() for name, each in revealed.seeds.items()},
+            "keys": {name: each.hex() for name, each in revealed.keys.items()},
+        }
+
+    def _check_keys(self, adverts: Mapping[str, Advert]) -> None:
+        """Reject clients whose key is not the one that the operator knows."""
+        if self._settings.key is None:
+            return
+        known = read_known_clients(self._settings.known_clients)
         for name, advert in adverts.items():
-            if not advert.is_signed(self._session, name):
-                raise ProtocolError(f"the keys of {name} are not signed by that client")
-        others = {name: each.identity for name, each in adverts.items() if name != self._name}
-        for name in meet_clients(self._known, others):
-            print(
-                f"First secure aggregation with {name}; its key is {fingerprint(others[name])}.",
-                file=sys.stderr,
-                flush=True,
+            if name != self._settings.name and known.get(name) != advert.identity:
+                raise ProtocolError(
+                    f"the key of {name[:64]!r} is not that in known-clients.pub of this client"
+                )
+        self._check_peers(adverts)
+
+    def _check_peers(self, names: Collection[str]) -> None:
+        """Reject a sum with too few clients whose keys are known."""
+        if self._settings.key is None:
+            return
+        peers = len({*names} - {self._settings.name})
+        if peers < (least := self._policy.min_verified_peers):
+            raise refusal("secure_aggregation min_verified_peers", least, f"a sum with {peers}")
+        if peers + 1 < self._shares:
+            raise ProtocolError(
+                f"a sum of {peers + 1} clients has too few for a share of 1/{self._shares} of the "
+                "noise"
             )
 
-    def _reveal(self) -> Message:
-        client = self._load()
-        survivors = [str(each) for each in self._message.value("survivors", list)]
-        opened = self._read()["opened"]
-        # Two sums of the same updates would reveal the difference between their clients.
-        if opened.get(str(self._round), sorted(survivors)) != sorted(survivors):
-            raise ProtocolError(f"the sum of round {self._round} was opened for other clients")
-        revealed = client.reveal(survivors)
-        self._save(client, {**opened, str(self._round): sorted(survivors)})
-        return Message(
-            {
-                "seeds": {name: each.hex() for name, each in revealed.seeds.items()},
-                "keys": {name: each.hex() for name, each in revealed.keys.items()},
-            }
-        )
+    def _new_client(self) -> SumClient:
+        return SumClient(self._settings.name, self._session, self._key())
+
+    def _key(self) -> "ec.EllipticCurvePrivateKey | None":
+        if self._settings.key is None:
+            return None
+        # Imported here, because clients without keys do not need `cryptography`.
+        from mpfedcl.network.setup.keys import load_node_key
+
+        return load_node_key(self._settings.key)
 
     def _load(self) -> SumClient:
         values = self._read()
         if values.get("round") != self._round:
             raise ProtocolError(f"it has not started round {self._round}")
-        return SumClient.from_values(self._name, self._session, values["client"])
+        name, content = self._settings.name, values["client"]
+        return SumClient.from_values(name, self._session, content, self._key())
 
-    def _save(self, client: SumClient, opened: dict[str, Any] | None = None) -> None:
-        if opened is None:
-            opened = self._read()["opened"]
+    def _save(self, client: SumClient, opened: _Opened, **answered: Any) -> None:
+        """Save the secrets and the last answer, before it is sent."""
         latest = dict(sorted(opened.items(), key=lambda each: int(each[0]))[-_ROUNDS_REMEMBERED:])
         self._store.make_folder()
-        values = {"round": self._round, "client": client.to_values(), "opened": latest}
+        values = {"round": self._round, "client": client.to_values(), "opened": latest, **answered}
         write_atomically(self._file, json.dumps(values).encode())
 
     def _read(self) -> dict[str, Any]:
@@ -147,6 +182,26 @@ class SecureAggregation:
         except (OSError, ValueError):
             raise ProtocolError("secure-sum.json is damaged") from None
         return values
+
+
+def count_noise_shares(experiment: Experiment) -> int:
+    """Return the number of honest clients that share the noise of a budget."""
+    return experiment.secure.honest_clients if experiment.privacy.has_budget else 1
+
+
+def check_conditions(settings: ClientSettings, experiment: Experiment) -> None:
+    """Refuse an experiment whose secure aggregation breaks the rules of this client's operator."""
+    policy = settings.policy.secure_aggregation
+    if not experiment.secure_aggregation:
+        if policy.required:
+            raise refusal("secure_aggregation required", "true", "a run without it")
+        return
+    with _refusals():
+        if settings.key is not None:
+            read_known_clients(settings.known_clients)
+    # The noise of this client would be too little if fewer of the others add theirs.
+    if (shares := count_noise_shares(experiment)) > (stated := policy.honest_clients or 1):
+        raise refusal("secure_aggregation honest_clients", stated, f"a share of 1/{shares}")
 
 
 @contextmanager
@@ -166,60 +221,27 @@ def draw_once(
     num_clients: int,
 ) -> Ring:
     """Return a client's noisy values of a round, which are drawn once; `keep` stores them."""
+    honest = experiment.secure.honest_clients
     drawn = {
         "numbers": torch.from_numpy(encode(num_clients).view(numpy.int64)),
-        "clients": torch.tensor(num_clients),
+        "honest": torch.tensor(honest),
     }
     kept = keep(drawn)
-    share = experiment.secure.threshold
-    if least_left(num_clients, share) < least_left(int(kept["clients"]), share):
-        raise ProtocolError("its share of the noise was drawn for a sum of more clients")
+    if honest < int(kept["honest"]):
+        raise ProtocolError("its share of the noise was drawn for more honest clients")
     return kept["numbers"].numpy().view(numpy.uint64)
 
 
-def sign_advert(key: Path, advert: Advert, session: Session, name: str) -> Advert:
-    """Return the advert signed with a client's private key, made by `mpfedcl federation init`."""
-    # Imported here, because clients without keys do not need `cryptography`.
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    from mpfedcl.network.setup.keys import load_node_key
-
-    private = load_node_key(key)
-    public = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    signature = private.sign(advert.signed_content(session, name), signature_algorithm())
-    return advert.signed(signature, public)
-
-
-def fingerprint(public: bytes) -> str:
-    """Return the fingerprint of a key as shown by `ssh-keygen -l`."""
-    parts = public.split()
-    blob = base64.b64decode(parts[1]) if len(parts) > 1 else public
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-
-
-def meet_clients(path: Path, keys: Mapping[str, bytes]) -> list[str]:
-    """Reject clients whose key has changed; store new clients and return their names.
-
-    The file `path` holds the keys of other clients, as this client has seen them first.
-    """
+def read_known_clients(path: Path | None) -> dict[str, bytes]:
+    """Return the public keys of other clients by name; each line ends with the name."""
     try:
-        known: Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        known = {}
-    except (OSError, ValueError):
-        known = None
-    if not isinstance(known, dict):
-        # A damaged file must not count as empty: then any key would be accepted.
-        raise InvalidInput(f"{path} cannot be read; it must be repaired or removed.")
-    for name, key in keys.items():
-        if known.get(name, key.decode()) != key.decode():
-            raise ProtocolError(
-                f"{name} has another key than before; if that is intended, its line must be "
-                "removed from known-clients.json on the client"
-            )
-    new = [name for name in keys if name not in known]
-    if new:
-        known |= {name: keys[name].decode() for name in new}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(known, indent=1, sort_keys=True).encode())
-    return new
+        lines = read_bounded(path).splitlines() if path else []
+    except OSError:
+        lines = []
+    parts = [line.split() for line in lines]
+    found = {
+        part[2].decode(errors="replace"): b" ".join(part[:2]) for part in parts if len(part) == 3
+    }
+    if not found:
+        raise ProtocolError("known-clients.pub of this client contains no keys")
+    return found

@@ -64,8 +64,8 @@ _COUNT_BYTES = 16
 """Per entry of a confusion matrix."""
 _LABEL_AND_COUNT = 16
 """Bytes of a prototype without its vector."""
-_LIGHT_SHARE, _HEAVY_SHARE = 1 / 6, 1 / 2
-"""Fractions of a round's time: each of the three stages without training, and the training."""
+_LIGHT_SHARE, _HEAVY_SHARE = 1 / 8, 1 / 2
+"""Fractions of a round's time: each of the four stages without training, and the training."""
 _STAGE_BYTES = 2**16
 _PER_CLIENT = 2048
 """Bytes of text per client in an answer: a name and a sealed share."""
@@ -438,15 +438,21 @@ class SecureRound:
         self._gather("round", with_shares, take_masked, limit, _HEAVY_SHARE)
         survivors = server.survivors
 
+        def take_signature(name: str, message: Message) -> None:
+            signature = read_bytes(message.value("signature", str), "signature")
+            server.take_signature(name, signature)
+
         def take_revealed(name: str, message: Message) -> None:
             seeds, keys = _read_table(message, "seeds"), _read_table(message, "keys")
             server.take_revealed(name, Revealed(seeds, keys))
 
         # A client that fails from here on is still in the total.
         before = len(self.failures)
-        self._stage("reveal", survivors, {"survivors": survivors}, take_revealed)
+        self._stage("confirm", survivors, {"survivors": survivors}, take_signature)
+        signatures = {name: each.hex() for name, each in server.signatures.items()}
+        self._stage("reveal", list(signatures), {"signatures": signatures}, take_revealed)
         del self.failures[before:]
-        return layout.total(server.open(), survivors, len(server.roster.names), server.bytes_up)
+        return layout.total(server.open(), survivors, server.bytes_up)
 
     def _stage(
         self, stage: str, names: Sequence[str], values: Mapping[str, Any], take: _Take

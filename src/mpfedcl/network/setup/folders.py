@@ -117,6 +117,8 @@ class ClientFolder:
         self.authority = self.root / "ca.pem"
         """The CA certificate."""
         self.key = self.root / "node.key"
+        self.known_clients = self.root / "known-clients.pub"
+        """The public keys of all clients; secure aggregation trusts no others."""
         self.memory = self.root / "memory"
         """The client's state between rounds."""
         self.policy = self.root / "policy.toml"
@@ -166,6 +168,8 @@ class ClientSettings:
     device: str = "cpu"
     key: Path | None = None
     """The client's private key, which signs its part in secure aggregation."""
+    known_clients: Path | None = None
+    """The public keys of the clients that this one sums its updates with."""
     server: str = ""
     """The server's address, host:port."""
 
@@ -248,6 +252,7 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
         # A client folder that was moved to its machine must not get a new key.
         if (folder.root / "clients" / name / "node.key").is_file() or name not in known:
             make_client(folder, name)
+    write_known_clients(folder)
     write_app(folder.app)
     listed = "\n".join(f"- `clients/{each}/` goes to the machine of {each}" for each in clients)
     address = {"host": folder.host, "port": folder.port}
@@ -277,6 +282,21 @@ def make_federation(root: Path, names: Sequence[str], host: str | None, port: in
     values = {"format": FORMAT, "host": folder.host, "port": folder.port, "clients": list(clients)}
     write_atomically(root / "federation.toml", tomli_w.dumps(values).encode())
     return folder
+
+
+def write_known_clients(folder: ServerFolder) -> None:
+    """Write the public keys of all clients into the clients' folders on this machine."""
+    found = {each: folder.public_key(each) for each in folder.clients}
+    # Without the comment that a key of the operator's own may have.
+    lines = [
+        [*file.read_text(encoding="utf-8").split()[:2], name]
+        for name, file in found.items()
+        if file.is_file()
+    ]
+    keys = "".join(" ".join(line) + "\n" for line in lines).encode()
+    for place in (folder.root / "clients" / name for name in folder.clients):
+        if place.is_dir():
+            write_atomically(place / "known-clients.pub", keys)
 
 
 def write_app(folder: Path) -> None:

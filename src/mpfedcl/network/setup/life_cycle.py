@@ -7,7 +7,12 @@ import tomli_w
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.files import write_atomically
-from mpfedcl.network.setup.folders import ServerFolder, make_certificate, make_client
+from mpfedcl.network.setup.folders import (
+    ServerFolder,
+    make_certificate,
+    make_client,
+    write_known_clients,
+)
 from mpfedcl.network.setup.keys import (
     describe_end,
     find_certificate_end,
@@ -27,7 +32,9 @@ def revoke_client(folder: ServerFolder, name: str) -> ServerFolder:
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     values["clients"] = [each for each in values["clients"] if each != name]
     write_atomically(path, tomli_w.dumps(values).encode())
-    return ServerFolder.open(folder.root)
+    left = ServerFolder.open(folder.root)
+    write_known_clients(left)
+    return left
 
 
 def rotate_client(folder: ServerFolder, name: str) -> None:
@@ -35,6 +42,7 @@ def rotate_client(folder: ServerFolder, name: str) -> None:
     _check_name(name, set(folder.clients))
     _bar_key(folder, name)
     make_client(folder, name)
+    write_known_clients(folder)
 
 
 def renew_certificates(folder: ServerFolder, *, authority: bool) -> None:

@@ -1,15 +1,16 @@
 """Secure aggregation: the server learns the sum of the clients' values, but no single value.
 
 The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving
-Machine Learning" (2017), for an honest-but-curious server. It has four stages, each a message to
-the clients and a reply:
+Machine Learning" (2017), for a server that may lie. It has five stages, each a message to the
+clients and a reply:
 
 1. advertise: each client generates two key pairs and a seed, and sends the public keys;
 2. share: it receives the others' keys, splits its secrets and encrypts a share for each client;
 3. mask: it adds its values, the stream of its own seed and, with opposite signs for the two
    clients, a stream for each pair of clients; all modulo 2^64;
-4. reveal: for clients whose masked values arrived it reveals a share of the seed, for the others a
-   share of the key. Never both of one client: that would open its values.
+4. confirm: it signs the list of the clients whose masked values arrived, and no other list;
+5. reveal: if enough clients have signed that list, it reveals for these clients a share of the
+   seed, for the others a share of the key. Never both of one client: that would open its values.
 
 `protocol.py` has the two parties, independent of the transport.
 """
@@ -18,10 +19,13 @@ from importlib.util import find_spec
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.experiment import Experiment
+from mpfedcl.experiment.settings import SecureSettings
 from mpfedcl.methods import OneShot, built_in_methods, find_method
 
 LEAST_CLIENTS = 3
 """With two clients, each could compute the other's values from the sum."""
+LEAST_SHARE = 2 / 3
+"""More than this share of the clients must be left, so that no two lists of them are signed."""
 _BLINDED = (
     "Secure aggregation: the server sees only totals over clients, so it cannot validate, clip or "
     "reject a single update; it validates the totals."
@@ -37,13 +41,15 @@ class NothingOpened(Exception):  # noqa: N818  -- it names what happened
 
 
 def least_left(num_clients: int, share: float) -> int:
-    """Return the number of clients required to open a sum: more than a share, at least 2.
+    """Return the number of clients required to open a sum: more than a share, and more than 2/3.
+
+    With t of n, a server needs 2t - n clients on its side to get two lists signed: over n / 3.
 
     Example:
-        >>> [least_left(count, 0.5) for count in (3, 4, 5, 10)]
-        [2, 3, 3, 6]
+        >>> [least_left(count, 2 / 3) for count in (3, 4, 5, 10)]
+        [3, 3, 4, 7]
     """
-    return max(2, int(share * num_clients) + 1)
+    return max(2 * num_clients // 3, int(share * num_clients)) + 1
 
 
 def describe_lost_round(round_number: int, error: NothingOpened) -> str:
@@ -74,7 +80,12 @@ def check_secure_aggregation(experiment: Experiment) -> None:
     if not experiment.secure_aggregation:
         return
     check_installed()
-    method = find_method(experiment.method)
+    settings, method = experiment.secure, find_method(experiment.method)
+    if settings.threshold < LEAST_SHARE:
+        raise InvalidInput(
+            f"secure.threshold is {settings.threshold:g}; with secure_aggregation it must be at "
+            "least 2/3 (0.6667): below, a server that lies could read the update of one client."
+        )
     if not method.totals_suffice:
         able = [name for name, each in built_in_methods().items() if each.totals_suffice]
         raise InvalidInput(
@@ -118,4 +129,16 @@ def check_enough_clients(experiment: Experiment, num_clients: int) -> None:
             f"{chosen} clients take part in a round (clients, fraction); with secure_aggregation "
             f"it must be at least {LEAST_CLIENTS}: with two, each could compute the other's update "
             "from the sum."
+        )
+    if experiment.privacy.has_budget:
+        check_honest_clients(experiment.secure, chosen)
+
+
+def check_honest_clients(settings: SecureSettings, num_clients: int) -> None:
+    """Reject an assumption of more honest clients than a sum may have."""
+    least = least_left(num_clients, settings.threshold)
+    if settings.honest_clients > least:
+        raise InvalidInput(
+            f"secure.honest_clients is {settings.honest_clients}; it must be at most {least}: a "
+            f"sum of {num_clients} clients is opened when {least} are left."
         )

@@ -1,8 +1,10 @@
 """The vector that a client adds to a secure sum, with its share of a privacy budget's noise.
 
 The server cannot add noise, because it must not see the sum without it. Each client adds noise of
-standard deviation sigma / sqrt(t) before masking, where t is the number of clients required to open
-the sum. Variances add up, so the noise of the opened sum has a standard deviation of sigma or more.
+standard deviation sigma / sqrt(h) before masking, where h is the number of honest clients that
+every sum is assumed to contain (`secure.honest_clients`). The number of clients that the server
+shows does not matter: it could invent them. Variances add up, so the noise that h honest clients
+add has a standard deviation of sigma, and the rest of the sum cannot reduce it.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ from mpfedcl.methods import CollectsStatistics, Method, OneShot, find_method
 from mpfedcl.methods.messages import Total, Update
 from mpfedcl.privacy.accounting import calibrate_multiplier, spent_epsilon
 from mpfedcl.privacy.private_rounds import MODEL_CLIP, ROUNDING
-from mpfedcl.privacy.secure_aggregation import least_left
+from mpfedcl.privacy.secure_aggregation import check_honest_clients
 from mpfedcl.privacy.secure_aggregation.primitives import Ring, decode, encode, is_possible
 
 if TYPE_CHECKING:
@@ -47,10 +49,11 @@ class NoiseShares:
     def __init__(self, method: Method) -> None:
         self._method = method
         self._settings = method.experiment.privacy
-        self._share = method.experiment.secure.threshold
+        self._secure = method.experiment.secure
 
-    def check(self) -> None:
+    def check(self, num_clients: int) -> None:
         """Reject noise that exceeds the budget: clients verify the server's request."""
+        check_honest_clients(self._secure, num_clients)
         epsilon, noise = self._settings.epsilon, self._settings.noise
         if epsilon is None or not self._method.trains:
             return
@@ -61,24 +64,24 @@ class NoiseShares:
                 f"{rounds} rounds cost at most privacy.epsilon, {epsilon:g}."
             )
 
-    def on_sums(self, summed: Tensors, num_clients: int) -> Tensors:
+    def on_sums(self, summed: Tensors) -> Tensors:
         """Return a client's one-shot statistics with its share of the noise."""
         assert isinstance(self._method, OneShot)
         mechanism = self._method.private_sums
         assert mechanism is not None
-        sigma = share_sigma(mechanism.sigma, least_left(num_clients, self._share))
+        sigma = share_sigma(mechanism.sigma, self._secure.honest_clients)
         return mechanism.with_share(sigma).add_noise(summed)
 
-    def on_model(self, value: Tensor, num_clients: int) -> Tensor:
+    def on_model(self, value: Tensor) -> Tensor:
         """Return a tensor of a client's model with its share of the noise, in float64."""
         assert self._settings.noise is not None
         sigma = self._settings.noise * (self._settings.clip or MODEL_CLIP) * (1 + ROUNDING)
-        share = share_sigma(sigma, least_left(num_clients, self._share))
+        share = share_sigma(sigma, self._secure.honest_clients)
         return value.double() + draw_noise(share, value.shape).to(value.device)
 
-    def in_sum(self, num_left: int, num_clients: int) -> Tensor:
+    def in_sum(self, num_left: int) -> Tensor:
         """Return the variance of the noise in a sum relative to sigma²: at least 1."""
-        return torch.tensor(num_left / least_left(num_clients, self._share), dtype=torch.float64)
+        return torch.tensor(num_left / self._secure.honest_clients, dtype=torch.float64)
 
 
 class SumLayout:
@@ -112,10 +115,10 @@ class SumLayout:
             weight = 0.0 if written.averaged is None else float(size)
             averaged = {n: weight * value.double() for n, value in averaged.items()}
         else:
-            noise.check()
+            noise.check(num_clients)
             size, loss, weight = 1, 0.0, 0.0 if written.averaged is None else 1.0
-            averaged = {n: noise.on_model(value, num_clients) for n, value in averaged.items()}
-            statistics = noise.on_sums(statistics, num_clients) if statistics else {}
+            averaged = {n: noise.on_model(value) for n, value in averaged.items()}
+            statistics = noise.on_sums(statistics) if statistics else {}
         own = {
             **{f"averaged/{name}": value for name, value in averaged.items()},
             **_name_sums(statistics),
@@ -130,8 +133,8 @@ class SumLayout:
         method = self._method
         return method.totals_of(summed) if isinstance(method, CollectsStatistics) else {}
 
-    def total(self, opened: Ring, clients: list[str], of: int, num_bytes: int) -> Total:
-        """Return the opened total of `clients`, out of `of` participants."""
+    def total(self, opened: Ring, clients: list[str], num_bytes: int) -> Total:
+        """Return the opened total of `clients`."""
         found: Tensors = {}
         ends = numpy.cumsum([like.numel() for like in self._tensors.values()])
         parts = numpy.split(opened, ends[:-1])
@@ -148,7 +151,7 @@ class SumLayout:
             is_possible=is_possible(opened),
             num_parameters=self.size,
             num_bytes=num_bytes,
-            noise=None if self._noise is None else self._noise.in_sum(len(clients), of),
+            noise=None if self._noise is None else self._noise.in_sum(len(clients)),
         )
 
 

@@ -134,12 +134,19 @@ def join_shares(shares: Mapping[int, bytes]) -> bytes:
     return b"".join(parts)
 
 
-def signature_algorithm() -> "ec.ECDSA":
-    """Return the algorithm that clients sign with."""
+def _signature_algorithm() -> "ec.ECDSA":
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.ECDSA(hashes.SHA384())
+
+
+def sign(key: "ec.EllipticCurvePrivateKey", content: bytes) -> tuple[bytes, bytes]:
+    """Return a signature and the public key in OpenSSH's format."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return key.sign(content, _signature_algorithm()), public
 
 
 def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
@@ -152,7 +159,7 @@ def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
         key = load_ssh_public_key(public)
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return False
-        key.verify(signature, content, signature_algorithm())
+        key.verify(signature, content, _signature_algorithm())
     except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         return False
     return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import combinations, islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy
 
@@ -30,13 +30,17 @@ from mpfedcl.privacy.secure_aggregation.primitives import (
     join_shares,
     public_key,
     seal,
+    sign,
     split_secret,
     unseal,
 )
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
 SEALED_BYTES = 2 * SECRET_BYTES + 16
 """Two shares, and the tag that authenticates them."""
-_STAGES = ("advertise", "share", "mask", "reveal", "over")
+_STAGES = ("advertise", "share", "mask", "confirm", "reveal", "over")
 _MOST_TRIALS = 200
 """Combinations of shares that are tried: a client may have sent invalid shares."""
 
@@ -54,7 +58,7 @@ class Session:
     def label(self) -> bytes:
         """The label to which keys and messages of the session are bound."""
         return json.dumps(
-            ["mpfedcl secure aggregation 1", self.run, self.round, self.share]
+            ["mpfedcl secure aggregation 2", self.run, self.round, self.share]
         ).encode()
 
 
@@ -167,6 +171,10 @@ class Roster:
         parts = [[name, self.adverts[name].to_values()] for name in self.names]
         return self.session.label + sha256(json.dumps(parts).encode()).digest()
 
+    def listed(self, survivors: Collection[str]) -> bytes:
+        """Return the bytes that a client signs to confirm a list of survivors."""
+        return self.purpose("survivors", *sorted(survivors))
+
     def place(self, name: str) -> int:
         """Return the index of a client among the names."""
         return self.names.index(name)
@@ -200,21 +208,32 @@ class Revealed:
 
 
 class SumClient:
-    """One client in one aggregation; `to_values` and `from_values` save it over a restart."""
+    """One client in one aggregation; `to_values` and `from_values` save it over a restart.
 
-    def __init__(self, name: str, session: Session) -> None:
-        self._name, self._session = name, session
+    `key` is the client's key in the federation. Without one (in a simulation, where no server
+    could lie) nothing is signed, and signatures are not verified.
+    """
+
+    def __init__(
+        self, name: str, session: Session, key: "ec.EllipticCurvePrivateKey | None" = None
+    ) -> None:
+        self._name, self._session, self._key = name, session, key
         self._next = "advertise"
         self._secrets = {
             kind: secrets.token_bytes(SECRET_BYTES) for kind in ("channel", "masking", "seed")
         }
         self._roster: Roster | None = None
         self._sealed: dict[str, bytes] = {}
+        self._survivors: tuple[str, ...] = ()
 
     def advertise(self) -> Advert:
-        """Return the public keys, and the commitment to the seed."""
+        """Return the public keys and the commitment to the seed, signed."""
         self._enter("advertise")
-        return self._advert()
+        advert = self._advert()
+        if self._key is None:
+            return advert
+        signature, identity = sign(self._key, advert.signed_content(self._session, self._name))
+        return advert.signed(signature, identity)
 
     def share(self, roster: Roster) -> dict[str, bytes]:
         """Split the secrets; return a sealed share for each other client."""
@@ -222,9 +241,11 @@ class SumClient:
         own = roster.adverts.get(self._name)
         if roster.session != self._session:
             raise ProtocolError("the roster is of another run or round")
-        # Without the signature, which is added elsewhere.
         if own is None or own.signed(b"", b"") != self._advert():
             raise ProtocolError("the roster lacks the keys of this client")
+        for name, advert in roster.adverts.items():
+            if self._key is not None and not advert.is_signed(self._session, name):
+                raise ProtocolError(f"the keys of {name} are not signed by that client")
         self._roster = roster
         count, threshold = len(roster.names), roster.threshold
         keys = split_secret(self._secrets["masking"], count, threshold)
@@ -254,14 +275,27 @@ class SumClient:
             add_stream(masked, key, subtract=self._name > other)
         return masked
 
-    def reveal(self, survivors: Collection[str]) -> Revealed:
-        """Return the shares that open the sum of the survivors."""
-        self._enter("reveal")
-        known = {*self._sealed, self._name}
+    def confirm(self, survivors: Collection[str]) -> bytes:
+        """Sign the list of the clients in the sum; this client will sign no other list."""
+        self._enter("confirm")
         left = set(survivors)
-        if self._name not in left or not left <= known:
+        if self._name not in left or not left <= {*self._sealed, self._name}:
             raise ProtocolError("the survivors include clients that have not shared their secrets")
-        self._known_roster.check_enough(len(left))
+        roster = self._known_roster
+        roster.check_enough(len(left))
+        self._survivors = tuple(sorted(left))
+        return b"" if self._key is None else sign(self._key, roster.listed(left))[0]
+
+    def reveal(self, signatures: Mapping[str, bytes]) -> Revealed:
+        """Return the shares that open the sum, given the survivors' signatures of their list."""
+        self._enter("reveal")
+        roster, left = self._known_roster, self._survivors
+        signers = {self._name, *(n for n in left if self._is_confirmed(n, signatures.get(n)))}
+        if len(signers) < roster.threshold:
+            raise ProtocolError(
+                f"{len(signers)} clients have signed the list of survivors that this client was "
+                f"shown; {roster.threshold} are needed"
+            )
         seeds, keys = {self._name: self._secrets["own share"]}, {}
         for other in sorted(self._sealed):
             content = self._unseal(other)
@@ -276,6 +310,19 @@ class SumClient:
         self._secrets, self._sealed = {}, {}
         return Revealed(seeds, keys)
 
+    def _is_confirmed(self, name: str, signature: bytes | None) -> bool:
+        """Return whether a client has signed the list of survivors that this client has signed."""
+        if signature is None or self._key is None:
+            return signature is not None
+        roster = self._known_roster
+        content = roster.listed(self._survivors)
+        return is_signed(roster.adverts[name].identity, signature, content)
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The clients in the list that this client has signed."""
+        return self._survivors
+
     @property
     def num_clients(self) -> int:
         """The number of clients in the roster, which bounds the values of each client."""
@@ -287,6 +334,7 @@ class SumClient:
             "next": self._next,
             "secrets": {name: value.hex() for name, value in self._secrets.items()},
             "sealed": {name: value.hex() for name, value in self._sealed.items()},
+            "survivors": list(self._survivors),
             "adverts": {
                 name: advert.to_values()
                 for name, advert in (self._roster.adverts if self._roster else {}).items()
@@ -294,12 +342,19 @@ class SumClient:
         }
 
     @classmethod
-    def from_values(cls, name: str, session: Session, values: Mapping[str, Any]) -> Self:
+    def from_values(
+        cls,
+        name: str,
+        session: Session,
+        values: Mapping[str, Any],
+        key: "ec.EllipticCurvePrivateKey | None" = None,
+    ) -> Self:
         """Restore a client from `to_values`."""
-        client = cls(name, session)
+        client = cls(name, session, key)
         client._next = values["next"]
         client._secrets = {n: bytes.fromhex(text) for n, text in values["secrets"].items()}
         client._sealed = {n: bytes.fromhex(text) for n, text in values["sealed"].items()}
+        client._survivors = tuple(values["survivors"])
         adverts = {n: Advert.from_values(each) for n, each in values["adverts"].items()}
         client._roster = Roster(session, adverts) if adverts else None
         return client
@@ -358,6 +413,7 @@ class SumServer:
         self._sealed: dict[str, Mapping[str, bytes]] = {}
         self._total = numpy.zeros(size, dtype=numpy.uint64)
         self._survivors: list[str] = []
+        self._signatures: dict[str, bytes] = {}
         self._revealed: dict[str, Revealed] = {}
 
     def take_shares(self, name: str, sealed: Mapping[str, bytes]) -> None:
@@ -398,12 +454,33 @@ class SumServer:
         self.roster.check_enough(len(self._survivors))
         return sorted(self._survivors)
 
+    def take_signature(self, name: str, signature: bytes) -> None:
+        """Add a survivor's signature of the list of survivors."""
+        self._check_known(name, self._signatures)
+        left, identity = self.survivors, self.roster.adverts[name].identity
+        if name not in left:
+            raise ProtocolError("it has sent no values")
+        # Another's invalid signature must not count for the clients either.
+        if identity and not is_signed(identity, signature, self.roster.listed(left)):
+            raise ProtocolError("it has not signed the list of survivors")
+        self._signatures[name] = signature
+
+    @property
+    def signatures(self) -> dict[str, bytes]:
+        """The signatures of the list of survivors; their clients will reveal their shares."""
+        needed, found = self.roster.threshold, len(self._signatures)
+        if found < needed:
+            raise NothingOpened(
+                f"{found} clients have signed the list of survivors; {needed} are needed"
+            )
+        return dict(sorted(self._signatures.items()))
+
     def take_revealed(self, name: str, revealed: Revealed) -> None:
         """Add the shares that a survivor reveals."""
         self._check_known(name, self._revealed)
         left = set(self.survivors)
-        if name not in left:
-            raise ProtocolError("it has sent no values")
+        if name not in self._signatures:
+            raise ProtocolError("it has not signed the list of survivors")
         vanished = self._sealed.keys() - left
         if not (set(revealed.seeds) <= left and set(revealed.keys) <= vanished):
             raise ProtocolError("it reveals shares that must stay secret")
@@ -434,7 +511,10 @@ class SumServer:
         keys = [bytes_ for each in self.roster.adverts.values() for bytes_ in vars(each).values()]
         sealed = [share for each in self._sealed.values() for share in each.values()]
         revealed = [share for each in self._revealed.values() for share in each.shares]
-        return sum(map(len, keys + sealed + revealed)) + self._total.nbytes * len(self._survivors)
+        signatures = list(self._signatures.values())
+        return sum(map(len, keys + sealed + signatures + revealed)) + self._total.nbytes * len(
+            self._survivors
+        )
 
     def _find_seed(self, name: str) -> bytes:
         advert, label = self.roster.adverts[name], self.roster.session.label
