@@ -28,6 +28,7 @@ ATTACKS = (
     "given_files",
     "forged_counts",
     "asking_server",
+    "lying_server",
     "gradient_inversion",
     "inversion",
     "membership",
