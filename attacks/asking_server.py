@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy
 import torch
+from asking_server_messages import LyingServer
 from federations import folder_experiment, save_pictures
-from lying_server import LyingServer
 
 from mpfedcl.gaussian.mechanism import gaussian_epsilon, gaussian_multiplier
 from mpfedcl.network.client import ClientRefusal

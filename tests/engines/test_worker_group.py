@@ -160,10 +160,10 @@ def test_process_that_does_not_answer_is_noticed_after_the_timeout(tmp_path: Pat
     ],
 )
 def test_worker_that_ended_because_of_another_is_not_named(
-    codes: list[int | None], named: int | None, monkeypatch: pytest.MonkeyPatch
+    codes: list[int | None], named: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(worker_group, "_ENDING_SECONDS", 0.05)
     started = [SimpleNamespace(poll=lambda code=code: code) for code in codes]
-    group: Any = SimpleNamespace(_started=started)
+    group: Any = SimpleNamespace(_started=started, _store=tmp_path / "store")
     reported = WorkerGroup._name_ended(group)
     assert reported == (None if named is None else f"process {named} has ended")

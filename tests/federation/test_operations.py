@@ -175,7 +175,7 @@ def test_tampered_audit_log_is_one_line(own: ProcessFederation) -> None:
 
 
 def test_run_whose_clients_all_refuse_ends_at_once(own: ProcessFederation) -> None:
-    # It is not built in, and no client was started with --methods.
+    # It is not built in, and the clients' policy allows no other methods.
     began = time.monotonic()
     run = own.begin(
         "refused", "--method", "mpfedcl.methods.fedavg:FedAvg", "--network.patience", 2 * LONG
@@ -185,7 +185,7 @@ def test_run_whose_clients_all_refuse_ends_at_once(own: ProcessFederation) -> No
     said = run.program.output
     assert "too many clients refuse or cannot take part" in said
     for name in ("client-0", "client-1", "client-2"):
-        assert f"{name}: method is" in said
+        assert f"{name}: policy [allow] methods is built-in" in said
 
 
 def test_certificate_is_renewed_while_the_server_runs(own: ProcessFederation) -> None:

@@ -105,7 +105,9 @@ def run_over_network(experiment: mpfedcl.Experiment, folder: Path, count: int) -
     """Run a federation over the loopback grid; return the server's run directory."""
     from federations import LoopbackFederation
 
-    federation = LoopbackFederation(experiment, folder, count=count)
+    # The recorded run has a larger budget than clients allow by default.
+    policy = {"budget": {"max_epsilon_per_run": 10.0}}
+    federation = LoopbackFederation(experiment, folder, count=count, policy=policy)
     return federation.serve().path
 
 

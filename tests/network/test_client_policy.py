@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy
 import pytest
+from asking_server_messages import RUN, LyingServer
 from federations import folder_experiment, plant_secret, save_pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lying_server import RUN, LyingServer
 
 from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.sample_index import open_own_samples

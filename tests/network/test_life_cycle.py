@@ -311,9 +311,14 @@ def test_connected_client_reports_an_expired_certificate_once(expired: RunningSe
     try:
         with pytest.raises(httpx.ConnectError) as caught:
             node._activate()
-        state = type("State", (), {"exception": caught.value})
-        for _ in range(3):
-            node._note_failure(state)  # type: ignore[arg-type]
+        faults = iter([caught.value] * 2)
+
+        def request() -> str:
+            for fault in faults:
+                raise fault
+            return "answered"
+
+        assert node._insist(request) == "answered"
         assert len(said) == 1
         assert "has expired; its operator renews it" in said[0]
     finally:

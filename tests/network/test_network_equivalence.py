@@ -428,14 +428,14 @@ def test_clients_with_images_and_vectors_cannot_mix(tmp_path: Path, encoder: str
 
 
 def test_client_rejects_an_encoder_for_vectors(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = LoopbackFederation(folder_experiment(clients=1), tmp_path, count=0)
     save_vectors(tmp_path / "v.npz")
     federation.bring(1, "odd", tmp_path / "v.npz", encoder="random-resnet18")
     with pytest.raises(RunCutShort, match="it cannot use its data, its encoder or its model"):
         federation.serve()
-    assert "encoder.name is 'random-resnet18', but the samples are vectors" in capfd.readouterr()[1]
+    assert "encoder.name is 'random-resnet18', but the samples are vectors" in caplog.text
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -132,14 +132,14 @@ def test_client_predicts_rows_with_its_own_model_and_statistics(
 
 
 def test_table_without_an_agreed_column_is_refused(
-    tables: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tables: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tables / "west.csv"
     polars.read_csv(path).drop("worst area").write_csv(path)
     experiment = on_tables("fedavg", min_clients=3)
     with pytest.raises(RunCutShort, match="it cannot use its data, its encoder or its model"):
         federate(experiment, tables, tmp_path).serve()
-    assert "west.csv lacks the column 'worst area'" in capfd.readouterr()[1]
+    assert "west.csv lacks the column 'worst area'" in caplog.text
 
 
 @pytest.mark.parametrize(

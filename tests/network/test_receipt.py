@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy
 import pytest
+from asking_server_messages import LyingServer
 from federations import (
     LoopbackFederation,
     float64_experiment,
     folder_experiment,
     save_pictures,
 )
-from lying_server import LyingServer
 
 from command_results import Refused, Said
 from mpfedcl.experiment import Experiment

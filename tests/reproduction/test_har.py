@@ -24,7 +24,7 @@ def save_windows(root: Path, *, mixed: bool = False) -> Any:
     windows = windows.astype(numpy.float16)
     owner = numpy.repeat(["subject-01", "subject-02", "subject-03"], 30)
     x = windows.transpose(0, 2, 1).reshape(windows.shape) if mixed else windows
-    parts = {
+    parts: dict[str, Any] = {
         f"{name}_{part}": value
         for part in ("train", "test")
         for name, value in (("x", x), ("y", labels), ("clients", owner))

@@ -16,8 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
-from flwr.proto import control_pb2, fab_pb2, transport_pb2
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto import control_pb2, fab_pb2, node_pb2, transport_pb2
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 
-def register_clients(folder: ServerFolder) -> list[NodeInfo]:
+def register_clients(folder: ServerFolder) -> list[node_pb2.NodeInfo]:
     """Register the keys of all clients, and unregister all others; return the nodes known before.
 
     Flower refuses every request of an unregistered key, also of a client that is connected.
@@ -58,7 +57,7 @@ def register_clients(folder: ServerFolder) -> list[NodeInfo]:
     return nodes
 
 
-def list_nodes(folder: ServerFolder) -> list[NodeInfo]:
+def list_nodes(folder: ServerFolder) -> list[node_pb2.NodeInfo]:
     """Return the nodes with a registered key."""
     with _connect(folder) as client:
         nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info

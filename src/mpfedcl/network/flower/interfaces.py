@@ -83,6 +83,7 @@ PRIVATE = (
             "ControlHttpClient.RegisterNode": _CALL,
             "ControlHttpClient.StartRun": _CALL,
             "ControlHttpClient.StopRun": _CALL,
+            "ControlHttpClient.UnregisterNode": _CALL,
         },
         "The public command flwr cannot show our secret.",
     ),
@@ -122,8 +123,14 @@ PRIVATE = (
     ),
     Interface(
         "flwr.supercore.constant",
-        {"TaskType.SERVER_APP": "flwr-serverapp"},
-        "The kind of task that our executor takes.",
+        {
+            "TaskType.SERVER_APP": "flwr-serverapp",
+            "NodeStatus.ONLINE": "online",
+            "NodeStatus.UNREGISTERED": "unregistered",
+            "FLEET_HTTP_PUBLIC_KEY_HEADER": "flwr-public-key",
+        },
+        "The kind of task that our executor takes, which clients are connected, and whose keys are "
+        "revoked.",
     ),
     Interface(
         "flwr.common.constant",
@@ -133,8 +140,9 @@ PRIVATE = (
             "ErrorCode.MESSAGE_UNAVAILABLE": "3",
             "ErrorCode.REPLY_MESSAGE_UNAVAILABLE": "4",
             "ErrorCode.NODE_UNAVAILABLE": "5",
+            "HEARTBEAT_PATIENCE": "2",
         },
-        "How a run has ended, and why a client does not answer.",
+        "How a run has ended, why a client does not answer, and when it was last seen.",
     ),
     Interface(
         "flwr.supercore.run",
@@ -223,6 +231,7 @@ PRIVATE = (
             "control_pb2.RegisterNodeRequest": "has public_key, name",
             "control_pb2.StartRunRequest": "has fab, override_config",
             "control_pb2.StopRunRequest": "has run_id",
+            "control_pb2.UnregisterNodeRequest": "has node_id",
             "error_pb2.Error": "has code, reason",
             "fab_pb2.Fab": "has hash_str, content",
             "fleet_pb2.ActivateNodeRequest": "has public_key, heartbeat_interval",
@@ -236,6 +245,7 @@ PRIVATE = (
             "message_pb2.PullObjectRequest": "has node, run_id, object_id",
             "message_pb2.PullObjectResponse": "has object_found, object_available, object_content",
             "node_pb2.Node": "has node_id",
+            "node_pb2.NodeInfo": "has node_id, name, public_key, status, heartbeat_interval",
             "runtime_pb2.AcquireTaskRequest": "has supported_task_types",
             "runtime_pb2.PullAppMessagesRequest": "has message_ids",
             "runtime_pb2.PullAppMessagesResponse": "has messages_list",

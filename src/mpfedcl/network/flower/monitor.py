@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.common.constant import HEARTBEAT_PATIENCE
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto import node_pb2
 from flwr.supercore.constant import NodeStatus
 
 from mpfedcl.core.errors import InvalidInput
@@ -116,7 +116,7 @@ class ServerMonitor:
 
 
 def describe_nodes(
-    folder: ServerFolder, nodes: list[NodeInfo], run: Mapping[str, Any]
+    folder: ServerFolder, nodes: list[node_pb2.NodeInfo], run: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return each client's connection: since when, last seen, and its part in the round."""
     by_name = {node.name: node for node in nodes}
