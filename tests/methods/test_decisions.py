@@ -27,7 +27,7 @@ from mpfedcl.methods import (
 )
 from mpfedcl.methods.fedavg import FedAvg
 
-OWN_STEPS = "aso-fed cmfl ditto fedavg-ft feddyn fedrep moon pfedme scaffold"
+OWN_STEPS = "aso-fed cmfl ditto fedavg-ft fedbabu feddyn fednh fedrep fedrod moon pfedme scaffold"
 ONE_SHOT = "fedcof fedgauss fedlda fedncm fedridge"
 DECISIONS: dict[str, tuple[str, Callable[[type[Method]], bool]]] = {
     # Moon, CMFL and FedRep pass some of their hooks unchanged.
@@ -37,8 +37,8 @@ DECISIONS: dict[str, tuple[str, Callable[[type[Method]], bool]]] = {
     # Any `finish` of a method's own was allowed to before this was a declaration.
     "may withhold an update": ("cmfl", lambda m: m.may_withhold),
     "allows secure aggregation": (
-        "ditto fedavg fedavg-ft fedbn feddyn fedgauss fedlc fedlda fedmmd fedncm fedopt fedper "
-        "fedprox fedridge fedrs local local-gauss moon pfedme scaffold",
+        "ditto fedavg fedavg-ft fedbabu fedbn feddyn fedgauss fedlc fedlda fedmmd fedncm fedopt "
+        "fedper fedprox fedridge fedrod fedrs local local-gauss moon pfedme scaffold",
         lambda m: m.totals_suffice,
     ),
     "sends parts of the model": ("afd fed-dropout", lambda m: issubclass(m, PartialModel)),
@@ -47,7 +47,7 @@ DECISIONS: dict[str, tuple[str, Callable[[type[Method]], bool]]] = {
         lambda m: issubclass(m, SharesPrototypes) and m.compares_with_own,
     ),
     "has a server that does more than average": (
-        f"afd cmfl fed-dropout {ONE_SHOT} feddyn fednova fedopt fedproc pfedme "
+        f"afd cmfl fed-dropout {ONE_SHOT} feddyn fednh fednova fedopt fedproc fedtgp pfedme "
         "proto-attention scaffold",
         lambda m: not m.plain_average or issubclass(m, CollectsStatistics),
     ),
@@ -55,15 +55,15 @@ DECISIONS: dict[str, tuple[str, Callable[[type[Method]], bool]]] = {
     "does not train": (f"{ONE_SHOT} local-gauss", lambda m: not m.trains),
     "brings its own model": (f"{ONE_SHOT} local-gauss", lambda m: issubclass(m, ClosedForm)),
     "shares prototypes": (
-        f"{ONE_SHOT} dp-fedcl fedpcl fedproc fedproto mp-fedcl mpfed proto-attention "
-        "proto-inference sp-fedcl",
+        f"{ONE_SHOT} dp-fedcl fednh fedpcl fedplvm fedproc fedproto fedtgp fpl mp-fedcl mpfed "
+        "proto-attention proto-inference sp-fedcl",
         lambda m: issubclass(m, SharesPrototypes),
     ),
     "is asynchronous": (
         "aso-fed async-share fedasync fedat sageflow",
         lambda m: issubclass(m, Asynchronous),
     ),
-    "trains two models": ("ditto fedavg-ft", lambda m: issubclass(m, TwoModels)),
+    "trains two models": ("ditto fedavg-ft fedbabu fedrod", lambda m: issubclass(m, TwoModels)),
 }
 
 
@@ -94,7 +94,9 @@ def test_only_these_methods_prepare_a_broadcast() -> None:
             method = make_method(name)
             if method.prepare(make_broadcast(method)) is not None:
                 found.add(name)
-    wanted = "cmfl dp-fedcl fedpcl fedproc fedproto mp-fedcl pfedme scaffold sp-fedcl"
+    wanted = (
+        "cmfl dp-fedcl fedpcl fedplvm fedproc fedproto fedtgp fpl mp-fedcl pfedme scaffold sp-fedcl"
+    )
     assert found == {*wanted.split()}
 
 

@@ -1,4 +1,4 @@
-"""pFedMe, Ditto, FedRep and FedAvg-FT: clients with a model of their own beside the shared one."""
+"""Methods whose clients have a personal model next to the shared one."""
 
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.data.loading import load_federated_data
 from mpfedcl.engines.trainers.base import draw_batches
+from mpfedcl.methods import Context, FedAvg
 from mpfedcl.models import Mlp
 from small_experiments import assert_same_tensors, build_federation, small
 
@@ -144,7 +145,85 @@ def test_fedrep_trains_the_classifier_first_and_then_the_base(images: Path, engi
     assert torch.equal(server_of(found)["classifier.weight"], start["classifier.weight"])
 
 
-@pytest.mark.parametrize("method", ["pfedme", "ditto", "fedavg-ft", "fedrep"])
+class FrozenClassifier(FedAvg):
+    """FedAvg that takes its steps with a classifier that stays as received."""
+
+    def after_step(self, params: Tensors, context: Context) -> tuple[Tensors, Tensors]:
+        heads = {n: w for n, w in context.start.items() if n in self.layers.classifier}
+        return params | heads, context.memory
+
+
+@both_engines
+def test_fedbabu_sends_fedavg_below_a_frozen_classifier(images: Path, engine: str) -> None:
+    found = after_rounds(images, "fedbabu", 3, engine=engine)
+    settings: dict[str, Any] = {"dtype": "float64", "partition__alpha": 0.5, "train__lr": 0.1}
+    experiment = small(images, "fedavg", engine=engine, **settings)
+    frozen = build_federation(experiment, method_class=FrozenClassifier)
+    start = server_of(frozen)
+    for _ in range(3):
+        frozen.run_round(evaluate=False)
+    assert_close_tensors(server_of(found), server_of(frozen))
+    # Up to the rounding of the mean.
+    kept = {"classifier.weight": start["classifier.weight"]}
+    assert_close_tensors({n: server_of(found)[n] for n in kept}, kept)
+
+
+@both_engines
+def test_fedbabu_fine_tunes_the_whole_received_model(images: Path, engine: str) -> None:
+    found = after_rounds(images, "fedbabu", 1, engine=engine)
+    usual = after_rounds(images, "fedavg", 1, engine=engine)
+    for client, model in models_of(found).items():
+        assert_close_tensors(model, models_of(usual)[client])
+
+
+def plain_fedrod(images: Path, rounds: int) -> tuple[Tensors, dict[str, Tensors]]:
+    """Return the server's model and the personal models, by a loop with two separate heads."""
+    experiment = small(images, "fedavg", dtype="float64", partition__alpha=0.5, **FAST)
+    experiment = experiment.resolved({})
+    data = load_federated_data(experiment)
+    model = Mlp((data.input_size, 8, 4), data.num_classes)
+    w = dict(build_federation(experiment).state.server.params)
+    heads = [name for name in w if name.startswith("classifier.")]
+    own = {c.name: {n: torch.zeros_like(w[n]) for n in heads} for c in data.clients}
+    total, personal = sum(len(client.labels) for client in data.clients), {}
+    for number in range(1, rounds + 1):
+        mean = {name: torch.zeros_like(value) for name, value in w.items()}
+        for client in data.clients:
+            sent, head = {n: v.clone() for n, v in w.items()}, own[client.name]
+            counts = torch.bincount(client.labels, minlength=data.num_classes).double()
+            for rows in draw_batches(client, experiment, number):
+                leaves = {n: v.clone().requires_grad_() for n, v in sent.items()}
+                z, logits = model.apply(leaves, client.inputs[rows])
+                labels = client.labels[rows]
+                balanced = cross_entropy(logits + counts.log(), labels)
+                slopes = torch.autograd.grad(balanced, list(leaves.values()), retain_graph=True)
+                mine = {n: v.clone().requires_grad_() for n, v in head.items()}
+                added = z.detach() @ mine["classifier.weight"].T + mine["classifier.bias"]
+                loss = cross_entropy(logits.detach() + added, labels)
+                moves = torch.autograd.grad(loss, [mine[n] for n in heads])
+                lr = experiment.train.learning_rate(number)
+                sent = {n: v - lr * s for (n, v), s in zip(sent.items(), slopes, strict=True)}
+                head = {n: head[n] - lr * s for n, s in zip(heads, moves, strict=True)}
+            own[client.name] = head
+            personal[client.name] = sent | {n: sent[n] + head[n] for n in heads}
+            mean = {n: v + len(client.labels) / total * sent[n] for n, v in mean.items()}
+        w = mean
+    return w, personal
+
+
+FAST: dict[str, Any] = {"train__momentum": 0.0, "train__lr": 0.1}
+
+
+@both_engines
+def test_fedrod_matches_a_plain_loop_with_two_heads(images: Path, engine: str) -> None:
+    found = after_rounds(images, "fedrod", 2, engine=engine, **FAST)
+    wanted, personal = plain_fedrod(images, 2)
+    assert_close_tensors(server_of(found), wanted, 1e-10)
+    for client, model in models_of(found).items():
+        assert_close_tensors(model, personal[client], 1e-10)
+
+
+@pytest.mark.parametrize("method", ["pfedme", "ditto", "fedavg-ft", "fedrep", "fedbabu", "fedrod"])
 def test_methods_that_need_sgd_reject_adam(images: Path, method: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"train.optimizer is 'adam'; with method .* must be sgd"

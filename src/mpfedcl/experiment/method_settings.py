@@ -182,6 +182,15 @@ class FedMmdSettings(Settings):
     """Outputs of the models that are compared."""
 
 
+class FedNHSettings(Settings):
+    """FedNH."""
+
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Weight of the earlier class prototypes in the new ones; 1: they never change."""
+    scale: Annotated[float, Field(gt=0)] = 20.0
+    """Factor s on the cosine similarities in the loss."""
+
+
 class FedNovaSettings(Settings):
     """FedNova."""
 
@@ -216,6 +225,17 @@ class FedPerSettings(Settings):
 
     layers: Annotated[int, Field(ge=0)] = 1
     """Number of last layers that stay with each client; 1: only the classifier."""
+
+
+class FedPlvmSettings(Settings):
+    """FedPLVM."""
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """λ, weight of both prototype losses; the authors' code has 100."""
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Exponent of the cosine similarities; smaller values make the similarities sparser."""
+    temperature: Annotated[float, Field(gt=0)] = 0.07
+    """Temperature of the powers of the similarities."""
 
 
 class FedProcSettings(Settings):
@@ -254,6 +274,28 @@ class FedRepSettings(Settings):
 
     head_epochs: Annotated[int, Field(ge=0)] = 10
     """Epochs of training of a client's classifier, before those of the layers below."""
+
+
+class FedTgpSettings(Settings):
+    """FedTGP."""
+
+    weight: Annotated[float, Field(ge=0)] = 10.0
+    """λ, weight of the term that pulls embeddings towards the trained prototypes."""
+    margin: Annotated[float, Field(ge=0)] = 100.0
+    """Largest margin; the margin is the largest distance of a class mean to the nearest other."""
+    epochs: Annotated[int, Field(ge=1)] = 100
+    """Epochs over the clients' prototypes in which the server trains its own."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate of the server."""
+
+
+class FplSettings(Settings):
+    """FPL."""
+
+    temperature: Annotated[float, Field(gt=0)] = 0.02
+    """Temperature of the cosine similarities to the cluster prototypes."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of both prototype losses."""
 
 
 class MoonSettings(Settings):

@@ -13,10 +13,10 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.core.plugins import entry_points, load
 
 _METHODS = """
-afd aso-fed async-share cmfl ditto dp-fedcl fed-dropout fedasync fedat fedavg fedavg-ft fedbn
-fedcof feddyn fedgauss fedlc fedlda fedmmd fedncm fednova fedopt fedpcl fedper fedproc fedproto
-fedprox fedrep fedridge fedrs local local-gauss moon mp-fedcl mpfed pfedme proto-attention
-proto-inference sageflow scaffold sp-fedcl
+afd aso-fed async-share cmfl ditto dp-fedcl fed-dropout fedasync fedat fedavg fedavg-ft fedbabu
+fedbn fedcof feddyn fedgauss fedlc fedlda fedmmd fedncm fednh fednova fedopt fedpcl fedper fedplvm
+fedproc fedproto fedprox fedrep fedridge fedrod fedrs fedtgp fpl local local-gauss moon mp-fedcl
+mpfed pfedme proto-attention proto-inference sageflow scaffold sp-fedcl
 """
 METHODS = tuple(_METHODS.split())
 """Built-in methods."""

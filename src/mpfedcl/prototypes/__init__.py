@@ -13,4 +13,5 @@ from mpfedcl.prototypes.contrast import (
     prepare_contrast,
     prototype_contrastive_loss,
 )
+from mpfedcl.prototypes.finch import finch_pool, finch_prototypes, run_finch
 from mpfedcl.prototypes.pool import PrototypePool, Prototypes, merge_prototypes

@@ -414,13 +414,16 @@ def merge_prototypes(pool: PrototypePool, most: int, generator: torch.Generator)
     means = mean_by(pool.vectors.double(), place, len(key), pool.counts.double())
     counts = torch.zeros_like(key).index_add_(0, place, pool.counts)
     labels = groups.labels[key // num_clusters]
-    return _own_by_groups(pool, means.to(pool.vectors.dtype), labels, counts)
+    return split_among_groups(pool, means.to(pool.vectors.dtype), labels, counts)
 
 
-def _own_by_groups(
+def split_among_groups(
     pool: PrototypePool, vectors: Tensor, labels: Tensor, counts: Tensor
 ) -> PrototypePool:
-    """Give the first K prototypes of each class to the first group, the next K to the next."""
+    """Return a pool of other prototypes, whose owners are groups instead of clients.
+
+    The K largest prototypes of each class belong to the first group, the next K to the second.
+    """
     most = pool.num_prototypes or int(pool.held.max())
     largest_first = (labels * (int(counts.max()) + 1) - counts).argsort(stable=True)
     labels = labels[largest_first]
