@@ -54,7 +54,7 @@ def measure(case: tuple[int, int, int]) -> dict[str, Any]:
     torch.set_num_threads(1)
     data = draw_clients(*case)
     experiment = Experiment(method="fedgauss", clients=case[0]).replace(
-        dataset__name="folder", encoder__name="none"
+        dataset__name="folder", encoder__name="none", statistics__random_features=0
     )
     assembly = assemble(
         experiment.resolved(find_method("fedgauss").defaults),

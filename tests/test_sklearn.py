@@ -29,6 +29,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import mpfedcl.sklearn
+from feature_maps import features_of
 from mpfedcl import Experiment, InvalidInput, run
 from mpfedcl.sklearn import FederatedClassifier
 
@@ -65,9 +66,9 @@ def test_docstring_example_runs() -> None:
 def test_fedridge_equals_ridge_regression_on_all_samples(groups: Array | None) -> None:
     """However samples are split: the pooled classifier would miss any that was held out."""
     fitted = FederatedClassifier("fedridge", clients=7).fit(X, Y, groups)
-    features = numpy.sqrt(X) / numpy.linalg.norm(numpy.sqrt(X), axis=1, keepdims=True)
+    features = features_of(X)
     # The norms are 1, so that the trace of the second moment is the number of samples.
-    oracle = Ridge(alpha=0.1 * len(X) / X.shape[1], fit_intercept=False, tol=1e-12)
+    oracle = Ridge(alpha=0.1 * len(X) / features.shape[1], fit_intercept=False, tol=1e-12)
     scores = oracle.fit(features, numpy.eye(3)[CODES]).predict(features)
     shares = numpy.exp(scores) / numpy.exp(scores).sum(axis=1, keepdims=True)
     numpy.testing.assert_allclose(fitted.predict_proba(X), shares, atol=1e-9)

@@ -132,15 +132,17 @@ def test_run_prints_all_predictors(images: Path, tmp_path: Path, cli: Cli) -> No
 def test_one_shot_run_prints_its_statistics(tmp_path: Path, cli: Cli) -> None:
     root = save_domains_of_vectors(tmp_path / "vectors")
     settings = ["--method", "fedgauss", "--dataset.name", "folder", "--dataset.root", root]
-    said = cli("run", *settings, "--partition.kind", "feature", "--out", tmp_path / "run")
+    settings += ["--partition.kind", "feature", "--statistics.random-features", "8"]
+    said = cli("run", *settings, "--out", tmp_path / "run")
     assert said.code == 0
     assert_fits(said.out)
-    # Counts of 3 classes, their sums of 5 numbers, half of a symmetric 5 by 5, and one number.
-    assert f"sent once per client: {3 + 15 + 15 + 1} values of statistics" in said.out
+    # Of 5 values, a constant and 8 random features: counts of 3 classes, their sums of 14 numbers,
+    # half of a symmetric 14 by 14, and one number.
+    assert f"sent once per client: {3 + 3 * 14 + 14 * 15 // 2 + 1} values of statistics" in said.out
     union = read_summary(tmp_path / "run")["predictors"]["global_test"]["global_classifier"]
     assert f"global test set: {union:.1f} % (global, classifier)" in said.out
     card = (tmp_path / "run" / "CARD.md").read_text()
-    assert "Each client sent sufficient statistics of its vectors once, at most 34 values." in card
+    assert "Each client sent sufficient statistics of its vectors once, at most 151 values." in card
     assert "One-shot, 2 clients" in card
     assert "Sufficient statistics were sent" in card
 

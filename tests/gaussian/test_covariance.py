@@ -22,6 +22,7 @@ from mpfedcl.gaussian import (
     score,
     solve_own,
 )
+from mpfedcl.gaussian.classifier import SHRINKAGES
 
 SIZES = [[9, 4, 0], [0, 12, 5], [6, 6, 6]]
 
@@ -72,10 +73,12 @@ def shrinkage_by_formula(
     away = means - overall
     between = (counts[:, None] * away).T @ away
     found = []
-    for weight in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+    for weight in SHRINKAGES:
         inverse = shrunk_inverse(matrix, weight)
         noise = numpy.trace(inverse @ matrix)
         leverage = (1 - weight) * noise / degrees
+        if leverage > 0.3 and weight < 0.9:
+            continue
         seen = numpy.trace(inverse @ between)
         separation = seen - (len(means) - 1) * noise / (1 - leverage)
         variance = numpy.trace(inverse @ matrix @ inverse @ between) / (1 - leverage) ** 2
@@ -84,14 +87,29 @@ def shrinkage_by_formula(
     return max(found)[1]
 
 
-def test_shrinkage_and_temperature_match_the_formulas() -> None:
-    matrix, degrees = pooled()
-    groups = group_means(draw_clients(0, SIZES), 3)
+@pytest.mark.parametrize("factor", [1, 4, 30], ids=["few samples", "more", "many"])
+def test_shrinkage_and_temperature_match_the_formulas(factor: int) -> None:
+    sizes = [[factor * count for count in counts] for counts in SIZES]
+    matrix, degrees = pooled(sizes)
+    groups = group_means(draw_clients(0, sizes), 3)
     means, counts = groups.class_means, groups.class_counts
     found = choose_shrinkage(Covariance.decompose(torch.from_numpy(matrix)), degrees, means, counts)
     expected = shrinkage_by_formula(matrix, degrees, means.numpy(), counts.numpy())
     assert found.weight == expected.weight
     assert found.temperature == pytest.approx(expected.temperature, rel=1e-9)
+
+
+def test_few_degrees_of_freedom_need_much_shrinkage() -> None:
+    """A leverage above 0.3 is not believed, however well the classes seem to be separated."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(8, 40, generator=generator, dtype=torch.float64)
+    covariance = Covariance.decompose(rows.T @ rows / 8)
+    means = torch.randn(3, 40, generator=generator, dtype=torch.float64)
+    counts = torch.tensor([4.0, 4.0, 3.0], dtype=torch.float64)
+    assert choose_shrinkage(covariance, 8.0, means, counts).weight == 0.9
+    many = choose_shrinkage(covariance, 1e6, means, counts)
+    assert many.weight < 0.1
+    assert choose_shrinkage(covariance, 1e6, means, counts, wide=False).weight == 0.4
 
 
 def test_temperature_of_a_single_class_is_finite() -> None:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
+from feature_maps import features_of
 from mpfedcl.core.tensors import Tensors
 from mpfedcl.gaussian import (
     SecondMoment,
     find_impossible_sums,
     pack_symmetric,
+    random_features,
     sum_samples,
     unit_features,
     unpack_symmetric,
@@ -161,3 +163,18 @@ def test_second_moment_matches_a_loop(second_moment: SecondMoment | None) -> Non
 
 def test_nan_features_stay_nan() -> None:
     assert unit_features(torch.tensor([[torch.nan, 1.0]])).isnan().any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 512])
+def test_random_features_match_the_formula_and_have_norm_one(count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    inputs[0] = 0
+    found = random_features(inputs, count)
+    torch.testing.assert_close(found.square().sum(1), torch.ones(200).double())
+    assert torch.equal(found, random_features(inputs, count))
+    if count == 512:
+        torch.testing.assert_close(found, torch.from_numpy(features_of(inputs.numpy())))
+    # Not only the direction of a sample, but also its length matters.
+    assert not torch.allclose(found[1:], random_features(4 * inputs[1:], count), atol=1e-3)
+    assert random_features(torch.tensor([[torch.nan, 1.0]]), count).isnan().any()

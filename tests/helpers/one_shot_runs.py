@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from mpfedcl import Experiment
 
-WIDTH = 7
+VALUES, RANDOM = 7, 4
+WIDTH = VALUES + 1 + RANDOM
+"""The number of features of a sample: its values, a constant and random features."""
 
 
 def save_client(
@@ -20,7 +22,7 @@ def save_client(
     """Write one client's vectors, some of each class to learn from and some to test."""
     random = numpy.random.default_rng(seed)
     labels = numpy.array(classes)[numpy.arange(2 * per_class * len(classes)) % len(classes)]
-    vectors = random.normal(0, 0.4, (len(labels), WIDTH)) + 0.3 * random.normal(size=WIDTH)
+    vectors = random.normal(0, 0.4, (len(labels), VALUES)) + 0.3 * random.normal(size=VALUES)
     vectors[numpy.arange(len(labels)), labels] += 1
     half = len(labels) // 2
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +38,12 @@ def save_client(
 
 def federation(root: Path, method: str = "fedgauss", **changes: Any) -> Experiment:
     """Return an experiment in which each file below `root` is a client."""
-    settings = {"dataset__name": "folder", "dataset__root": root, "partition__kind": "feature"}
+    settings = {
+        "dataset__name": "folder",
+        "dataset__root": root,
+        "partition__kind": "feature",
+        "statistics__random_features": RANDOM,
+    }
     return Experiment(method=method, dtype="float64").replace(**settings | changes)
 
 

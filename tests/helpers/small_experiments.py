@@ -135,6 +135,7 @@ def small(root: Path, method: str = "mp-fedcl", **changes: Any) -> Experiment:
         "workers": 1,
         "evaluate_every": 1,
         "evaluate_predictors": "all",
+        "statistics__random_features": 8,
     }
     return Experiment(method=method, rounds=2, clients=3).replace(**settings | changes)
 
@@ -153,6 +154,7 @@ def flags(root: Path, **changes: Any) -> list[str]:
         "train.batch-size": 8,
         "evaluate-every": 1,
         "evaluate-predictors": "all",
+        "statistics.random-features": 8,
     }
     given = {name.replace("__", ".").replace("_", "-"): each for name, each in changes.items()}
     return [

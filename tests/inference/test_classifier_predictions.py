@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from feature_maps import features_of
 from mpfedcl import InvalidInput, Predictor, run
 from mpfedcl.data.client_data import FederatedData
 from mpfedcl.data.loading import load_data_and_model
@@ -20,6 +21,8 @@ from mpfedcl.inference.calibration import COVERAGES, find_set_limits
 from small_experiments import Say, read_summary, small
 
 Json = dict[str, Any]
+RANDOM = 8
+"""Random features of small experiments."""
 
 
 def make_vectors(root: Path) -> Path:
@@ -101,8 +104,7 @@ def test_probabilities_are_the_softmax_with_the_prior(skewed: Path) -> None:
     held = json.loads((skewed / "partition.json").read_text())["clients"]["client-1"]["train"]
     params = load_file(skewed / "models" / "client-1.safetensors")
     weight, bias = (params[name].double().numpy() for name in ("weight", "bias"))
-    roots = numpy.sign(inputs) * numpy.sqrt(numpy.abs(inputs.astype(float)))
-    phi = roots / numpy.linalg.norm(roots, axis=1, keepdims=True)
+    phi = features_of(inputs, RANDOM)
     parts = numpy.einsum("nd,cgd->ncg", phi, weight) + bias
     scores = numpy.log(numpy.exp(parts).sum(axis=2)) + numpy.log(
         (numpy.array(held) + 0.1) / (sum(held) + 0.4)
@@ -126,10 +128,12 @@ def test_distances_are_in_the_metric_of_the_pool(fedgauss: Path) -> None:
     _, inputs = held_out_of(fedgauss)
     predictor = Predictor.load(fedgauss)
     fitted = load_file(fedgauss / "metric.safetensors")
-    weight, _, shift, by_class, _ = fitted["fit"].tolist()
+    weight, _, shift, by_class, *_ = fitted["fit"].tolist()
     assert shift + by_class > 0
-    within = unpack_symmetric(fitted["covariance"].double(), 8).numpy()
-    precision = numpy.linalg.inv((1 - weight) * within + weight * within.trace() / 8 * numpy.eye(8))
+    size = 8 + 1 + RANDOM
+    within = unpack_symmetric(fitted["covariance"].double(), size).numpy()
+    even = within.trace() / size * numpy.eye(size)
+    precision = numpy.linalg.inv((1 - weight) * within + weight * even)
     pool = predictor.trained.pool
     assert pool is not None
     vectors, counts = pool.vectors.double().numpy(), pool.counts.double().numpy()
@@ -145,8 +149,7 @@ def test_distances_are_in_the_metric_of_the_pool(fedgauss: Path) -> None:
         moved = shift * pulled / (1 + shift * trust[own].sum())
         prototypes[row] = means[labels[row]] + moved
         prototypes[row] += by_class * trust[row] * (away[row] - moved)
-    roots = numpy.sign(inputs) * numpy.sqrt(numpy.abs(inputs.astype(float)))
-    phi = roots / numpy.linalg.norm(roots, axis=1, keepdims=True)
+    phi = features_of(inputs, RANDOM)
     gaps = phi[:, None] - prototypes[None]
     expected = numpy.sqrt(numpy.einsum("nmd,de,nme->nm", gaps, precision, gaps))
     assert predictor.threshold is not None

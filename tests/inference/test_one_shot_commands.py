@@ -145,18 +145,18 @@ def test_advise_changes_nothing(path: Path, clients: Path, cli: Cli) -> None:
 
 
 def test_advice_is_to_join_with_too_few_samples(clients: Path, tmp_path: Path) -> None:
-    """Four noisy samples per class: the federation's classifier is better."""
+    """Six noisy samples per class: the federation's classifier is better."""
     random = numpy.random.default_rng(3)
-    labels = numpy.arange(12) % 3
-    vectors = random.normal(0, 0.6, (12, 7))
-    vectors[numpy.arange(12), labels] += 1
+    labels = numpy.arange(18) % 3
+    vectors = random.normal(0, 0.6, (18, 7))
+    vectors[numpy.arange(18), labels] += 1
     numpy.savez(tmp_path / "few.npz", x_train=vectors, y_train=labels)
     pooled = run(federation(clients, "fedlda"), tmp_path / "pooled").path
     found = advise(pooled, tmp_path / "few.npz")
     assert found.compared == "global"
-    assert (found.folds, found.samples) == (5, 12)
+    assert (found.folds, found.samples) == (5, 18)
     assert found.verdict.startswith("Join: ")
-    assert sum(each.local for each in found.classes) == round(0.12 * found.accuracy["local"])
+    assert sum(each.local for each in found.classes) == round(0.18 * found.accuracy["local"])
 
 
 def test_interval_has_its_coverage() -> None:

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from crashes_at_file_operations import OPERATIONS
 from mpfedcl import InvalidInput, resume, run
 from mpfedcl.data.loading import load_federated_data
-from mpfedcl.gaussian import ABSENT, unit_features
+from mpfedcl.gaussian import ABSENT, random_features
 from mpfedcl.inference.membership import join, leave
 from mpfedcl.inference.one_shot import open_federation
 from mpfedcl.inference.trained_run import load_trained_run
 from one_shot_runs import (
+    RANDOM,
     WIDTH,
     assert_same_federation,
     choose,
@@ -44,7 +45,7 @@ def test_statistics_equal_those_of_pooled_samples(four: Path) -> None:
     data = load_federated_data(federation(four.parent / "data").resolved())
     inputs = torch.cat([client.inputs for client in data.clients])
     labels = torch.cat([client.labels for client in data.clients])
-    features = unit_features(inputs)
+    features = random_features(inputs, RANDOM)
     found = load_file(four / "statistics.safetensors")
     assert {value.dtype for value in found.values()} == {torch.float64}
     torch.testing.assert_close(found["moment"], features.T @ features, rtol=0, atol=1e-12)

@@ -16,8 +16,10 @@ from mpfedcl.core.errors import InvalidInput
 from mpfedcl.data.client_data import ClientData, FederatedData
 from mpfedcl.engines import InProcessEngine
 from mpfedcl.experiment import Experiment
-from mpfedcl.gaussian import unit_features
+from mpfedcl.gaussian import random_features
+from mpfedcl.gaussian.classifier import SHRINKAGES
 from mpfedcl.methods import find_method
+from mpfedcl.methods.fedgauss import FedGauss
 from mpfedcl.models import GaussianClassifier, make_mlp
 from mpfedcl.rounds.assembly import assemble
 from mpfedcl.rounds.loop import RoundLoop
@@ -26,7 +28,14 @@ from mpfedcl.runs.observer import Observer
 from small_experiments import save_vectors, small
 
 SIZE, NUM_CLASSES = 8, 3
+RANDOM = 5
+WIDTH = SIZE + 1 + RANDOM
+"""The number of features of a sample: its values, a constant and random features."""
 FAMILY = ("fedgauss", "fedlda", "fedncm", "fedridge", "fedcof")
+
+
+def features_of(inputs: Tensor) -> Tensor:
+    return random_features(inputs, RANDOM)
 
 
 def draw(count: int, seed: int, *, shift: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -58,6 +67,7 @@ def federate(
             "dataset__name": "folder",
             "encoder__name": "none",
             "evaluate_predictors": "all",
+            "statistics__random_features": RANDOM,
             **changes,
         }
     )
@@ -85,12 +95,12 @@ def split(count: int = 60) -> dict[str, tuple[Tensor, Tensor]]:
 def averaged_answers(loop: RoundLoop, inputs: Tensor) -> Tensor:
     model = loop.global_model
     assert model is not None
-    return GaussianClassifier(SIZE, NUM_CLASSES).apply(model, inputs)[1]
+    return GaussianClassifier(SIZE, NUM_CLASSES, features_of).apply(model, inputs)[1]
 
 
 def pooled(clients: dict[str, tuple[Tensor, Tensor]]) -> tuple[Any, Any]:
     inputs = torch.cat([x for x, _ in clients.values()])
-    return unit_features(inputs).numpy(), torch.cat([y for _, y in clients.values()]).numpy()
+    return features_of(inputs).numpy(), torch.cat([y for _, y in clients.values()]).numpy()
 
 
 def test_fedridge_equals_ridge_regression_on_pooled_data() -> None:
@@ -98,11 +108,11 @@ def test_fedridge_equals_ridge_regression_on_pooled_data() -> None:
     loop, _, _ = federate(clients, "fedridge")
     features, labels = pooled(clients)
     # tr(M) is the number of samples, because features have length 1.
-    oracle = Ridge(alpha=0.1 * len(labels) / SIZE, fit_intercept=False)
+    oracle = Ridge(alpha=0.1 * len(labels) / WIDTH, fit_intercept=False)
     oracle.fit(features, numpy.eye(NUM_CLASSES)[labels])
     test, _ = draw(30, seed=8)
     found = averaged_answers(loop, test).numpy()
-    numpy.testing.assert_allclose(found, oracle.predict(unit_features(test).numpy()), atol=1e-10)
+    numpy.testing.assert_allclose(found, oracle.predict(features_of(test).numpy()), atol=1e-10)
 
 
 def test_fedncm_equals_nearest_centroid_on_pooled_data() -> None:
@@ -111,7 +121,7 @@ def test_fedncm_equals_nearest_centroid_on_pooled_data() -> None:
     oracle = NearestCentroid().fit(*pooled(clients))
     test, _ = draw(200, seed=8)
     said = averaged_answers(loop, test).argmax(dim=1).numpy()
-    numpy.testing.assert_array_equal(said, oracle.predict(unit_features(test).numpy()))
+    numpy.testing.assert_array_equal(said, oracle.predict(features_of(test).numpy()))
     assert record.accuracy is not None
     union = record.accuracy["global_test"]
     assert union["global_classifier"] == union["global_prototype"]
@@ -125,12 +135,12 @@ def test_fedlda_equals_linear_discriminant_analysis() -> None:
     scores = averaged_answers(loop, test).numpy()
     features, labels = pooled(clients)
     found = []
-    for weight in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+    for weight in SHRINKAGES:
         # Its covariance is divided by n, which no order of classes depends on.
         oracle = LinearDiscriminantAnalysis(
             solver="lsqr", shrinkage=weight, priors=[1 / NUM_CLASSES] * NUM_CLASSES
         ).fit(features, labels)
-        theirs = oracle.decision_function(unit_features(test).numpy())
+        theirs = oracle.decision_function(features_of(test).numpy())
         ratio = (theirs - theirs[:, :1])[:, 1:] / (scores - scores[:, :1])[:, 1:]
         found.append(ratio.std() / abs(ratio.mean()))
     # For the lambda that was chosen, all score differences have the same ratio, T (n - K) / n.
@@ -181,7 +191,7 @@ def test_shifted_clients_have_their_own_prototypes() -> None:
     clients = {str(number): draw(90, seed=number, shift=3.0) for number in range(4)}
     loop, engine, record = federate(clients, "fedgauss")
     assert record.remarks["fit"]["shift"] > 0.1
-    assert loop.state.server.params["weight"].shape == (NUM_CLASSES, 4, SIZE)
+    assert loop.state.server.params["weight"].shape == (NUM_CLASSES, 4, WIDTH)
     models = dict(engine.personal_models({}))
     assert not torch.allclose(models["0"]["weight"], models["1"]["weight"], rtol=0.05)
 
@@ -226,7 +236,7 @@ def test_single_samples_per_class_give_the_nearest_mean() -> None:
     loop, _, _ = federate(clients, "fedgauss")
     test, _ = draw(60, seed=4)
     said = averaged_answers(loop, test).argmax(dim=1)
-    nearest = torch.cdist(unit_features(test), unit_features(inputs)).argmin(dim=1)
+    nearest = torch.cdist(features_of(test), features_of(inputs)).argmin(dim=1)
     assert torch.equal(said, labels[nearest])
 
 
@@ -290,3 +300,21 @@ def test_remarks_report_the_estimates() -> None:
         "class_effect",
         "own_covariance",
     }
+
+
+def test_sharpness_is_found_again_from_statistics() -> None:
+    """So a client's classifier keeps it if others join or leave."""
+    clients = {str(number): draw(90, seed=number, shift=3.0) for number in range(3)}
+    clients["few"] = draw(9, seed=9)
+    loop, engine, _ = federate(clients, "fedgauss")
+    method = engine._method
+    assert isinstance(method, FedGauss)
+    received, found = method.prepare(loop.broadcast()), []
+    for name, personal in engine.personal_models({}):
+        own = method.own_statistics(method.collect(*clients[name]))
+        sharpness = method.sharpness_of(received, own, personal)
+        again = method.personalize_from(received, own, sharpness)
+        assert again is not None
+        torch.testing.assert_close(again["weight"], personal["weight"], rtol=1e-6, atol=1e-6)
+        found.append(sharpness)
+    assert min(found) < max(found)

@@ -462,6 +462,9 @@ class StatisticsSettings(Settings):
     keep: Literal["auto", "clients", "pooled"] = "auto"
     """clients: keep the statistics of each client, so that any client can leave later; pooled: keep
     only their sum, from which no client can leave; auto: clients, up to 10,000 and 1 GB."""
+    random_features: Annotated[int, Field(ge=0, le=4096)] = 512
+    """Random features that one-shot methods add to samples of fewer than 256 values; 0: none, for
+    small messages."""
 
 
 class UpdateSettings(Settings):

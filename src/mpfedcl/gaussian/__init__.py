@@ -18,6 +18,14 @@ from mpfedcl.gaussian.effects import (
     ClientMeans,
     estimate_effects,
 )
+from mpfedcl.gaussian.personal import (
+    SHARPNESS,
+    SMOOTHING,
+    GaussianPool,
+    choose_sharpness,
+    left_out_scores,
+    own_classifier,
+)
 from mpfedcl.gaussian.plausibility import (
     find_impossible_sums,
     find_impossible_totals,
@@ -33,6 +41,7 @@ from mpfedcl.gaussian.statistics import (
     pool_parts,
     pooled_of_totals,
     project_features,
+    random_features,
     scatter_rows,
     sum_samples,
     sums_to_fit,

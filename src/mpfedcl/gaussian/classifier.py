@@ -10,11 +10,16 @@ from torch import Tensor
 from mpfedcl.gaussian.statistics import unpack_symmetric
 from mpfedcl.prototypes import PrototypePool
 
-SHRINKAGES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Candidates for lambda; values below 0.4 never improved results."""
+SHRINKAGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Candidates for lambda."""
+_NARROW = 0.4
+"""The least lambda if the estimates for new samples are too noisy to choose a smaller one."""
+_MOST_LEVERAGE = 0.3
+"""Beyond it the estimates for new samples are not to be believed: with few samples they would
+choose a small lambda, and directions in which the samples happen not to scatter."""
 _CAUTION = 2.0
-"""The only constant of the method: scores are assumed to vary, and a client's scatter to be noisy,
-by this factor more than estimated."""
+"""Scores are assumed to vary, and a client's scatter to be noisy, by this factor more than
+estimated."""
 _LEAST_SEPARATION = 0.1
 """The separation on new samples is at least this share of that on training samples."""
 ABSENT = -1e30
@@ -80,7 +85,7 @@ class Shrinkage(NamedTuple):
 
 
 def choose_shrinkage(
-    covariance: Covariance, degrees: float, means: Tensor, counts: Tensor
+    covariance: Covariance, degrees: float, means: Tensor, counts: Tensor, *, wide: bool = True
 ) -> Shrinkage:
     """Choose lambda and T from estimates for new samples; no data is held out.
 
@@ -88,22 +93,28 @@ def choose_shrinkage(
         covariance: S.
         degrees: F, the degrees of freedom behind it.
         means, counts: [C, d] and [C], of the classes that any client holds.
+        wide: Whether to choose among all candidates by leverage, or only among those from 0.4 on.
 
     S and the means are fitted to the training samples. With the leverage
     h = (1 - lambda) Σ a e / F taken out, classes are separated on new samples by
     sep = Σ a M - (K - 1) Σ a e / (1 - h), with variance var = Σ a² e M / (1 - h)²; M are the means'
-    squares along each eigenvector, by count. lambda has the largest sep²/var; T = 2 var/sep.
+    squares along each eigenvector, by count. Among the lambdas with h of at most 0.3, or else only
+    the largest, lambda has the largest sep²/var; T = 2 var/sep.
     """
     overall = (counts.unsqueeze(1) * means).sum(0) / counts.sum()
     along = ((means - overall) @ covariance.basis).square()
     spread = (counts.unsqueeze(1) * along).sum(0)
-    best, chosen = -torch.inf, Shrinkage(SHRINKAGES[0], _CAUTION)
-    for weight in SHRINKAGES if covariance.trace else ():
+    best, chosen = -torch.inf, Shrinkage(SHRINKAGES[-1], _CAUTION)
+    # From the largest, which is taken if the leverage of all is too large.
+    for weight in reversed(SHRINKAGES) if covariance.trace else ():
         a, e = covariance.precision(weight), covariance.spectrum
         noise = float((a * e).sum())
-        kept = 1 - (1 - weight) * noise / degrees
+        leverage = (1 - weight) * noise / degrees
+        is_allowed = leverage <= _MOST_LEVERAGE if wide else weight >= _NARROW
+        if not is_allowed and best > -torch.inf:
+            break
         # Positive in exact arithmetic.
-        kept = max(kept, torch.finfo(torch.float64).eps)
+        kept = max(1 - leverage, torch.finfo(torch.float64).eps)
         seen = float((a * spread).sum())
         separation = seen - (len(means) - 1) * noise / kept
         variance = float((a.square() * e * spread).sum()) / kept**2

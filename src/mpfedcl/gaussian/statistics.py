@@ -62,6 +62,39 @@ def unit_features(inputs: Tensor) -> Tensor:
     return torch.where(lengths == 0, even, roots / lengths)
 
 
+def random_features(inputs: Tensor, count: int) -> Tensor:
+    """Return features of norm 1 for samples of few values: [..., d + 1 + count] for [..., d].
+
+    `unit_features` keeps only the direction of a sample, and a class can lie anywhere, not only on
+    one side of a plane. So a constant sqrt(d) is appended to the values first, which keeps their
+    norm, and then `count` public random directions, each cut off at 0. Both parts have equal norms.
+
+    Example:
+        >>> random_features(torch.eye(3), 5).shape
+        torch.Size([3, 9])
+        >>> random_features(torch.eye(3), 0).square().sum(dim=1)
+        tensor([1., 1., 1.])
+    """
+    size = inputs.shape[-1]
+    constant = torch.full_like(inputs[..., :1], size**0.5)
+    direct = unit_features(torch.cat([inputs, constant], dim=-1))
+    if not count:
+        return direct
+    turned = (direct @ _directions(size + 1, count).to(direct)).relu()
+    lengths = turned.norm(dim=-1, keepdim=True)
+    even = torch.full_like(turned, count**-0.5)
+    turned = torch.where(lengths == 0, even, turned / lengths)
+    both: Tensor = torch.cat([direct, turned], dim=-1) * 0.5**0.5
+    return both
+
+
+@lru_cache(maxsize=4)
+def _directions(size: int, count: int) -> Tensor:
+    """Return [d, k] random directions, the same for all clients and experiments."""
+    key = generator(0, "random features", size)
+    return torch.randn(size, count, generator=key, dtype=torch.float64)
+
+
 def project_features(features: Tensor, dimensions: int, seed: int) -> Tensor:
     """Return features in fewer dimensions, of norm 1 again: [..., k] for [..., d].
 

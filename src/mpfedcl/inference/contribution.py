@@ -138,6 +138,15 @@ class _Evaluator:
             self.local_predictor = "global_classifier_prior"
         self._kind = PredictorKind.of(self.local_predictor)
         self._own = {name: self._prepare(federation.statistics_of(name)) for name in self.tests}
+        # A choice needs the client's samples, and is not made again for each client left out.
+        self._sharpness = dict.fromkeys(self.tests, 1.0)
+        for client in data.clients if self._kind.model == "personal" else ():
+            if client.name in self.tests:
+                method, received = federation.method, federation.received
+                personal = method.personalize(received, client.inputs, client.labels)
+                if personal is not None:
+                    own = self._own[client.name]
+                    self._sharpness[client.name] = method.sharpness_of(received, own, personal)
 
     def _prepare(self, own: Tensors) -> Tensors:
         """Return the needed part of a client's statistics; its scatter is factored only once."""
@@ -151,7 +160,9 @@ class _Evaluator:
         for name, rows in self.tests.items():
             own_scores, own = scores[rows], self._own[name]
             if self._kind.model == "personal" and name in federation.pool.names:
-                personal = federation.method.personalize_from(federation.received, own)
+                personal = federation.method.personalize_from(
+                    federation.received, own, self._sharpness[name]
+                )
                 if personal is not None:
                     own_scores = federation.scores(personal, self._inputs[rows])
             if self._kind.prior == "labels":
@@ -184,9 +195,10 @@ def _load_data(federation: OneShotFederation) -> FederatedData:
             f"the data of {path} have other classes, or another encoder, than the run had; they "
             "must be the same."
         )
-    if data.input_size != federation.pool.dimension:
+    num_features = federation.method.make_model(data.input_size).embedding_size
+    if num_features != federation.pool.dimension:
         raise InvalidInput(
-            f"the data of {path} have {data.input_size} features; the run had "
+            f"the data of {path} have {num_features} features; the run had "
             f"{federation.pool.dimension}, and they must be the same."
         )
     return data

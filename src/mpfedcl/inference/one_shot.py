@@ -31,11 +31,13 @@ from mpfedcl.inference.trained_run import (
     MOST_NAMES_LISTED,
     commit,
     model_file,
+    read_model,
     read_partition,
     read_pool,
 )
 from mpfedcl.methods import OneShot, Server, find_method, is_built_in, prototype_rule
 from mpfedcl.methods.messages import Broadcast, Update
+from mpfedcl.models import GaussianClassifier
 from mpfedcl.network.server.serve import SingleClient
 from mpfedcl.network.server.status import Status
 from mpfedcl.network.transport import Transport, shorten
@@ -127,7 +129,7 @@ class OneShotFederation:
     @torch.no_grad()
     def scores(self, params: Tensors, inputs: Tensor) -> Tensor:
         """Return the scores [n, C] of a classifier for inputs."""
-        return self.method.make_model(self.pool.dimension).apply(params, inputs)[1]
+        return self.method.make_model(inputs.shape[-1]).apply(params, inputs)[1]
 
     def predicts(
         self, params: Tensors, inputs: Tensor, labels: Tensor, label_counts: Tensor | None = None
@@ -327,15 +329,18 @@ def _refit_personal_models(
 ) -> Iterator[tuple[str, Tensors]]:
     """Yield the personal classifiers of the other clients, which change with the federation.
 
-    A classifier is computed from the client's statistics. Without them, or if the client has
-    samples that it never sent (`min_cluster_size`), it stays.
+    A classifier is computed from the client's statistics, with its earlier sharpness. Without them,
+    or if the client has samples that it never sent (`min_cluster_size`), it stays.
     """
     if not before.keeps_clients or before.experiment.prototypes.min_cluster_size > 1:
         return
+    size, num_classes = before.pool.dimension, len(before.class_names)
+    form = GaussianClassifier(size, num_classes, lambda features: features)
     for name in after.pool.names:
-        if name != client and (before.path / model_file(name)).is_file():
-            own = before.statistics_of(name)
-            if (personal := after.method.personalize_from(after.received, own)) is not None:
+        if name != client and (file := before.path / model_file(name)).is_file():
+            own, method = before.statistics_of(name), after.method
+            chosen = method.sharpness_of(before.received, own, read_model(file, form))
+            if (personal := method.personalize_from(after.received, own, chosen)) is not None:
                 yield name, personal
 
 

@@ -22,6 +22,8 @@ from mpfedcl.methods.predictors import PredictorName
 from mpfedcl.models import GaussianClassifier, Model
 from mpfedcl.prototypes import PrototypePool, Prototypes
 
+_FEW_VALUES = 256
+"""A sample with fewer values has random features next to them."""
 _MOST_FEATURES = 8192
 """A square matrix of this size takes half a gigabyte."""
 
@@ -101,12 +103,22 @@ class ClosedForm(PrototypeRule, Method):
         return GaussianClassifier(input_size, self.num_classes, self.features)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return the features of inputs [n, ...]: norm 1, under a privacy budget projected."""
+        """Return the features of inputs [n, ...]: norm 1, under a privacy budget projected.
+
+        Under a budget there are no random features: the noise grows with the number of features.
+        """
         privacy = self.experiment.privacy
-        features = gaussian.unit_features(inputs)
-        if not privacy.has_budget:
-            return features
-        return gaussian.project_features(features, privacy.dimensions, self.experiment.seed)
+        if privacy.has_budget:
+            features = gaussian.unit_features(inputs)
+            return gaussian.project_features(features, privacy.dimensions, self.experiment.seed)
+        if inputs.shape[-1] < _FEW_VALUES:
+            return gaussian.random_features(inputs, self.experiment.statistics.random_features)
+        return gaussian.unit_features(inputs)
+
+    @property
+    def is_noisy(self) -> bool:
+        """Return whether statistics have the noise of a privacy budget, in the covariance, too."""
+        return self.experiment.privacy.has_budget
 
     def project(self, embeddings: Tensor) -> Tensor:
         """Return features unchanged: their norm is already 1."""
@@ -253,9 +265,18 @@ class OneShot(ClosedForm, CollectsStatistics, SharesPrototypes, ABC):
         """Fit the classifier to pooled statistics and the class means of single clients."""
         return self._serve(server, gaussian.sums_to_fit(pooled, self.second_moment), pool)
 
-    def personalize_from(self, received: Any, own: Tensors) -> Tensors | None:
-        """Return a personalized model as `personalize`, from statistics instead of samples."""
+    def personalize_from(
+        self, received: Any, own: Tensors, sharpness: float = 1.0
+    ) -> Tensors | None:
+        """Return a personalized model as `personalize`, from statistics instead of samples.
+
+        `sharpness` is what a client has chosen by its samples.
+        """
         return None
+
+    def sharpness_of(self, received: Any, own: Tensors, personal: Tensors) -> float:
+        """Return the sharpness that a personalized model was made with from these statistics."""
+        return 1.0
 
     def _serve(self, server: Server, sums: Tensors, pool: PrototypePool) -> Server:
         components, found = self.fit(sums, ClientMeans.of_pool(pool))
@@ -311,14 +332,19 @@ def _check_counts(counts: Tensor, announced: Sequence[int]) -> str | None:
 
 
 def fit_classes(
-    covariance: Covariance, degrees: float, sums: Tensors, *, hottest: float = math.inf
+    covariance: Covariance,
+    degrees: float,
+    sums: Tensors,
+    *,
+    wide: bool = True,
+    hottest: float = math.inf,
 ) -> tuple[Components, Shrinkage]:
     """Return one Gaussian per class around its mean, with a covariance that all share.
 
-    `hottest` bounds the temperature.
+    `wide` is as for `choose_shrinkage`; `hottest` bounds the temperature.
     """
     present, means, counts = class_means(sums)
-    shrinkage = gaussian.choose_shrinkage(covariance, degrees, means, counts)
+    shrinkage = gaussian.choose_shrinkage(covariance, degrees, means, counts, wide=wide)
     origin = (counts.unsqueeze(1) * means).sum(0) / counts.sum()
     components = gaussian.make_components(
         means,

@@ -37,7 +37,9 @@ class FedCOF(OneShot):
                 "its covariance is a guess; fedlda sends the true one."
             )
         spread = away.T @ away / max(1, degrees)
-        components, shrinkage = fit_classes(Covariance.decompose(spread), max(1.0, degrees), sums)
+        components, shrinkage = fit_classes(
+            Covariance.decompose(spread), max(1.0, degrees), sums, wide=not self.is_noisy
+        )
         return components, describe_metric(spread, shrinkage)
 
     def remarks(self, broadcast: Broadcast) -> dict[str, Any]:

@@ -21,5 +21,7 @@ class FedLDA(OneShot):
         """Return one Gaussian per class with the pooled covariance within classes."""
         degrees = degrees_of(sums, groups)
         within = unpack_symmetric(sums["within"], groups.vectors.shape[1]) / degrees
-        components, shrinkage = fit_classes(Covariance.decompose(within), degrees, sums)
+        components, shrinkage = fit_classes(
+            Covariance.decompose(within), degrees, sums, wide=not self.is_noisy
+        )
         return components, describe_metric(within, shrinkage)

@@ -25,4 +25,4 @@ class FedNCM(OneShot):
         if scatter < _ROUNDING * float(counts.sum()):
             scatter = 0.0
         covariance = Covariance.spherical(scatter / degrees, means)
-        return fit_classes(covariance, degrees, sums)[0], {}
+        return fit_classes(covariance, degrees, sums, wide=not self.is_noisy)[0], {}

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mpfedcl.gaussian import Covariance, sum_samples, unit_features, unpack_symmetric
+from mpfedcl.gaussian import Covariance, sum_samples, unpack_symmetric
 from mpfedcl.methods import ClosedForm, Tensors
 from mpfedcl.methods._one_shot import fit_classes
 
@@ -25,10 +25,10 @@ class LocalGauss(ClosedForm):
 
     def personalize(self, received: object, inputs: Tensor, labels: Tensor) -> Tensors:
         """Return the classifier fitted to the client's own statistics."""
-        features = unit_features(inputs).double()
+        features = self.features(inputs).double()
         sums = sum_samples(features, labels, self.num_classes, "within")
         degrees = max(1.0, float(sums["counts"].sum()) - int((sums["counts"] > 0).sum()))
         within = unpack_symmetric(sums["within"], features.shape[1]) / degrees
         covariance = Covariance.decompose(within)
-        components, _ = fit_classes(covariance, degrees, sums, hottest=_HOTTEST)
+        components, _ = fit_classes(covariance, degrees, sums, wide=False, hottest=_HOTTEST)
         return {name: value.to(inputs.dtype) for name, value in components._asdict().items()}
