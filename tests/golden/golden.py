@@ -624,14 +624,22 @@ class Comparison:
         return self._explained(case, apart, Verdict("DIFFERS", case.name, remark))
 
     def _explained(self, case: Case, apart: Mapping[str, float], verdict: Verdict) -> Verdict:
-        for each in self.explanations:
-            if fnmatchcase(case.name, each.cases) and all(
-                size <= each.within and (not name or fnmatchcase(name, each.tensors))
-                for name, size in apart.items()
-            ):
-                self.used.add(each)
-                return Verdict("explained", case.name, f"{verdict.remark}; {each.reason}")
+        reasons: dict[Explanation, None] = {}
+        for name, size in apart.items():
+            found = next((e for e in self.explanations if _explains(e, case, name, size)), None)
+            if found is None:
+                return verdict
+            reasons[found] = None
+        if reasons:
+            self.used.update(reasons)
+            why = "; ".join(each.reason for each in reasons)
+            return Verdict("explained", case.name, f"{verdict.remark}; {why}")
         return verdict
+
+
+def _explains(each: Explanation, case: Case, name: str, size: float) -> bool:
+    is_named = not name or fnmatchcase(name, each.tensors)
+    return fnmatchcase(case.name, each.cases) and size <= each.within and is_named
 
 
 def summarize(verdicts: Iterable[Verdict]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from identities import after_rounds, assert_close_tensors, differ, models_of, server_of
 
-from mpfedcl.methods import PREDICTORS, Method, built_in_methods
-from small_experiments import ONE_EXCHANGE
+from mpfedcl.methods import PREDICTORS, TESTS, Method, PredictorKind, built_in_methods
+from small_experiments import ONE_EXCHANGE, build_federation, small
 
 pytestmark = pytest.mark.whole
 
@@ -56,6 +56,30 @@ def test_method_metadata_is_complete(method: type[Method]) -> None:
     primary = method.primary_predictor
     assert {primary, method.primary_predictor_global or primary} <= set(PREDICTORS)
     assert (method.family == "one-shot") == (method.name in ONE_EXCHANGE)
+
+
+@pytest.mark.parametrize("method", built_in_methods().values(), ids=lambda each: each.name)
+def test_every_predictor_has_a_version_with_the_label_prior(method: type[Method]) -> None:
+    offered = [PredictorKind.of(name) for name in method.predictors]
+    for kind in offered:
+        if kind.prior == "none":
+            assert PredictorKind(kind.model, kind.rule, "labels") in offered
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpcl", "fedlda", "fedridge", "fedproto"])
+def test_label_prior_is_evaluated_for_every_method(images: Path, method: str) -> None:
+    changes = {"partition__test": "matched", "dtype": "float64"}
+    record = build_federation(small(images, method, **changes)).run_round(
+        evaluate=True, with_confusion=True
+    )
+    assert record.accuracy is not None
+    for test in TESTS:
+        table = {str(name): value for name, value in record.accuracy[test].items()}
+        for name, value in table.items():
+            kind = PredictorKind.of(name)
+            if kind.prior == "none":
+                with_prior = table[PredictorKind(kind.model, kind.rule, "labels").name]
+                assert (with_prior is None) == (value is None), name
 
 
 def test_methods_page_is_up_to_date() -> None:

@@ -148,7 +148,7 @@ def test_undefined_predictors_are_null(images: Path) -> None:
     assert record.accuracy is not None
     for table in record.accuracy.values():
         known = {predictor for predictor in PREDICTORS if table[predictor] is not None}
-        assert known == {"personal_prototype"}
+        assert known == {"personal_prototype", "personal_prototype_prior"}
     assert record.accuracy_per_client is not None
     assert None not in record.accuracy_per_client.values()
 

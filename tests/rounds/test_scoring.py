@@ -107,6 +107,7 @@ def test_every_predictor_equals_a_loop() -> None:
         "global_classifier": (averaged.scores, none),
         "global_prototype": (averaged.similarities, none),
         "personal_classifier_prior": (personal.scores, prior),
+        "personal_prototype_prior": (personal.similarities, prior),
         "global_classifier_prior": (averaged.scores, prior),
         "global_prototype_prior": (averaged.similarities, prior),
     }
@@ -194,9 +195,10 @@ def test_similarities_are_the_nearest_prototype_of_each_class() -> None:
     rows = Prototypes(vectors, torch.tensor([0, 0, 2, 2, 3]), torch.ones(5, dtype=torch.long))
     pool = PrototypePool.gather({"a": rows}, num_classes=NUM_CLASSES, num_prototypes=2)
     inputs = normalize(torch.randn(6, 3, generator=torch.manual_seed(4)), dim=1)
-    evaluator = Evaluator(inputs, torch.zeros(6, dtype=torch.long), lambda z: z, pool, 0.5)
+    labels = torch.zeros(6, dtype=torch.long)
+    evaluator = Evaluator(inputs, labels, lambda z: z, pool, 0.5, keeps_similarities=True)
     logits = torch.zeros(6, NUM_CLASSES)
-    (predicted,) = evaluator.predict(lambda z: as_stack((z, logits)), with_similarities=True)
+    (predicted,) = evaluator.predict(lambda z: as_stack((z, logits)))
     assert predicted.similarities is not None
     assert predicted.prototype is not None
     for image, row in enumerate(predicted.similarities.tolist()):

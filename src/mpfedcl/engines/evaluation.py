@@ -88,15 +88,16 @@ class ClientEvaluation:
             return None
         compares = is_wanted(wanted, model="global", rule="prototype")
         evaluator = self._evaluator(pool if compares else None)
-        evaluator = replace(evaluator, keeps_projected=self._needs_closeness("global"))
+        evaluator = replace(
+            evaluator,
+            keeps_projected=self._needs_closeness("global"),
+            keeps_similarities=is_wanted(wanted, model="global", rule="prototype", prior="labels"),
+        )
         if group is not None:
             rows = torch.arange(len(evaluator.labels)).tensor_split(group.size)[group.rank]
             inputs = evaluator.inputs[rows.to(evaluator.inputs.device)]
             evaluator = replace(evaluator, inputs=inputs)
-        (own,) = evaluator.predict(
-            lambda inputs: as_stack(self.model.apply(averaged, inputs)),
-            with_similarities=is_wanted(wanted, model="global", rule="prototype", prior="labels"),
-        )
+        (own,) = evaluator.predict(lambda inputs: as_stack(self.model.apply(averaged, inputs)))
         if group is None:
             return own
         tensors = own.tensors()
@@ -209,8 +210,13 @@ class ClientEvaluation:
             # Without training, all clients have the same embeddings.
             pool = None
         evaluator = self._evaluator(pool)
-        keeps_projected = measures and self._needs_closeness("personal")
-        evaluator = replace(evaluator, keeps_projected=keeps_projected)
+        evaluator = replace(
+            evaluator,
+            keeps_projected=measures and self._needs_closeness("personal"),
+            keeps_similarities=is_wanted(
+                wanted, model="personal", rule="prototype", prior="labels"
+            ),
+        )
         if not self.method.trains:
             # Only scores differ between clients, and they are small.
             evaluator = replace(evaluator, read_at_once=_SCORES_AT_ONCE // self.data.num_classes)

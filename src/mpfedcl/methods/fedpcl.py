@@ -25,7 +25,10 @@ class FedPcl(SharesPrototypes):
     sends = "its class means"
     keeps = "its model"
     primary_predictor = "personal_prototype"
-    predictors: ClassVar[tuple[PredictorName, ...]] = ("personal_prototype",)
+    predictors: ClassVar[tuple[PredictorName, ...]] = (
+        "personal_prototype",
+        "personal_prototype_prior",
+    )
     shares_model = False
     clustering = "mean"
     normalizes = True

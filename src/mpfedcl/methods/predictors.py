@@ -9,6 +9,7 @@ PredictorName = Literal[
     "global_classifier",
     "global_prototype",
     "personal_classifier_prior",
+    "personal_prototype_prior",
     "global_classifier_prior",
     "global_prototype_prior",
     "global_classifier_estimated",

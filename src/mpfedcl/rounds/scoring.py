@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from mpfedcl.gaussian import SMOOTHING
 from mpfedcl.methods import PredictorKind, PredictorName, Test
 from mpfedcl.prototypes import PrototypePool
 from mpfedcl.rounds.metrics import (
@@ -23,8 +24,6 @@ from mpfedcl.rounds.metrics import (
 Column = list[float | None]
 """One predictor of several clients, in their order."""
 
-SMOOTHING = 0.1
-"""Added to each count, so that a class without samples is unlikely and not impossible."""
 _MOST_EM_STEPS, _EM_TOLERANCE = 200, 1e-4
 _CHUNK = 4096
 """Images that pass through a model together."""
@@ -148,6 +147,8 @@ class Evaluator:
     read_at_once: int = _READ_AT_ONCE
     keeps_projected: bool = False
     """Whether predictions have what probabilities by prototypes are computed from."""
+    keeps_similarities: bool = False
+    """Whether predictions have what a label prior is added to, by prototypes."""
 
     @property
     def models_at_once(self) -> int:
@@ -155,12 +156,7 @@ class Evaluator:
         return max(1, self.read_at_once // max(1, min(len(self.labels), _CHUNK)))
 
     @torch.no_grad()
-    def predict(
-        self,
-        apply: Callable[[Tensor], tuple[Tensor, Tensor]],
-        *,
-        with_similarities: bool = False,
-    ) -> list[Predictions]:
+    def predict(self, apply: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Predictions]:
         """Return the predictions of each of several models.
 
         `apply` returns embeddings and logits [models, B, ...] for inputs [B, ...].
@@ -173,7 +169,7 @@ class Evaluator:
                 projected = self.project(embeddings).flatten(0, 1)
                 nearest, _ = self.reference.nearest(projected)
                 prototype.append(nearest.view(embeddings.shape[:2]))
-                if with_similarities:
+                if self.keeps_similarities:
                     found = self.reference.similarities_by_class(projected) / self.temperature
                     similarities.append(found.view(*embeddings.shape[:2], -1))
                 if self.keeps_projected:
@@ -403,8 +399,9 @@ class PersonalScorer:
         kind, found = PredictorKind.of(predictor), self._on(test)
         if kind.prior == "none":
             return found.classes_by(kind.rule)
-        prior = self.tests.priors[self.client]
-        return (found.scores + prior.to(found.scores)).argmax(dim=1)
+        if (scores := found.scores_by(kind.rule)) is None:
+            return None
+        return (scores + self.tests.priors[self.client].to(scores)).argmax(dim=1)
 
     def samples(self, test: Test, predictor: PredictorName) -> PredictedSamples | None:
         """Return the predictions; None if undefined, or if there are too many of all clients."""
