@@ -12,6 +12,7 @@ STUDIES = {
     "convergence": "bounds of the convergence section (docs/convergence.md)",
     "variations": "MP-FedCL with one thing changed, K, bounded pools (docs/fidelity.md)",
     "benchmark": "all methods side by side (docs/benchmark.md)",
+    "closed-forms": "FedGauss next to other closed forms (docs/one-shot.md)",
     "one-shot": "one-shot methods against tuned rounds (docs/one-shot.md)",
     "join": "domains that join a finished federation (docs/join.md)",
     "arrivals": "asynchronous methods on the virtual clock (docs/asynchronous.md)",
