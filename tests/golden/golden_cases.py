@@ -31,10 +31,11 @@ class Case:
 
 METHODS = (
     *("afd", "aso-fed", "async-share", "cmfl", "ditto", "dp-fedcl", "fed-dropout", "fedasync"),
-    *("fedat", "fedavg", "fedavg-ft", "fedbn", "fedcof", "feddyn", "fedgauss", "fedlc", "fedlda"),
-    *("fedmmd", "fedncm", "fednova", "fedopt", "fedpcl", "fedper", "fedproc", "fedproto"),
-    *("fedprox", "fedrep", "fedridge", "fedrs", "local", "local-gauss", "moon", "mp-fedcl"),
-    *("mpfed", "pfedme", "proto-attention", "proto-inference", "sageflow", "scaffold", "sp-fedcl"),
+    *("fedat", "fedavg", "fedavg-ft", "fedbabu", "fedbn", "fedcof", "feddyn", "fedgauss"),
+    *("fedlc", "fedlda", "fedmmd", "fedncm", "fednh", "fednova", "fedopt", "fedpcl"),
+    *("fedper", "fedplvm", "fedproc", "fedproto", "fedprox", "fedrep", "fedridge", "fedrod"),
+    *("fedrs", "fedtgp", "fpl", "local", "local-gauss", "moon", "mp-fedcl", "mpfed"),
+    *("pfedme", "proto-attention", "proto-inference", "sageflow", "scaffold", "sp-fedcl"),
 )
 CNN: Settings = {"model__name": "cnn", "model__hidden": (6,), "model__norm": "group", "rounds": 2}
 SLOW: Settings = {"systems__seconds_a_sample": 0.02, "systems__most_per_minute": 0.0}

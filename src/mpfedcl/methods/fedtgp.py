@@ -77,7 +77,7 @@ class FedTGP(SharesPrototypes):
         margin = min(_largest_gap(pool), self.settings.margin)
         order = generator(self.experiment.seed, rounds, "trained prototypes")
         for _ in range(self.settings.epochs):
-            for rows in torch.randperm(len(pool), generator=order).split(_BATCH_SIZE):
+            for rows in torch.split(torch.randperm(len(pool), generator=order), _BATCH_SIZE):
                 _descend(weights, pool.vectors[rows], pool.labels[rows], margin, self.settings.lr)
         trained = {n: w.detach() for n, w in weights.items()}
         return replace(
