@@ -18,6 +18,8 @@ from small_experiments import EXAMPLES, Json
 pytestmark = pytest.mark.whole
 
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SLOW = "own_model_and_data"
+"""`tests/test_examples.py` runs the script with the same content."""
 
 
 def code_cells(path: Path) -> list[Json]:
@@ -38,7 +40,11 @@ def run_cell(cell: Json, names: Json) -> object:
 
 
 @pytest.mark.usefixtures("rendered_figures")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.thorough] * (p.stem == SLOW)) for p in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_every_cell_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: Json = {"__name__": "__main__"}

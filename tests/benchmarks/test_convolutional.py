@@ -27,6 +27,7 @@ def small(name: str, dtype: str) -> mpfedcl.Experiment:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS.values())
 def test_loops_and_run_train_the_same_weights(name: str) -> None:
     experiment, said = small(name, "float64"), list[str]()

@@ -68,6 +68,7 @@ CASES: dict[str, tuple[str, NDArray[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough
 def test_files_predict_without_mpfedcl(tmp_path: Path) -> None:
     runs = {}
     for name, (method, samples, settings) in CASES.items():
