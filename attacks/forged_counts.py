@@ -1,8 +1,8 @@
 """Forged counts: a client claims more images than it has, so that its model dominates the mean.
 
 Of three clients with 20 images each, the third announces ten million but sends an honest update.
-The weight of each client is computed from the global model. Expected: at most three times the
-weight of the median count.
+The weight of each client is computed from the global model. Expected: at most the weight of the
+largest other client.
 """
 
 import torch
@@ -16,8 +16,8 @@ from opened_records import from_records
 from outcome import Outcome
 
 CLAIM = 9_999_999
-MOST_SHARE = 3 / 5
-"""Counts 1, 1 and 3 times the median."""
+MOST_SHARE = 1 / 3
+"""As much as each of the others."""
 
 
 def attack(*, full: bool) -> list[Outcome]:

@@ -1,10 +1,10 @@
 """Bounds relative to the other clients: share, norm, and reputation."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median_low
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from mpfedcl import resume, run
 from mpfedcl.core.errors import InvalidInput
+from mpfedcl.core.rng import generator
+from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.engines import Engine
 from mpfedcl.experiment import Experiment
 from mpfedcl.experiment.settings import ValidationSettings
@@ -29,7 +31,7 @@ from mpfedcl.rounds.reputation import (
     SHARE,
     BoundedAggregation,
     RelativeBounds,
-    sketch,
+    compare_directions,
     trusted,
     update_reputations,
 )
@@ -50,67 +52,130 @@ def draw(seed: int, size: int = 20_000) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
+START: Tensors = {"w": torch.zeros(4, 5000), "b": torch.ones(7)}
+
+
+def make_model(change: Tensor) -> Tensors:
+    """Return a model that has changed by these 20,000 values."""
+    return {"w": START["w"] + change.view(4, 5000), "b": START["b"]}
+
+
+def compare(changes: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+    models = {name: make_model(each) for name, each in changes.items()}
+    return compare_directions(models, START, START)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_sketch_keeps_the_cosine(share: float) -> None:
+def test_cosines_of_changes_are_exact(share: float) -> None:
     one, other = draw(1), draw(2)
     mixed = share * one + math.sqrt(1 - share**2) * other
+    names, cosines = compare({"b": mixed, "a": one, "still": torch.zeros(20_000)})
+    assert names == ["a", "b"]
     wanted = float(torch.nn.functional.cosine_similarity(one, mixed, dim=0))
-    found = float(sketch({"w": one}) @ sketch({"w": mixed}))
-    assert found == pytest.approx(wanted, abs=5 / 64)
+    assert float(cosines[0, 1]) == pytest.approx(wanted, abs=1e-5)
+    assert cosines.diagonal().tolist() == pytest.approx([1, 1])
+    assert compare({})[0] == []
+    assert bool(compare({"a": 1e25 * one, "b": one})[1].isfinite().all())
 
 
-def test_sketch_has_norm_one_and_depends_on_names() -> None:
-    values = draw(1)
-    assert float(sketch({"w": values}).norm()) == pytest.approx(1)
-    assert torch.equal(sketch({"w": values}), sketch({"w": values.clone()}))
-    assert abs(float(sketch({"w": values}) @ sketch({"v": values}))) < 0.2
-    assert not bool(sketch({"w": torch.zeros(5)}).any())
+def test_parameters_that_were_not_sent_have_changed_by_their_whole_value() -> None:
+    models = {"a": {"new": torch.tensor([3.0, 4.0])}, "b": {"new": torch.tensor([4.0, -3.0])}}
+    names, cosines = compare_directions(models, {}, ["new"])
+    assert (names, float(cosines[0, 1])) == (["a", "b"], 0.0)
 
 
-def make_round(seed: int, malicious: int = 0, clients: int = 10) -> dict[str, Tensor]:
-    """Return sketches of clients with a common direction; the first ones flip their signs."""
+class OtherProcess:
+    """The peers of a process whose clients are `own`: another process has `theirs`."""
+
+    def __init__(self, theirs: Mapping[str, Tensors]) -> None:
+        self._parts = [
+            pack_tensors(
+                {name: (each[key] - START[key]).flatten() for name, each in theirs.items()}
+            )
+            for key in sorted(START)
+        ]
+
+    def gather(self, content: bytes) -> list[bytes]:
+        return [content, self._parts.pop(0)]
+
+
+def test_processes_with_and_without_clients_find_the_same_cosines() -> None:
+    models = {name: make_model(draw(seed)) for seed, name in enumerate("abcde")}
+    names, whole = compare_directions(models, START, START)
+    for own in ("ace", "abcde", ""):
+        theirs = {name: each for name, each in models.items() if name not in own}
+        mine = {name: models[name] for name in own}
+        peers: Any = OtherProcess(theirs)
+        found, cosines = compare_directions(mine, START, START, peers)
+        assert found == names
+        assert torch.equal(cosines, whole)
+
+
+def make_round(seed: int, malicious: int = 0, clients: int = 10) -> tuple[list[str], Tensor]:
+    """Return the cosines of clients with a common direction; the first ones flip their signs."""
     common = draw(1000 + seed)
     found = {}
     for number in range(clients):
         change = 0.5 * common + draw(100 * seed + number)
-        found[f"client-{number}"] = sketch({"w": -change if number < malicious else change})
-    return found
+        found[f"client-{number}"] = -change if number < malicious else change
+    return compare(found)
 
 
 def test_only_malicious_clients_lose_their_weight() -> None:
     reputations: dict[str, float] = {}
     for seed in range(8):
-        reputations = update_reputations(reputations, make_round(seed, malicious=2), 2.0)
+        reputations = update_reputations(reputations, *make_round(seed, malicious=2), 2.0)
         trust = {name: trusted(each, 2.0) for name, each in reputations.items()}
         assert {trust["client-0"], trust["client-1"]} == {0.0}
         assert {trust[f"client-{n}"] for n in range(2, 10)} == {1.0}
 
 
+def hide(change: Tensor) -> Tensor:
+    """Flip a change, except for what a count sketch with the old public draw sees of it."""
+    key = generator(0, "w", "sketch")
+    places = torch.randint(4096, (change.numel(),), generator=key)
+    signs = torch.randint(2, (change.numel(),), generator=key) * 2.0 - 1
+    seen = torch.zeros(4096).index_add_(0, places, signs * change)
+    shown = (seen / places.bincount(minlength=4096).clamp(min=1))[places] * signs
+    return 2 * shown - change
+
+
+def test_no_change_hides_from_the_bound_on_direction() -> None:
+    common = draw(1000)
+    changes = {f"client-{n}": 0.5 * common + draw(n) for n in range(10)}
+    names, cosines = compare(changes | {"client-0": hide(changes["client-0"])})
+    reputations = update_reputations({}, names, cosines, 2.0)
+    assert trusted(reputations["client-0"], 2.0) == 0
+    assert min(trusted(reputations[name], 2.0) for name in names[1:]) == 1
+
+
 def test_lost_trust_recovers_slowly() -> None:
-    reputations = update_reputations({}, make_round(0, malicious=1), 2.0)
+    reputations = update_reputations({}, *make_round(0, malicious=1), 2.0)
     for seed in range(1, 20):
-        reputations = update_reputations(reputations, make_round(seed), 2.0)
+        reputations = update_reputations(reputations, *make_round(seed), 2.0)
     assert trusted(reputations["client-0"], 2.0) == 0
     for seed in range(20, 150):
-        reputations = update_reputations(reputations, make_round(seed), 2.0)
+        reputations = update_reputations(reputations, *make_round(seed), 2.0)
     assert trusted(reputations["client-0"], 2.0) == 1
 
 
 @given(st.integers(0, 4))
 def test_fewer_than_five_clients_are_not_compared(clients: int) -> None:
     before = {"client-1": -1.0}
-    assert update_reputations(before, make_round(1, 1, clients), 2.0) == before
+    assert update_reputations(before, *make_round(1, 1, clients), 2.0) == before
 
 
 def test_reputation_of_equal_and_zero_changes() -> None:
-    same = dict.fromkeys("abcdef", sketch({"w": draw(1)}))
-    assert set(update_reputations({}, same, 2.0).values()) == {0.0}
+    same = dict.fromkeys("abcdef", draw(1))
+    found = update_reputations({}, *compare(same), 2.0)
+    assert list(found.values()) == pytest.approx([0] * 6, abs=1e-3)
     none = same | {"g": torch.zeros_like(same["a"])}
-    assert update_reputations({}, none, 2.0).keys() == same.keys()
+    assert update_reputations({}, *compare(none), 2.0).keys() == same.keys()
 
 
 def test_reputation_matches_a_hand_computation() -> None:
-    rows = {name: sketch({"w": draw(seed)}) for seed, name in enumerate("abcde")}
+    changes = {name: draw(seed) for seed, name in enumerate("abcde")}
+    rows = {name: each.double() / each.double().norm() for name, each in changes.items()}
     before = {"b": -2.25}
     cosines = {}
     for name, own in rows.items():
@@ -121,11 +186,11 @@ def test_reputation_matches_a_hand_computation() -> None:
         cosines[name] = float(own @ rest / rest.norm())
     middle = sorted(cosines.values())[2]
     spread = 1.4826 * sorted(abs(each - middle) for each in cosines.values())[2] + 0.05
-    found = update_reputations(before, rows, 2.0)
+    found = update_reputations(before, *compare(changes), 2.0)
     for name in "acde":
-        assert found[name] == pytest.approx((cosines[name] - middle) / spread)
+        assert found[name] == pytest.approx((cosines[name] - middle) / spread, abs=1e-4)
     now = (cosines["b"] - middle) / spread
-    assert found["b"] == pytest.approx(-2.25 + 0.01 * (now + 2.25))
+    assert found["b"] == pytest.approx(-2.25 + 0.01 * (now + 2.25), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +236,7 @@ BROADCAST = Broadcast(1, {"w": torch.zeros(1, dtype=torch.float64)}, {}, Prototy
 def aggregate(
     changes: dict[str, float], claimed: dict[str, int], length: float | None, **settings: object
 ) -> tuple[float, BoundedAggregation]:
-    bounds = RelativeBounds(ValidationSettings(**settings), median_low(claimed.values()), length)
+    bounds = RelativeBounds(ValidationSettings(**settings), [*claimed.values()], length)
     rule = WeightedMean(BROADCAST.params, Experiment())
     made = BoundedAggregation(rule, BROADCAST, bounds)
     for name, change in changes.items():
@@ -180,17 +245,39 @@ def aggregate(
     return float(made.result()["w"]), made
 
 
-def test_weight_is_at_most_three_median_clients() -> None:
+def test_one_client_of_five_weighs_at_most_as_much_as_the_largest_of_the_others() -> None:
     sizes = {"a": 10, "b": 20, "c": 10_000_000}
     found, made = aggregate({"a": 1.0, "b": 1.0, "c": -1.0}, sizes, 1.0)
-    assert found == pytest.approx((10 + 20 - 60) / 90)
-    assert made.weights == {"a": 10, "b": 20, "c": pytest.approx(60)}
+    assert found == pytest.approx((10 + 20 - 20) / 50)
+    assert made.weights == {"a": 10, "b": 20, "c": pytest.approx(20)}
     assert made.processed == {SHARE: ["c"]}
+
+
+def test_weight_is_at_most_three_median_clients() -> None:
+    sizes = {"a": 10, "b": 20, "c": 10_000_000, "d": 20_000_000}
+    _, made = aggregate(dict.fromkeys(sizes, 1.0), sizes, 1.0)
+    assert made.weights == {"a": 10, "b": 20, "c": pytest.approx(60), "d": pytest.approx(60)}
+    _, made = aggregate({"a": 1.0}, {"a": 10_000_000}, 1.0)
+    assert made.weights == {"a": 10_000_000}
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=2, max_size=30), st.integers(1, 10**12))
+def test_false_claims_of_a_fifth_never_outweigh_the_largest_honest_client(
+    sizes: list[int], claim: int
+) -> None:
+    malicious = max(1, len(sizes) // 5)
+    honest = sizes[malicious:]
+    bounds = RelativeBounds(ValidationSettings(), [claim] * malicious + honest, None)
+    assert claim * bounds.share("malicious", claim) <= max(honest) * (1 + 1e-12)
+    # And a client of usual size is never cut down.
+    usual = sorted(honest)[(len(honest) - 1) // 2]
+    if claim >= usual:
+        assert bounds.share("usual", usual) == 1
 
 
 def test_one_of_two_clients_cannot_raise_its_own_bound() -> None:
     _, made = aggregate({"a": 1.0, "b": 1.0}, {"a": 10, "b": 10_000}, 1.0)
-    assert made.weights["b"] == pytest.approx(30)
+    assert made.weights["b"] == pytest.approx(10)
 
 
 def test_sizes_stated_by_the_operator_override_the_bound() -> None:
@@ -237,7 +324,7 @@ def test_zero_changes_do_not_count_for_the_median_norm() -> None:
 def test_clients_of_a_stack_have_the_same_bounds() -> None:
     stack = Stack(BROADCAST.params["w"], [[1.0], [2.0], [90.0]])
     for length in (None, 2.0):
-        bounds = RelativeBounds(ValidationSettings(clip_factor=1.5), 10, length)
+        bounds = RelativeBounds(ValidationSettings(clip_factor=1.5), [10], length)
         made = BoundedAggregation(WeightedMean(BROADCAST.params, Experiment()), BROADCAST, bounds)
         for index, name in enumerate("abc"):
             member = StackMember(stack, index)
@@ -301,7 +388,7 @@ def test_resume_of_a_bounded_run_is_bit_identical(
 
 
 def test_unknown_norms_bound_nothing() -> None:
-    bounds = RelativeBounds(ValidationSettings(), None, None)
+    bounds = RelativeBounds(ValidationSettings(), [], None)
     assert bounds.largest_norm is None
     assert bounds.norm_limit([]) is None
     assert bounds.share("a", 10**9) == 1
@@ -310,12 +397,12 @@ def test_unknown_norms_bound_nothing() -> None:
 
 
 def test_sums_of_too_many_samples_are_rejected_with_the_remedy() -> None:
-    bounds = RelativeBounds(ValidationSettings(), 10, None)
+    bounds = RelativeBounds(ValidationSettings(), [10], None)
     assert bounds.check_claim("a", 150) is None
     reason = bounds.check_claim("c", 151)
     assert reason is not None
     assert reason.endswith("--validation.sizes c:151")
-    stated = RelativeBounds(ValidationSettings(sizes=("c:151",)), 10, None)
+    stated = RelativeBounds(ValidationSettings(sizes=("c:151",)), [10], None)
     assert stated.check_claim("c", 151) is None
     assert stated.check_claim("c", 152) is not None
 

@@ -1,5 +1,6 @@
 """Misplaced prototypes and outlying sums: detected, never in honest runs, with enough clients."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,11 +67,97 @@ def test_single_misplaced_prototype_is_dropped() -> None:
     assert kept.prototypes["malicious"].labels.tolist() == [0, 1, 2]
 
 
-def test_fewer_than_five_holders_are_not_checked() -> None:
-    clients = make_clients(3) | {"malicious": make_client(9, (1, 2, 0))}
+def only(rows: Prototypes, *classes: int) -> Prototypes:
+    """Return the prototypes of these classes."""
+    kept = torch.isin(rows.labels, torch.tensor(classes))
+    return Prototypes(rows.vectors[kept], rows.labels[kept], rows.counts[kept])
+
+
+def test_permuted_prototypes_of_few_holders_are_dropped() -> None:
+    clients = make_clients(2) | {"malicious": make_client(9, (1, 2, 0))}
+    kept = drop_misplaced(clients, 3, 4.0)
+    assert (kept.dropped, kept.unchecked) == ({"malicious": [0, 1, 2]}, [])
+
+
+def test_classifier_is_a_witness_of_classes_without_another_holder() -> None:
+    clients = {"honest": only(make_client(1), 0, 1), "lone": only(make_client(2, (0, 2, 1)), 1, 2)}
+    assert drop_misplaced(clients, 3, 4.0).dropped == {}
+    assert drop_misplaced(clients, 3, 4.0).unchecked == [0, 1, 2]
+    found = drop_misplaced(clients, 3, 4.0, 7 * CORNERS + 3)
+    assert (found.dropped, found.unchecked) == ({"lone": [1, 2]}, [])
+
+
+def test_prototypes_without_a_witness_are_kept() -> None:
+    clients = {"a": make_client(1), "b": make_client(2, (1, 2, 0))}
     kept = drop_misplaced(clients, 3, 4.0)
     assert (kept.dropped, kept.unchecked) == ({}, [0, 1, 2])
-    assert find_odd_clients(clients, 3, 4.0) == {}
+    one = {"a": only(make_client(1), 2)}
+    assert drop_misplaced(one, 3, 4.0, CORNERS).unchecked == [2]
+    assert find_odd_clients(make_clients(3) | clients, 3, 4.0).keys() <= {"b"}
+
+
+FAR = torch.eye(6, 40)
+
+
+def draw_client(
+    seed: int, labels: Sequence[int], *, domain: float = 0.0, noise: float = 0.1
+) -> Prototypes:
+    """Return two unit prototypes per class; `domain` is how far off the client's images are."""
+    draw = torch.Generator().manual_seed(seed)
+    where = domain * torch.randn(40, generator=draw)
+    chosen = torch.tensor([*labels, *labels])
+    vectors = FAR[chosen] + where + noise * torch.randn(len(chosen), 40, generator=draw)
+    return Prototypes(normalize(vectors, dim=1), chosen, torch.ones_like(chosen))
+
+
+def permute(rows: Prototypes) -> Prototypes:
+    """Return the prototypes with the labels of each class given to the next one held."""
+    held = sorted(set(rows.labels.tolist()))
+    following = dict(zip(held, [*held[1:], *held[:1]], strict=True))
+    return replace(rows, labels=torch.tensor([following[each] for each in rows.labels.tolist()]))
+
+
+HELD = st.lists(
+    st.sets(st.integers(0, 5), min_size=1, max_size=6).map(sorted), min_size=1, max_size=12
+)
+
+
+@given(held=HELD, seed=st.integers(0, 10**6), domain=st.sampled_from([0.0, 0.2, 1.0]))
+def test_honest_clients_under_any_label_and_feature_skew_are_kept(
+    held: list[list[int]], seed: int, domain: float
+) -> None:
+    clients = {
+        f"client-{number}": draw_client(seed + number, labels, domain=domain, noise=0.05)
+        for number, labels in enumerate(held)
+    }
+    for classifier in (None, FAR):
+        assert drop_misplaced(clients, 6, 4.0, classifier).dropped == {}
+
+
+@given(held=HELD.filter(lambda held: len(held) > 3), seed=st.integers(0, 10**6))
+def test_permuted_client_is_dropped_whatever_the_others_hold(
+    held: list[list[int]], seed: int
+) -> None:
+    clients = {
+        f"client-{number}": draw_client(seed + number, labels) for number, labels in enumerate(held)
+    }
+    malicious = permute(draw_client(seed - 1, range(6)))
+    found = drop_misplaced(clients | {"malicious": malicious}, 6, 4.0, FAR)
+    assert found.dropped == {"malicious": [0, 1, 2, 3, 4, 5]}
+
+
+def test_permuted_half_is_dropped_alone() -> None:
+    clients = {f"client-{seed}": draw_client(seed, range(6)) for seed in range(4)}
+    rows = draw_client(9, range(6))
+    labels = torch.tensor([1, 2, 0, 3, 4, 5] * 2)
+    found = drop_misplaced(clients | {"malicious": replace(rows, labels=labels)}, 6, 4.0, FAR)
+    assert found.dropped == {"malicious": [0, 1, 2]}
+
+
+def test_many_clients_are_compared_with_some() -> None:
+    clients = {f"client-{seed:03}": draw_client(seed, range(6)) for seed in range(100)}
+    clients["client-050"] = permute(clients["client-050"])
+    assert list(drop_misplaced(clients, 6, 4.0).dropped) == ["client-050"]
 
 
 def test_class_that_no_model_separates_is_kept() -> None:
@@ -195,5 +282,6 @@ def test_misplaced_prototypes_are_recorded(images: Path) -> None:
     assert record.remarks["prototypes_dropped"] == {VICTIM: [0, 1, 2]}
     assert record.clients.rejected == {}
     assert sorted(federation.pool.names) == [name for name in names if name != VICTIM]
-    few = build_federation(small(images, validation__bounds="on")).run_round(evaluate=False)
-    assert few.remarks["prototypes_not_checked"]["classes"] == [0, 1, 2]
+    one = small(images, clients=1, min_clients=1, validation__bounds="on", share_model=False)
+    alone = build_federation(one).run_round(evaluate=False)
+    assert alone.remarks["prototypes_not_checked"]["classes"] == [0, 1, 2]

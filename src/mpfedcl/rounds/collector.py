@@ -18,7 +18,6 @@ from mpfedcl.rounds.processors import ProcessorChain
 from mpfedcl.rounds.prototype_pool import exchange_prototypes, pack_named, unpack_named
 from mpfedcl.rounds.reputation import BoundedAggregation, RelativeBounds
 from mpfedcl.rounds.validation import (
-    FEWEST_HOLDERS,
     UpdateValidator,
     drop_misplaced,
     find_odd_clients,
@@ -153,11 +152,12 @@ class UpdateCollector:
         self.processed |= self.aggregation.processed
 
     def drop_misplaced_prototypes(self) -> None:
-        """Drop prototypes that are nearer to another class of the other clients."""
+        """Drop prototypes whose labels contradict the other clients and the global model."""
         if self._bounds is None or self._validator.sums:
             return
+        classifier = self._validator.classifier_of(self._broadcast)
         num_classes, factor = self._method.num_classes, self._bounds.settings.odd_factor
-        kept = drop_misplaced(self.prototypes, num_classes, factor)
+        kept = drop_misplaced(self.prototypes, num_classes, factor, classifier)
         self.prototypes = kept.prototypes
         if kept.dropped:
             self.processed[MISPLACED] = sorted(kept.dropped)
@@ -165,8 +165,7 @@ class UpdateCollector:
         if kept.unchecked:
             self._remarks["prototypes_not_checked"] = {
                 "classes": kept.unchecked,
-                "reason": f"fewer than {FEWEST_HOLDERS} clients hold them: no rule can find a "
-                "malicious one",
+                "reason": "too few clients, or only one class of a client, to compare them with",
             }
 
     def means(self) -> Tensors:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
 from typing import Any
 
 import numpy
@@ -49,7 +48,7 @@ class Population:
     """
 
     def __init__(self, sizes: Mapping[str, int], *, is_fixed: bool) -> None:
-        self._sizes = sizes
+        self.sizes = sizes
         self._is_fixed = is_fixed
         self._count()
 
@@ -59,11 +58,9 @@ class Population:
             self._count()
 
     def _count(self) -> None:
-        self._names = sorted(self._sizes)
-        self.num_samples = sum(self._sizes.values())
+        self._names = sorted(self.sizes)
+        self.num_samples = sum(self.sizes.values())
         """Training samples of all clients."""
-        self.median_size = median_low(self._sizes.values()) if self._sizes else None
-        """The lower median of the clients' training samples; None without clients."""
 
     def without(self, absent: Collection[str]) -> Sequence[str]:
         """Return the clients that are not absent, in name order."""
@@ -354,8 +351,8 @@ class RoundLoop:
         """Return the bounds set by the round before and by the other clients' sizes."""
         if not self._is_bounded:
             return None
-        settings, median_size = self._experiment.validation, self._population.median_size
-        return RelativeBounds(settings, median_size, self.state.median_norm, self.state.reputations)
+        settings, sizes = self._experiment.validation, self._population.sizes.values()
+        return RelativeBounds(settings, [*sizes], self.state.median_norm, self.state.reputations)
 
     def _wait_for(self, broadcast: Broadcast, chosen: Sequence[str]) -> WaitingRound | None:
         """Return when the clients answer on the virtual clock, if there is one."""

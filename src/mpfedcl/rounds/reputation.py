@@ -4,36 +4,32 @@ Validation rejects updates that no honest client could send. Updates that are po
 are bounded here: a client's weight by the sample counts of the others, the norm of its change by
 those of the round before, and its weight again by its reputation, the running agreement of its
 direction with the others. A bounded update still counts, so an unusual honest client loses little
-and a malicious one gains little. All bounds are known before the first update of a round, so
-updates fold one by one.
+and a malicious one gains little.
 
 A malicious change of usual norm may still point the wrong way (flipped signs, flipped labels). One
 round does not show it, because honest clients differ; a client that disagrees round after round
-loses its weight. Only a sketch of each change is kept until the round ends.
+loses its weight. Directions are compared exactly, and so all updates are kept until the round ends:
+a sketch that is folded on the way has a null space, in which a client that knows it can hide.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from functools import cache
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median, median_low
 from types import MappingProxyType
 
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from mpfedcl.core.rng import generator
 from mpfedcl.core.tensors import Tensors, pack_tensors
 from mpfedcl.experiment.settings import ValidationSettings
 from mpfedcl.methods.messages import Broadcast, Update
 from mpfedcl.rounds.aggregation import Aggregator, Peers
-from mpfedcl.rounds.processors.clip import Clip, changes_of, squared_change
+from mpfedcl.rounds.processors.clip import Clip, squared_change
 
 FEWEST = 5
 """Fewest clients of a round whose directions are compared."""
-_SIZE = 4096
-"""Values of a sketch: cosines are exact to about 1/64."""
 _FALL, _RISE, _RETURN = 0.3, 0.05, 0.01
 """Weight of a round in a reputation that falls, rises, or rises after trust was lost: once a model
 has nearly converged, honest changes point anywhere, and a malicious client looks like the
@@ -47,45 +43,53 @@ _GREATEST = 6.0
 
 
 @torch.no_grad()
-def sketch(changes: Tensors) -> Tensor:
-    """Return a count sketch [4096] of norm 1; zeros for a change of zero.
+def compare_directions(
+    models: Mapping[str, Tensors],
+    start: Tensors,
+    parameters: Iterable[str],
+    peers: Peers | None = None,
+) -> tuple[list[str], Tensor]:
+    """Return the clients whose model has changed, and the cosines [n, n] of their changes.
 
-    Each value is added to, or subtracted from, one random entry, so that inner products are
-    preserved on average.
+    `models` are the clients' `parameters`, which were `start` before or, without an entry, zero.
+    `peers` are the other processes of a run, with the models of the other clients.
     """
-    found = torch.zeros(_SIZE, dtype=torch.float64)
-    for name, value in changes.items():
-        places, signs = _draw(name, value.numel())
-        found.index_add_(0, places, signs * value.flatten().cpu().double())
-    norm = float(found.norm())
-    return found / norm if norm else found
-
-
-@cache
-def _draw(name: str, count: int) -> tuple[Tensor, Tensor]:
-    draw = generator(0, name, "sketch")
-    places = torch.randint(_SIZE, (count,), generator=draw)
-    return places, torch.randint(2, (count,), generator=draw).double() * 2 - 1
+    names: list[str] = []
+    products = torch.zeros(0, 0, dtype=torch.float64)
+    # By parameter, so that all changes are never held, or sent to another process, at once.
+    for parameter in sorted(parameters):
+        known = start.get(parameter, torch.zeros(()))
+        rows = {name: (each[parameter] - known).flatten() for name, each in models.items()}
+        for part in peers.gather(pack_tensors(rows)) if peers else []:
+            rows |= load(part)
+        names = sorted(rows)
+        if names:
+            # In double precision: the products of long changes are beyond float32.
+            changes = torch.stack([rows[name].cpu() for name in names]).double()
+            products = changes @ changes.T + (products if len(products) else 0)
+    norms = products.diagonal().sqrt()
+    moved = norms.nonzero().squeeze(1)
+    cosines = products[moved][:, moved] / torch.outer(norms[moved], norms[moved])
+    return [names[place] for place in moved.tolist()], cosines
 
 
 def update_reputations(
-    before: Mapping[str, float], sketches: Mapping[str, Tensor], strictness: float
+    before: Mapping[str, float], names: Sequence[str], cosines: Tensor, strictness: float
 ) -> dict[str, float]:
     """Return all clients' reputations after a round; 0 for typical agreement with the others.
 
     A round's score is the cosine between a client's change and the trusted sum of the others, in
-    standard deviations above the median cosine.
+    standard deviations above the median one. `cosines` [n, n] are those between the clients.
     """
-    names = sorted(name for name, each in sketches.items() if bool(each.any()))
     if len(names) < FEWEST:
         return dict(before)
-    rows = torch.stack([sketches[name] for name in names])
     trust = torch.tensor([trusted(before.get(n, 0.0), strictness) for n in names]).double()
-    others = (trust @ rows) - trust.unsqueeze(1) * rows
-    cosines = (rows * others).sum(1) / others.norm(dim=1).clamp(min=1e-12)
-    middle = cosines.quantile(0.5)
-    spread = 1.4826 * (cosines - middle).abs().quantile(0.5) + _LEAST_SPREAD
-    found = ((cosines - middle) / spread).clamp(-_GREATEST, _GREATEST).tolist()
+    along = cosines @ trust - trust
+    squares = trust @ cosines @ trust - 2 * trust * along - trust.square()
+    agreement = along / squares.clamp(min=1e-24).sqrt()
+    middle = agreement.quantile(0.5)
+    spread = 1.4826 * (agreement - middle).abs().quantile(0.5) + _LEAST_SPREAD
+    found = ((agreement - middle) / spread).clamp(-_GREATEST, _GREATEST).tolist()
     now = dict(zip(names, found, strict=True))
     return {
         **before,
@@ -107,6 +111,8 @@ def _mix(before: float | None, now: float, strictness: float) -> float:
 
 _MOST_MEDIANS = 5
 """Statistics cannot be down-weighted: a client above this multiple of the share cap is rejected."""
+_ONE_OF = 5
+"""One of so many clients may claim a false size."""
 SHARE, NORM, DIRECTION = "bound on share", "bound on norm", "bound on direction"
 """Names of the bounds in a record's `processed`."""
 
@@ -114,22 +120,26 @@ SHARE, NORM, DIRECTION = "bound on share", "bound on norm", "bound on direction"
 class RelativeBounds:
     """The bounds of one round.
 
-    They follow from the lower median of the clients' sample counts, so that one client of two
-    cannot set its own bound, from the median norm of the changes in the round before (None in the
-    first round), and from the clients' reputations so far.
+    They follow from the sample counts `sizes` of all clients, from the median norm of the changes
+    in the round before (None in the first round), and from the clients' reputations so far.
     """
 
     def __init__(
         self,
         settings: ValidationSettings,
-        median_size: int | None,
+        sizes: Sequence[int],
         norm: float | None,
         reputations: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.settings = settings
         self.reputations = reputations
         self._stated = settings.stated_sizes
-        self._most_samples = math.inf if median_size is None else settings.share_cap * median_size
+        self._most_samples = self._most_claimed = math.inf
+        if sizes:
+            typical = settings.share_cap * median_low(sizes)
+            malicious = min(max(1, len(sizes) // _ONE_OF), len(sizes) - 1)
+            self._most_samples = min(typical, sorted(sizes)[-1 - malicious])
+            self._most_claimed = _MOST_MEDIANS * typical
         self.largest_norm = None if norm is None else self.norm_limit([norm])
         """The norm to which changes are clipped; None before the first round."""
 
@@ -140,7 +150,7 @@ class RelativeBounds:
 
     def check_claim(self, client: str, num_samples: int) -> str | None:
         """Return why a client's statistics cannot count in full, as sums must, or None."""
-        most = self._stated.get(client, _MOST_MEDIANS * self._most_samples)
+        most = self._stated.get(client, self._most_claimed)
         if num_samples <= most:
             return None
         return (
@@ -149,7 +159,11 @@ class RelativeBounds:
         )
 
     def share(self, client: str, num_samples: int) -> float:
-        """Return the share of a client's samples that counts: at most `share_cap` medians."""
+        """Return the share of a client's samples that counts.
+
+        At most `share_cap` medians, and no more than the next largest client below the largest
+        fifth: so false claims of one of five do not outweigh the largest honest client.
+        """
         most = self._stated.get(client, self._most_samples)
         return min(1.0, most / max(1, num_samples))
 
@@ -157,8 +171,7 @@ class RelativeBounds:
 class BoundedAggregation:
     """An aggregation rule whose updates are bounded first, if there are bounds.
 
-    Updates fold as they come. Only in the first round, without a norm of the round before, are they
-    kept until all have come.
+    Bounded updates are kept until all have come.
     """
 
     def __init__(
@@ -172,9 +185,6 @@ class BoundedAggregation:
         """Of all clients after this round; complete after `settle`, empty without bounds."""
         self._rule, self._broadcast, self._bounds = rule, broadcast, bounds
         self._norms: dict[str, float] = {}
-        self._sketches: dict[str, Tensor] = {}
-        limit = bounds.largest_norm if bounds else None
-        self._clip = Clip(limit, NORM) if limit is not None else None
         self._waiting: list[tuple[Update, float]] = []
         self._is_settled = False
 
@@ -186,20 +196,12 @@ class BoundedAggregation:
     def add(self, update: Update, weight: float) -> None:
         """Add an update with the method's weight."""
         if self._bounds is None:
-            self._pass_on(update, weight)
+            self.weights[update.client] = weight
+            self._rule.add(update, weight)
             return
-        share = self._bounds.share(update.client, update.num_samples)
-        if share < 1:
-            self._note(SHARE, update)
-        written = update.written_out().averaged
-        assert isinstance(written, dict)
         assert update.averaged is not None
         self._norms[update.client] = math.sqrt(squared_change(update.averaged, self._broadcast))
-        self._sketches[update.client] = sketch(changes_of(written, self._broadcast))
-        if self._clip is None:
-            self._waiting.append((update, weight * share))
-        else:
-            self._pass_on(update, weight * share, self._bounds.reputations)
+        self._waiting.append((update, weight))
 
     def settle(self, peers: Peers | None = None) -> None:
         """Add the kept updates; `peers` are the other processes of a run."""
@@ -207,19 +209,7 @@ class BoundedAggregation:
             return
         self._is_settled = True
         if self._bounds is not None:
-            for part in peers.gather(json.dumps(self._norms).encode()) if peers else []:
-                self._norms |= json.loads(part)
-            for part in peers.gather(pack_tensors(self._sketches)) if peers else []:
-                self._sketches |= load(part)
-            self.reputations = update_reputations(
-                self._bounds.reputations, self._sketches, self._bounds.settings.strictness
-            )
-            limit = self._bounds.norm_limit(self._norms.values())
-            if self._clip is None and limit is not None:
-                self._clip = Clip(limit, NORM)
-            for update, weight in self._waiting:
-                self._pass_on(update, weight, self.reputations)
-            self._waiting = []
+            self._add_bounded(self._bounds, peers)
         if peers is not None:
             self._rule.merge(peers)
 
@@ -232,25 +222,35 @@ class BoundedAggregation:
         """Return remarks for the round's record, after `result`."""
         return self._rule.remarks()
 
-    def _pass_on(
-        self, update: Update, weight: float, reputations: Mapping[str, float] | None = None
-    ) -> None:
-        """Add an update to the rule: clipped, and weighted by the client's reputation."""
-        if self._bounds is not None and reputations is not None:
-            reputation = reputations.get(update.client, 0.0)
-            trust = trusted(reputation, self._bounds.settings.strictness)
-            if trust < 1:
-                self._note(DIRECTION, update)
-            weight *= trust
-        if self._clip is not None:
-            update = self._clip.outgoing(update, self._broadcast)
-            if NORM in update.processed:
-                self._note(NORM, update)
-        self.weights[update.client] = weight
-        self._rule.add(update, weight)
-
-    def _note(self, bound: str, update: Update) -> None:
-        self.processed.setdefault(bound, []).append(update.client)
+    def _add_bounded(self, bounds: RelativeBounds, peers: Peers | None) -> None:
+        """Add the kept updates to the rule: clipped, and weighted by share and reputation."""
+        for part in peers.gather(json.dumps(self._norms).encode()) if peers else []:
+            self._norms |= json.loads(part)
+        models: dict[str, Tensors] = {}
+        for update, _ in self._waiting:
+            averaged = update.written_out().averaged
+            assert isinstance(averaged, dict)
+            models[update.client] = averaged
+        names, cosines = compare_directions(
+            models, self._broadcast.params, self._rule.template, peers
+        )
+        strictness = bounds.settings.strictness
+        self.reputations = update_reputations(bounds.reputations, names, cosines, strictness)
+        # A client counts by what it has shown before, or else in this round.
+        known = bounds.reputations or self.reputations
+        limit = bounds.largest_norm or bounds.norm_limit(self._norms.values())
+        clip = None if limit is None else Clip(limit, NORM)
+        for update, weight in self._waiting:
+            share = bounds.share(update.client, update.num_samples)
+            trust = trusted(known.get(update.client, 0.0), strictness)
+            bounded = update if clip is None else clip.outgoing(update, self._broadcast)
+            found = {SHARE: share < 1, DIRECTION: trust < 1, NORM: NORM in bounded.processed}
+            for bound, applies in found.items():
+                if applies:
+                    self.processed.setdefault(bound, []).append(update.client)
+            self.weights[update.client] = weight * share * trust
+            self._rule.add(bounded, weight * share * trust)
+        self._waiting = []
 
 
 def _median_norm(norms: Iterable[float]) -> float | None:

@@ -6,9 +6,7 @@ their model.
 
 Prototypes and class means are also compared with those of the other clients. They cannot be
 averaged robustly: prototypes are collected, and statistics must stay sums. So misplaced ones are
-left out: single prototypes, or a client's statistics as a whole. The center of a class is the
-geometric median of its holders' means, which fewer than half of them cannot move far. A class with
-fewer than five holders is not checked.
+left out: single prototypes, all of a client, or a client's statistics as a whole.
 """
 
 import math
@@ -56,10 +54,17 @@ class UpdateValidator:
         self._max_images = method.experiment.network.max_images
         self._num_classes = method.num_classes
         self._dimension = assembly.model.embedding_size
+        self._classifier = assembly.model.classifier
         self._most_prototypes = prototype_rule(method).max_prototypes
         self._max_norm = method.experiment.validation.max_norm
         # The norm of a unit vector may exceed 1 by rounding, and 1 may be the bound.
         self._max_prototype_norm = min(1.001 * self._max_norm, prototype_rule(method).max_norm)
+
+    def classifier_of(self, broadcast: Broadcast) -> Tensor | None:
+        """Return the rows of the global model's last layer [C, d], if clients share it."""
+        wanted = (self._num_classes, self._dimension)
+        shared = (broadcast.params.get(name) for name in sorted(self._classifier))
+        return next((each for each in shared if each is not None and each.shape == wanted), None)
 
     @property
     def bytes_up(self) -> int:
@@ -215,10 +220,15 @@ def _check_tensor(name: str, value: Tensor, shape: torch.Size, dtype: torch.dtyp
 
 
 FEWEST_HOLDERS = 5
-"""Clients that must hold a class before their prototypes of it are compared."""
-_ROUNDING = 1e-5
-_TWICE = 2.0
-"""Multiple of the median that honest clients do not reach."""
+"""Clients that must hold a class before their means of it, or norms, are compared."""
+_FEWEST_WITNESSES = 2
+"""Of one other client without a classifier it is unknown which of the two is malicious."""
+_MOST_WITNESSES = 30
+"""Other clients that a client is compared with, evenly spread."""
+_DEVIATIONS, _LEAST_SPREAD = 3.0, 0.05
+"""Standard deviations by which a misplaced prototype agrees less than usual, and the least one."""
+_LEAST_PART = 1 / 3
+"""Part of the usual agreement that is enough for a prototype."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +253,11 @@ class ClassCenters:
 
 
 def find_centers(prototypes: Mapping[str, Prototypes], num_classes: int) -> ClassCenters:
-    """Return the class means of one or more clients, and the centers of the classes."""
+    """Return the class means of one or more clients, and the centers of the classes.
+
+    A center is the geometric median of the holders' means, which fewer than half of them cannot
+    move far.
+    """
     whole, owners = _join(prototypes)
     vectors = whole.vectors.double()
     held, place = torch.unique(owners * num_classes + whole.labels, return_inverse=True)
@@ -276,43 +290,92 @@ class KeptPrototypes:
     dropped: dict[str, list[int]] = field(default_factory=dict)
     """By client: the classes of dropped prototypes."""
     unchecked: list[int] = field(default_factory=list)
-    """Classes with too few holders."""
+    """Classes of prototypes that cannot be compared."""
 
 
 def drop_misplaced(
-    prototypes: Mapping[str, Prototypes], num_classes: int, factor: float
+    prototypes: Mapping[str, Prototypes],
+    num_classes: int,
+    factor: float,
+    classifier: Tensor | None = None,
 ) -> KeptPrototypes:
-    """Drop prototypes that are nearer to another class's center than to their own.
+    """Drop prototypes whose labels contradict how the other clients tell the classes apart.
 
-    Honest prototypes can be misplaced too, if clients differ or the model has trained little. So
-    they are dropped only from a client with more than half of its prototypes misplaced and twice
-    the share of the median client, or if they are twice as far from their center as the median; and
-    never from a class with more than half of its prototypes misplaced. A prototype is also dropped
-    if its norm is `factor` times the largest norm of the median client.
+    A prototype's agreement with a witness is the cosine of two directions: from the mean of all
+    classes that both hold to the prototype, and to the witness's mean of its class. Witnesses are
+    the other clients, and the rows of the global model's `classifier` [C, d], which know every
+    class. Directions from each one's own mean do not show that clients have different images, but
+    exchanged labels. A client whose classes agree no better than by chance (0 on average) loses all
+    its prototypes. Another loses those that agree less than a third as much as those of the median
+    client, and less by `_DEVIATIONS` too: while a model has trained little, honest ones vary.
+
+    A prototype is also dropped if its norm is `factor` times the largest norm of the median client.
     """
     present = {name: each for name, each in sorted(prototypes.items()) if len(each)}
     if not present:
         return KeptPrototypes(dict(prototypes))
-    centers, (whole, owners) = find_centers(present, num_classes), _join(present)
-    vectors, labels = whole.vectors.double(), whole.labels
-    own = (vectors - centers.vectors[labels]).norm(dim=1)
-    misplaced = _find_misplaced(vectors, labels, own, centers)
-    by_client = _shares_of(misplaced, owners, len(present))
-    is_odd = (by_client > 0.5) & (by_client > _TWICE * by_client.quantile(0.5))
-    is_far = own > _TWICE * _medians_by(own, labels, num_classes)[labels]
-    far = misplaced & (is_odd[owners] | is_far)
-    far &= _shares_of(misplaced, labels, num_classes)[labels] <= 0.5
-    longest = torch.stack([each.vectors.double().norm(dim=1).max() for each in present.values()])
-    if len(longest) >= FEWEST_HOLDERS:
-        far |= vectors.norm(dim=1) > factor * longest.quantile(0.5)
+    found = _find_agreements(present, num_classes, classifier)
+    typical = torch.stack([each.nanmedian() for each in found.values()])
+    middle = typical.nanmedian()
+    spread = torch.stack([(each - middle).abs().nanmedian() for each in found.values()]).nanmedian()
+    odd_from = middle - _DEVIATIONS * (1.4826 * spread + _LEAST_SPREAD)
+    least = torch.minimum(odd_from, _LEAST_PART * middle)
+    norms = {name: each.vectors.double().norm(dim=1) for name, each in present.items()}
+    longest = torch.stack([each.max() for each in norms.values()])
+    most = factor * longest.quantile(0.5) if len(longest) >= FEWEST_HOLDERS else torch.inf
     kept, dropped = dict(prototypes), {}
-    parts = torch.split(far, [len(each) for each in present.values()])
-    for (name, each), odd in zip(present.items(), parts, strict=True):
+    unchecked: set[int] = set()
+    for name, each in present.items():
+        agreement = found[name]
+        classes = sorted(set(each.labels.tolist()))
+        by_class = [agreement[each.labels == label].mean() for label in classes]
+        odd = agreement < least
+        if bool(torch.stack(by_class).nanmean() <= 0):
+            odd = torch.ones_like(odd)
+        odd |= norms[name] > most
         if bool(odd.any()):
             kept[name] = Prototypes(each.vectors[~odd], each.labels[~odd], each.counts[~odd])
             dropped[name] = sorted(set(each.labels[odd].tolist()))
-    unchecked = (centers.num_holders > 0) & ~centers.checked
-    return KeptPrototypes(kept, dropped, unchecked.nonzero().squeeze(1).tolist())
+        unchecked |= set(each.labels[agreement.isnan()].tolist())
+    return KeptPrototypes(kept, dropped, sorted(unchecked))
+
+
+def _find_agreements(
+    prototypes: Mapping[str, Prototypes], num_classes: int, classifier: Tensor | None
+) -> dict[str, Tensor]:
+    """Return the mean agreement of each prototype [M_i] with its witnesses; NaN without any."""
+    means, held = [], []
+    for each in prototypes.values():
+        vectors, counts = each.vectors.double(), each.counts.double()
+        weights = vectors.new_zeros(num_classes).index_add_(0, each.labels, counts)
+        sums = vectors.new_zeros(num_classes, each.dimension)
+        sums.index_add_(0, each.labels, counts.unsqueeze(1) * vectors)
+        means.append(sums / weights.clamp(min=1).unsqueeze(1))
+        held.append(weights > 0)
+    found = {}
+    count = len(means)
+    gaps = range(1, count, max(1, (count - 1) // _MOST_WITNESSES))[:_MOST_WITNESSES]
+    for place, (name, each) in enumerate(prototypes.items()):
+        others = [(place + gap) % count for gap in gaps]
+        witnesses = [(means[other], held[place] & held[other]) for other in others]
+        witnesses = [(rows, common) for rows, common in witnesses if int(common.sum()) > 1]
+        if classifier is not None and int(held[place].sum()) > 1:
+            witnesses.append((classifier.double(), held[place]))
+        elif len(witnesses) < _FEWEST_WITNESSES:
+            witnesses = []
+        cosines = [_compare(each, means[place], rows, common) for rows, common in witnesses] or [
+            each.vectors.new_full((len(each),), torch.nan, dtype=torch.float64)
+        ]
+        found[name] = torch.stack(cosines).nanmean(0)
+    return found
+
+
+def _compare(own: Prototypes, means: Tensor, rows: Tensor, common: Tensor) -> Tensor:
+    """Return the agreement [M] of prototypes with one witness; NaN in classes not in common."""
+    directions = rows - rows[common].mean(0)
+    away = own.vectors.double() - means[common].mean(0)
+    cosines = torch.nn.functional.cosine_similarity(away, directions[own.labels])
+    return cosines.masked_fill(~common[own.labels], torch.nan)
 
 
 def find_odd_clients(
@@ -344,28 +407,3 @@ def find_odd_clients(
     ratios = dict(zip(present, (found / by_chance).tolist(), strict=True))
     # If all clients are equal the ratio is 0/0, which is not above the factor.
     return {name: ratio for name, ratio in ratios.items() if ratio > factor}
-
-
-def _find_misplaced(vectors: Tensor, labels: Tensor, own: Tensor, centers: ClassCenters) -> Tensor:
-    """Return which vectors [M] of checked classes are nearer to another checked center."""
-    places = centers.checked.nonzero().squeeze(1)
-    if not len(places):
-        return torch.zeros_like(labels, dtype=torch.bool)
-    distances = torch.cdist(vectors, centers.vectors[places])
-    others = distances.masked_fill(places == labels.unsqueeze(1), torch.inf)
-    misplaced: Tensor = own > others.min(1).values + _ROUNDING
-    return misplaced & centers.checked[labels]
-
-
-def _shares_of(flags: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the flagged share of each group [count]."""
-    sizes = torch.bincount(groups, minlength=count)
-    return torch.bincount(groups[flags], minlength=count) / sizes.clamp(min=1)
-
-
-def _medians_by(values: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the median value of each group [count]; 0 for an empty group."""
-    medians = torch.zeros(count, dtype=values.dtype, device=values.device)
-    for group in groups.unique().tolist():  # type: ignore[no-untyped-call]
-        medians[group] = values[groups == group].quantile(0.5)
-    return medians
