@@ -1,8 +1,8 @@
 """Forged counts: a client claims more images than it has, so that its model dominates the mean.
 
 Of three clients with 20 images each, the third announces ten million but sends an honest update.
-The weight of each client is computed from the global model. Expected: at most the weight of the
-largest other client.
+The weight of each client is computed from the global model. Expected: at most the weight of a
+client of median size.
 """
 
 import torch

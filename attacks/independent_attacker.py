@@ -37,6 +37,8 @@ LATE = 10
 """The first round in which a patient attacker attacks."""
 TIMES = 20_000
 """How often a client claims each of its samples."""
+COMMON = 0.05
+"""Typical cosine of rounds that may be judged, a little below what the bounds ask for."""
 BUCKETS = 4096
 """Numbers of the count sketch that directions were once compared by."""
 
@@ -81,22 +83,30 @@ def hide_in_null_space(own: Opened) -> None:
         own.change[name] = (2 * visible - value).astype(value.dtype)
 
 
+def flip_late(own: Opened) -> None:
+    """Go the other way once a good reputation is earned."""
+    if own.round >= LATE:
+        flip(1)(own)
+
+
 def stay_inside(own: Opened) -> None:
-    """Go against the others by as much as the bounds on direction and norm let pass."""
+    """Go against the others by as much as the bounds on direction and norm let pass.
+
+    A round in which the others have no common direction is not judged: there, the other way. In
+    the others, as far against their sum as the median cosine with them stays positive.
+    """
     rows = numpy.stack([_flatten(each) for each in (own.change, *own.others)])
     norms = numpy.linalg.norm(rows, axis=1)
     rows /= norms[:, None]
-    total = rows.sum(0)
-    cosines = numpy.array([row @ (total - row) / numpy.linalg.norm(total - row) for row in rows])
-    middle = numpy.median(cosines)
-    spread = 1.4826 * numpy.median(numpy.abs(cosines - middle)) + 0.05
-    wanted = float(numpy.clip(middle - 1.9 * spread, -1, 1))
-    against = rows[1:].sum(0)
+    against = -rows[1:].sum(0)
     against /= numpy.linalg.norm(against)
-    aside = rows[0] - (rows[0] @ against) * against
-    aside /= max(float(numpy.linalg.norm(aside)), 1e-12)
-    moved = wanted * against + (1 - wanted**2) ** 0.5 * aside
-    _fill(own.change, 1.49 * float(numpy.median(norms)) * moved)
+    between = numpy.sort(rows[1:] @ rows[1:].T, axis=1)[:, :-1]
+    moved = against
+    if numpy.median(numpy.median(between, axis=1)) > COMMON:
+        mixes = [part * against + (1 - part) * rows[0] for part in numpy.linspace(0, 1, 101)]
+        moved = next((each for each in mixes[::-1] if numpy.median(rows[1:] @ each) > 0), rows[0])
+        moved = moved / numpy.linalg.norm(moved)
+    _fill(own.change, 1.19 * float(numpy.median(norms)) * moved)
 
 
 def permute(own: Opened, share: float = 1.0) -> None:
@@ -160,6 +170,7 @@ ATTACKS: Mapping[str, Attack] = {
     "sign-flip-5": flip(5),
     "claim-and-flip-5": flip(5),
     "null-space": hide_in_null_space,
+    "flip-late": flip_late,
     "inside-the-bounds": stay_inside,
     "permuted": permute,
     "permuted-late": permute_late,
@@ -170,7 +181,9 @@ ATTACKS: Mapping[str, Attack] = {
     "piled-up": pile_up,
     "one-class": claim_one_class,
 }
-ON_PROTOTYPES = tuple(ATTACKS)[5:]
+ON_PROTOTYPES = tuple(ATTACKS)[6:]
+AWAY = "away"
+"""No attack: the malicious clients' updates are missing, which no defense can make up for."""
 
 
 def _describe(own: Opened) -> tuple[list[int], dict[int, Array]]:
@@ -213,6 +226,8 @@ class AdaptiveClients(InProcessEngine):
         honest = [each.change for name, each in opened.items() if name not in self._attackers]
         for update in updates:
             if update.client in self._attackers:
+                if self._attack == AWAY:
+                    continue
                 own = opened[update.client]
                 own.others = honest
                 ATTACKS[self._attack](own)
@@ -262,13 +277,22 @@ class Case:
 def list_cases(seeds: Collection[int]) -> Iterator[Case]:
     """Yield all cases, the most important first."""
     for seed in seeds:
-        for method, attack in itertools.product(("mp-fedcl", "fedavg"), ("off", "none", *ATTACKS)):
+        for method, attack in itertools.product(
+            ("mp-fedcl", "fedavg"), ("off", "none", AWAY, *ATTACKS)
+        ):
             if method == "mp-fedcl" or attack not in ON_PROTOTYPES:
                 yield Case(method, attack, 5, seed)
-    for seed, attack in itertools.product(seeds, ("off", "none", "permuted", "permuted-half")):
-        yield Case("mp-fedcl", attack, 5, seed, alpha=0.05)
-    for seed, attack in itertools.product(seeds, ("off", "none", *ATTACKS)):
-        yield Case("mp-fedcl", attack, 10, seed)
+    for seed, method in itertools.product(seeds, ("mp-fedcl", "fedavg")):
+        for attack in ("off", "none", AWAY, *ATTACKS):
+            if attack not in ON_PROTOTYPES:
+                yield Case(method, attack, 5, seed, alpha=0.05)
+        if method == "mp-fedcl":
+            yield Case(method, "permuted", 5, seed, alpha=0.05)
+    for method, attack in itertools.product(
+        ("mp-fedcl", "fedavg"), ("off", "none", AWAY, *ATTACKS)
+    ):
+        if method == "mp-fedcl" or attack not in ON_PROTOTYPES:
+            yield Case(method, attack, 10, min(seeds))
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -287,7 +311,7 @@ def run(case: Case) -> dict[str, Any]:
     assembly = assemble(experiment, model, num_classes=data.num_classes, input_size=data.input_size)
     attackers: list[str] = []
     engine = InProcessEngine(assembly, data)
-    if case.attack in ATTACKS:
+    if case.attack in (AWAY, *ATTACKS):
         first = case.seed % case.clients
         attackers = sorted(data.names)[first :: 5 if case.clients > 5 else case.clients][:2]
         engine = AdaptiveClients(assembly, data, case.attack, attackers)
@@ -321,7 +345,7 @@ def report(results: Sequence[Mapping[str, Any]]) -> None:
         known = [[*found.get((column, attack), {}).values()] for column in columns]
         means = [f"{numpy.mean(each):.1f}" if each else "" for each in known]
         print(f"| {label} | " + " | ".join(means) + " |")
-    for attack in ATTACKS:
+    for attack in (AWAY, *ATTACKS):
         cells = [_describe_loss(found, column, attack) for column in columns]
         print(f"| {attack} | " + " | ".join(cells) + " |")
 

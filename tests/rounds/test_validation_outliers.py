@@ -142,8 +142,11 @@ def test_permuted_client_is_dropped_whatever_the_others_hold(
         f"client-{number}": draw_client(seed + number, labels) for number, labels in enumerate(held)
     }
     malicious = permute(draw_client(seed - 1, range(6)))
-    found = drop_misplaced(clients | {"malicious": malicious}, 6, 4.0, FAR)
-    assert found.dropped == {"malicious": [0, 1, 2, 3, 4, 5]}
+    found = dict(drop_misplaced(clients | {"malicious": malicious}, 6, 4.0, FAR).dropped)
+    assert found.pop("malicious") == [0, 1, 2, 3, 4, 5]
+    # An honest client whose classes hardly any honest client shares may lose some of them.
+    for name, classes in found.items():
+        assert len(classes) < len(set(clients[name].labels.tolist()))
 
 
 def test_permuted_half_is_dropped_alone() -> None:

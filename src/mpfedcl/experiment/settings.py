@@ -433,17 +433,17 @@ class ValidationSettings(Settings):
     """Maximum norm of a client's model change and of a prototype; larger ones are rejected."""
     bounds: Literal["auto", "on", "off"] = "auto"
     """Bound each client's influence by the updates of the others; auto: on over a network only."""
-    share_cap: Annotated[float, Field(ge=1)] = 3.0
+    share_cap: Annotated[float, Field(ge=1)] = 1.0
     """Bounds: maximum weight of a client, in clients of median size."""
     sizes: tuple[Annotated[str, Field(pattern=r".:[1-9][0-9]{0,11}$")], ...] = ()
     """Bounds: known numbers of samples of clients, such as hospital:5000, up to which each may
     weigh."""
-    clip_factor: Annotated[float, Field(gt=0)] = 1.5
+    clip_factor: Annotated[float, Field(gt=0)] = 1.2
     """Bounds: a model change is clipped to this multiple of the last round's median norm."""
-    strictness: Annotated[float, Field(ge=1)] = 2.0
-    """Bounds: a client whose changes deviate from the direction of the others by this many standard
-    deviations more than usual, round after round, loses weight; with half a standard deviation more
-    its weight is 0."""
+    strictness: Annotated[float, Field(ge=1)] = 1.0
+    """Bounds: a client whose agreement with the others is below the typical agreement by this
+    multiple of it (1: no agreement, 2: the opposite) loses weight; half more, and its weight is
+    0."""
     odd_factor: Annotated[float, Field(gt=1)] = 4.0
     """Bounds: a client whose class means differ from those of the others by this multiple of the
     expected random difference is rejected (one-shot methods); so are prototypes whose norm is this

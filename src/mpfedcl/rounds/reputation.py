@@ -7,8 +7,8 @@ direction with the others. A bounded update still counts, so an unusual honest c
 and a malicious one gains little.
 
 A malicious change of usual norm may still point the wrong way (flipped signs, flipped labels). One
-round does not show it, because honest clients differ; a client that disagrees round after round
-loses its weight. Directions are compared exactly, and so all updates are kept until the round ends:
+client that opposes the others loses the weight of the round, and one that does so again loses it
+for long. Directions are compared exactly, and so all updates are kept until the round ends:
 a sketch that is folded on the way has a null space, in which a client that knows it can hide.
 """
 
@@ -30,16 +30,15 @@ from mpfedcl.rounds.processors.clip import Clip, squared_change
 
 FEWEST = 5
 """Fewest clients of a round whose directions are compared."""
-_FALL, _RISE, _RETURN = 0.3, 0.05, 0.01
-"""Weight of a round in a reputation that falls, rises, or rises after trust was lost: once a model
-has nearly converged, honest changes point anywhere, and a malicious client looks like the
-others."""
+_FALL, _RISE, _RETURN = 0.5, 0.05, 0.01
+"""Weight of a round in a reputation that falls, rises, or rises after trust was lost."""
 _WIDTH = 0.5
-"""Standard deviations between the first loss of weight and the loss of all weight."""
-_LEAST_SPREAD = 0.05
-"""Least standard deviation of cosines; clients that differ less are not distinguished."""
-_GREATEST = 6.0
-"""Largest number of standard deviations that a round may count."""
+"""How far below `-strictness` all weight is lost."""
+_COMMON = 0.07
+"""Least typical cosine of a round that is judged: once a model has nearly converged, or if the
+clients' classes have nothing in common, honest changes point anywhere."""
+_GREATEST = 2.0
+"""Largest score of a round: two rounds are needed to lose trust for good."""
 
 
 @torch.no_grad()
@@ -73,28 +72,36 @@ def compare_directions(
     return [names[place] for place in moved.tolist()], cosines
 
 
-def update_reputations(
+def score_directions(
     before: Mapping[str, float], names: Sequence[str], cosines: Tensor, strictness: float
 ) -> dict[str, float]:
-    """Return all clients' reputations after a round; 0 for typical agreement with the others.
+    """Return how far each client's agreement is from the typical one, as a multiple of it.
 
-    A round's score is the cosine between a client's change and the trusted sum of the others, in
-    standard deviations above the median one. `cosines` [n, n] are those between the clients.
+    A client's agreement is the median of its cosines with the other clients, weighted by trust:
+    one malicious client of five does not move it as it moves the sum of their changes. The typical
+    agreement scores 0, none -1, and the opposite of it -2. `cosines` [n, n] are those between the
+    clients. Rounds in which the typical client agrees with few others have no scores.
     """
     if len(names) < FEWEST:
-        return dict(before)
-    trust = torch.tensor([trusted(before.get(n, 0.0), strictness) for n in names]).double()
-    along = cosines @ trust - trust
-    squares = trust @ cosines @ trust - 2 * trust * along - trust.square()
-    agreement = along / squares.clamp(min=1e-24).sqrt()
-    middle = agreement.quantile(0.5)
-    spread = 1.4826 * (agreement - middle).abs().quantile(0.5) + _LEAST_SPREAD
-    found = ((agreement - middle) / spread).clamp(-_GREATEST, _GREATEST).tolist()
-    now = dict(zip(names, found, strict=True))
-    return {
-        **before,
-        **{name: _mix(before.get(name), each, strictness) for name, each in now.items()},
-    }
+        return {}
+    trust = torch.tensor([trusted(before.get(name, 0.0), strictness) for name in names]).double()
+    others = ~torch.eye(len(names), dtype=torch.bool)
+    agreement = torch.stack(
+        [_find_median(row[kept], trust[kept]) for row, kept in zip(cosines, others, strict=True)]
+    )
+    typical = _find_median(agreement, trust)
+    if typical < _COMMON:
+        return {}
+    found = ((agreement - typical) / typical).clamp(-_GREATEST, _GREATEST).tolist()
+    return dict(zip(names, found, strict=True))
+
+
+def update_reputations(
+    before: Mapping[str, float], scores: Mapping[str, float], strictness: float
+) -> dict[str, float]:
+    """Return all clients' reputations after a round; 0 for a client that is new or typical."""
+    mixed = {name: _mix(before.get(name, 0.0), now, strictness) for name, now in scores.items()}
+    return {**before, **mixed}
 
 
 def trusted(reputation: float, strictness: float) -> float:
@@ -102,17 +109,25 @@ def trusted(reputation: float, strictness: float) -> float:
     return min(1.0, max(0.0, 1 + (strictness + reputation) / _WIDTH))
 
 
-def _mix(before: float | None, now: float, strictness: float) -> float:
-    if before is None:
-        return now
+def _find_median(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted median; 0 without weight."""
+    if not bool(weights.any()):
+        return values.new_zeros(())
+    ordered, order = values.sort()
+    reached = weights[order].cumsum(0)
+    # Half of the weight may be reached exactly: then the median lies between two values.
+    half = reached[-1] / 2
+    low, high = (reached < half).sum(), (reached <= half).sum()
+    return (ordered[low] + ordered[high.clamp(max=len(values) - 1)]) / 2
+
+
+def _mix(before: float, now: float, strictness: float) -> float:
     rise = _RISE if before > -strictness else _RETURN
     return before + (now - before) * (_FALL if now < before else rise)
 
 
-_MOST_MEDIANS = 5
+_MOST_MEDIANS = 15
 """Statistics cannot be down-weighted: a client above this multiple of the share cap is rejected."""
-_ONE_OF = 5
-"""One of so many clients may claim a false size."""
 SHARE, NORM, DIRECTION = "bound on share", "bound on norm", "bound on direction"
 """Names of the bounds in a record's `processed`."""
 
@@ -137,9 +152,7 @@ class RelativeBounds:
         self._most_samples = self._most_claimed = math.inf
         if sizes:
             typical = settings.share_cap * median_low(sizes)
-            malicious = min(max(1, len(sizes) // _ONE_OF), len(sizes) - 1)
-            self._most_samples = min(typical, sorted(sizes)[-1 - malicious])
-            self._most_claimed = _MOST_MEDIANS * typical
+            self._most_samples, self._most_claimed = typical, _MOST_MEDIANS * typical
         self.largest_norm = None if norm is None else self.norm_limit([norm])
         """The norm to which changes are clipped; None before the first round."""
 
@@ -159,11 +172,7 @@ class RelativeBounds:
         )
 
     def share(self, client: str, num_samples: int) -> float:
-        """Return the share of a client's samples that counts.
-
-        At most `share_cap` medians, and no more than the next largest client below the largest
-        fifth: so false claims of one of five do not outweigh the largest honest client.
-        """
+        """Return the share of a client's samples that counts: at most `share_cap` medians."""
         most = self._stated.get(client, self._most_samples)
         return min(1.0, most / max(1, num_samples))
 
@@ -235,14 +244,15 @@ class BoundedAggregation:
             models, self._broadcast.params, self._rule.template, peers
         )
         strictness = bounds.settings.strictness
-        self.reputations = update_reputations(bounds.reputations, names, cosines, strictness)
-        # A client counts by what it has shown before, or else in this round.
-        known = bounds.reputations or self.reputations
+        scores = score_directions(bounds.reputations, names, cosines, strictness)
+        self.reputations = update_reputations(bounds.reputations, scores, strictness)
         limit = bounds.largest_norm or bounds.norm_limit(self._norms.values())
         clip = None if limit is None else Clip(limit, NORM)
         for update, weight in self._waiting:
             share = bounds.share(update.client, update.num_samples)
-            trust = trusted(known.get(update.client, 0.0), strictness)
+            # A client counts by what it has shown over rounds, and by this round.
+            standing = min(self.reputations.get(update.client, 0.0), scores.get(update.client, 0.0))
+            trust = trusted(standing, strictness)
             bounded = update if clip is None else clip.outgoing(update, self._broadcast)
             found = {SHARE: share < 1, DIRECTION: trust < 1, NORM: NORM in bounded.processed}
             for bound, applies in found.items():
