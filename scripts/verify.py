@@ -54,6 +54,7 @@ STAGES = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))
 """Signals for what is left, and the seconds after which the next one is sent."""
 GRACE_SECONDS = 5.0
 """In which the processes of a suite that has ended may end."""
+_LOOK_SECONDS = 0.2
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(f"not in the Makefile: {', '.join(missing)}", flush=True)
     began = time.monotonic()
     run = partial(_run, root=root, seconds=60 * options.minutes)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    # Explicitly, because a background job of a shell ignores SIGINT.
+    before = {each: signal.signal(each, _interrupt) for each in (signal.SIGINT, signal.SIGTERM)}
     pool = ThreadPoolExecutor(options.jobs)
     try:
         # In threads, also those that run alone: the main thread is free for signals.
@@ -82,7 +84,8 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
         _end(suites)
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
         pool.shutdown()
     failed = [name for name, is_passed in passed.items() if not is_passed]
     outcome = f"{len(suites)} suites: {len(suites) - len(failed)} passed, "
@@ -140,9 +143,19 @@ def _end(names: Sequence[str], grace: float = 0.0) -> int:
 def _wait(marks: Sequence[str], seconds: float) -> list[psutil.Process]:
     """Wait until no process is left; return those that are."""
     end = time.monotonic() + seconds
-    while (left := _find(marks)) and time.monotonic() < end:
-        time.sleep(0.2)
-    return left
+    while True:
+        left = _find(marks)
+        # Twice, because a process that has just been started may not show its environment yet.
+        if not left and not (left := _look_again(marks)):
+            return []
+        if time.monotonic() >= end:
+            return left
+        time.sleep(_LOOK_SECONDS)
+
+
+def _look_again(marks: Sequence[str]) -> list[psutil.Process]:
+    time.sleep(_LOOK_SECONDS)
+    return _find(marks)
 
 
 def _find(marks: Sequence[str]) -> list[psutil.Process]:
