@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from process_federation import CLIENT_EXECUTOR, FaultLog, ProcessFederation, wait_until
+from process_federation import CLIENT_EXECUTOR, FaultLog, FederationRun, ProcessFederation
 from small_experiments import read_records, read_summary
 
 pytestmark = pytest.mark.federation
@@ -33,9 +33,17 @@ def test_client_killed_between_share_and_mask_stages(
                     return True
         return False
 
-    run = federation.begin("secure", *SETTINGS, "--min-clients", 4)
+    def begin(attempt: int) -> FederationRun | None:
+        """Return a run in which client-1 has shared; None if the run ended before that was seen."""
+        run = federation.begin(f"secure-{attempt}", *SETTINGS, "--min-clients", 4)
+        while run.program.is_running:
+            if has_shared():
+                return run
+            time.sleep(0.02)
+        return None
+
+    run = next(found for attempt in range(10) if (found := begin(attempt)))
     process = federation.find_one(CLIENT_EXECUTOR, "client-1")
-    wait_until(has_shared, "client-1 shares its secrets")
     began = time.monotonic()
     process.kill()
     run.finish()

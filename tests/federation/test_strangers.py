@@ -165,7 +165,7 @@ def _copy_client(federation: ProcessFederation, folder: Path) -> Path:
     copy = folder / "client-0"
     source = federation.folder / "clients" / "client-0"
     copy.mkdir()
-    for name in ("ca.pem", "client.toml", "node.key"):
+    for name in ("ca.pem", "client.toml", "node.key", "policy.toml"):
         shutil.copy(source / name, copy / name)
     return copy
 
