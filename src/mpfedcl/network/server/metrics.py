@@ -44,7 +44,7 @@ def serving_metrics(
                 return 200, to_text(read())
             if self.path == "/healthz":
                 return (200, "ok\n") if is_healthy() else (503, "not healthy\n")
-            return 404, "not found\n"
+            return super().answer()
 
     try:
         server = _Server((bind, port), Handler)
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> tuple[int, str]:
         """Return code and text of an answer."""
-        raise NotImplementedError
+        return 404, "not found\n"
 
     def do_GET(self) -> None:
         """Answer without reading a body."""
