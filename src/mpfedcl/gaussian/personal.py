@@ -153,7 +153,7 @@ def left_out_scores(
         sums: [C, d] of the client.
         sent: [C], whether the client's samples of a class are among the pooled ones.
 
-    -inf for a class that nobody else knows.
+    -inf for a class that no other client holds.
     """
     weight, temperature = pool.shrinkage
     origin = pool.origin

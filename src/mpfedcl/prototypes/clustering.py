@@ -1,6 +1,7 @@
 """Clustering of a client's embeddings into prototypes: k-means, DBSCAN or class means."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -152,11 +153,19 @@ def dbscan_prototypes(
     if not embeddings:
         return []
     groups = group_samples(embeddings, labels, num_classes)
+    run = partial(run_dbscan, eps=eps, min_samples=min_samples)
+    return average_clusters(groups, *cluster_each(groups, run), min_cluster_size)
+
+
+def cluster_each(groups: Groups, run: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+    """Return the cluster [P] of each sample within its group, and the most clusters of a group.
+
+    `run` returns the cluster of each of one group's points, from 0.
+    """
     clusters = torch.zeros_like(groups.group)
     for members in torch.split(groups.order, groups.sizes.tolist()):
-        clusters[members] = run_dbscan(groups.points[members], eps=eps, min_samples=min_samples)
-    num_clusters = int(clusters.max()) + 1 if len(clusters) else 1
-    return average_clusters(groups, clusters, num_clusters, min_cluster_size)
+        clusters[members] = run(groups.points[members])
+    return clusters, int(clusters.max()) + 1 if len(clusters) else 1
 
 
 # The number of clusters

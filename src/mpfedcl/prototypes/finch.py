@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mpfedcl.prototypes.clustering import average_clusters
-from mpfedcl.prototypes.kmeans import Groups, group_samples, mean_by
+from mpfedcl.prototypes.clustering import average_clusters, cluster_each
+from mpfedcl.prototypes.kmeans import group_samples, mean_by
 from mpfedcl.prototypes.pool import PrototypePool, Prototypes, split_among_groups
 
 _CHUNK = 2048
@@ -41,8 +41,7 @@ def finch_prototypes(
     if not embeddings:
         return []
     groups = group_samples(embeddings, labels, num_classes)
-    clusters, most = _cluster_groups(groups)
-    return average_clusters(groups, clusters, most, min_cluster_size)
+    return average_clusters(groups, *cluster_each(groups, run_finch), min_cluster_size)
 
 
 def finch_pool(pool: PrototypePool) -> PrototypePool:
@@ -54,17 +53,8 @@ def finch_pool(pool: PrototypePool) -> PrototypePool:
     if not len(pool):
         return pool
     groups = group_samples([pool.vectors], [pool.labels], pool.num_classes)
-    clusters, most = _cluster_groups(groups)
-    (merged,) = average_clusters(groups, clusters, most, 1)
+    (merged,) = average_clusters(groups, *cluster_each(groups, run_finch), 1)
     return split_among_groups(pool, merged.vectors, merged.labels, merged.counts)
-
-
-def _cluster_groups(groups: Groups) -> tuple[Tensor, int]:
-    """Return the cluster [P] of each sample within its group, and the most clusters of a group."""
-    clusters = torch.zeros_like(groups.group)
-    for members in torch.split(groups.order, groups.sizes.tolist()):
-        clusters[members] = run_finch(groups.points[members])
-    return clusters, _count(clusters) if len(clusters) else 1
 
 
 def _join_neighbors(points: Tensor) -> Tensor:

@@ -106,7 +106,8 @@ PRIVATE = (
     Interface(
         "flwr.cli.build",
         {"build_fab_from_disk": "(app)"},
-        "flwr build writes into the current folder; a run must bring an app, which nobody opens.",
+        "flwr build writes into the current folder; a run must bring an app, which is never "
+        "opened.",
     ),
     Interface(
         "flwr.supercore.runtime",
